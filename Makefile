@@ -1,0 +1,50 @@
+# Everything a contributor or CI does. Needs Python 3.11+ and make, nothing else.
+# `make setup` creates .venv and installs everything pinned by constraints.txt (uv if present, else pip).
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench constraints clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
+	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
+	@touch $@
+
+demo: setup  ## Convert and inspect an example workflow
+	@$(BIN)/python tools/demo.py
+
+test: setup  ## Run the tests
+	$(BIN)/python -m pytest
+
+test-all: setup  ## Run the tests, slow ones too
+	$(BIN)/python -m pytest -m ""
+
+check: setup  ## Lint, format, types, import contracts, tidiness
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/tidy
+
+format: setup  ## Format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: EXTRAS := dev,bench
+bench:  ## Measure, against named peers
+	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
+	$(BIN)/python bench/convert.py
+
+constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \
+		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file constraints.txt pyproject.toml
+
+clean:  ## Remove what make has made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output

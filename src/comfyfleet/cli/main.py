@@ -1,0 +1,15 @@
+"""Entry point: one file per command group, errors of ours become one line and exit code 1."""
+
+from cyclopts import App
+
+from comfyfleet import __version__
+
+app = App(
+    name="comfyfleet",
+    help="Run ComfyUI as a production service: any saved workflow, any number of GPUs, one durable queue.",
+    version=__version__,
+)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,1 @@
+"""What every room needs: errors, ids, clock, settings."""

@@ -1,0 +1,1 @@
+"""Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock."""

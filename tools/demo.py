@@ -1,0 +1,1 @@
+"""Shows the main job on the embedded defaults. `make demo` runs it."""
