@@ -1,0 +1,221 @@
+"""Pass 2, before subgraphs: group nodes, their predecessors, become subgraphs as the editor makes them.
+
+A file keeps the nodes of a group under `extra.groupNodes`; an instance is one node of type
+`workflow>NAME` whose inputs, widgets and outputs are those of the inner nodes that are not linked
+inside. The inner nodes get the next free ids and the new instance the one after them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from comfyfleet.workflow.behaviours import PRIMITIVE, is_virtual
+from comfyfleet.workflow.groupinterface import GroupInterface, describe_group
+from comfyfleet.workflow.model import (
+    SUBGRAPH_INPUT_ID,
+    SUBGRAPH_OUTPUT_ID,
+    Graph,
+    Link,
+    Node,
+    Port,
+    Slot,
+    Workflow,
+)
+from comfyfleet.workflow.nodetypes import NodeTypes, read_node_type
+from comfyfleet.workflow.parse import parse_node
+from comfyfleet.workflow.slottypes import are_compatible
+from comfyfleet.workflow.wiring import WiredNode, wire_node
+
+PREFIX, OLD_PREFIX = "workflow>", "workflow/"
+MINTED_LINKS = 1_000_000_000  # ids for links that we make, far from any in a file
+
+
+def expand_group_nodes(workflow: Workflow, types: NodeTypes) -> Workflow:
+    if not workflow.group_nodes:
+        return workflow
+    groups = {
+        name: group for name, group in workflow.group_nodes.items() if _is_usable(group, types)
+    }
+    for node in workflow.root.nodes:
+        name = _group_name(node)
+        if name in groups:
+            workflow = _expand(workflow, node, groups[name], types)
+    return workflow
+
+
+def _group_name(node: Node) -> str:
+    for prefix in (PREFIX, OLD_PREFIX):
+        if node.type.startswith(prefix):
+            return node.type.removeprefix(prefix)
+    return ""
+
+
+def _is_usable(group: Any, types: NodeTypes) -> bool:
+    """A group with a node type that is not known stays an unknown node itself."""
+    nodes = group.get("nodes") if isinstance(group, dict) else None
+    if not isinstance(nodes, list) or not isinstance(group.get("links"), list):
+        return False
+    return all(
+        isinstance(node, dict)
+        and isinstance(node.get("type"), str)
+        and (types.get(node["type"]) is not None or is_virtual(node["type"]))
+        for node in nodes
+    )
+
+
+class _Inner(NamedTuple):
+    """The inner nodes of one instance, and how each is laid out."""
+
+    nodes: tuple[Node, ...]
+    laid_out: tuple[WiredNode, ...]
+    links: tuple[Link, ...]
+
+
+def _expand(workflow: Workflow, node: Node, group: Mapping[str, Any], types: NodeTypes) -> Workflow:
+    interface = describe_group(group, types)
+    root = workflow.root
+    outer = {link.id: link for link in root.links.values() if link.target == node.id}
+    group_type = read_node_type(node.type, interface.definition)
+    instance = wire_node(node, group_type, list(outer.values()))
+    inner = _make_inner(group, interface, instance, workflow.last_node_id, types)
+    last = workflow.last_node_id + len(inner.nodes) + 1
+    definition_id = f"group node {last}"
+    inputs, input_links, feeding = _input_ports(instance, interface, inner)
+    outputs, output_links, fed = _output_ports(root, node.id, str(last), interface, inner)
+    links = {link.id: link for link in (*inner.links, *input_links, *output_links)}
+    definition = Graph(definition_id, _group_name(node), inner.nodes, links, inputs, outputs)
+    replacement = Node(
+        id=str(last),
+        type=definition_id,
+        title=node.title,
+        inputs=tuple(
+            Slot(port.name, port.type, link.id) for port, link in zip(inputs, feeding, strict=True)
+        ),
+    )
+    kept = {
+        key: link for key, link in root.links.items() if node.id not in (link.origin, link.target)
+    }
+    root_links = {
+        **kept,
+        **{link.id: link._replace(target=str(last)) for link in feeding},
+        **{link.id: link for link in fed},
+    }
+    nodes = tuple(other for other in root.nodes if other.id != node.id)
+    return workflow._replace(
+        root=root._replace(nodes=(*nodes, replacement), links=root_links),
+        definitions={**workflow.definitions, definition_id: definition},
+        last_node_id=last,
+    )
+
+
+def _make_inner(
+    group: Mapping[str, Any],
+    interface: GroupInterface,
+    instance: WiredNode,
+    last_id: int,
+    types: NodeTypes,
+) -> _Inner:
+    names = [widget.name for widget in instance.widgets if widget.is_widget]
+    taken: set[int] = set()
+    nodes = []
+    for index, saved in enumerate(group["nodes"]):
+        node = parse_node({**saved, "id": last_id + 1 + index}, f"group node › node {index}")
+        overrides = {}
+        for inner_name, outer_name in interface.widgets[index].items():
+            place = _next_place(names, outer_name, taken)
+            if place is not None:
+                taken.add(place)
+                overrides[inner_name] = instance.values[names[place]]
+        node = _with_values(node, overrides)
+        nodes.append(node._replace(inputs=tuple(slot._replace(link=None) for slot in node.inputs)))
+    laid_out = tuple(wire_node(node, types.get(node.type), []) for node in nodes)
+    return _Inner(tuple(nodes), laid_out, tuple(_inner_links(group["links"], laid_out)))
+
+
+def _next_place(names: Sequence[str], wanted: str | None, taken: set[int]) -> int | None:
+    return next(
+        (index for index, name in enumerate(names) if name == wanted and index not in taken), None
+    )
+
+
+def _with_values(node: Node, overrides: dict[str, Any]) -> Node:
+    """A primitive loses its value on the way and takes that of the widget that it is linked to."""
+    if node.type == PRIMITIVE:
+        return node._replace(values=None)
+    return node._replace(overrides=overrides)
+
+
+def _inner_links(saved: list[Any], nodes: Sequence[WiredNode]) -> list[Link]:
+    """By slot number, where the types fit; a link from outside the group has no source here."""
+    links: list[Link] = []
+    for entry in saved:
+        if not isinstance(entry, list) or len(entry) < 4:
+            continue
+        source, out_slot, target, in_slot = entry[:4]
+        if not all(isinstance(part, int) for part in (source, out_slot, target, in_slot)):
+            continue
+        if not (0 <= source < len(nodes) and 0 <= target < len(nodes)):
+            continue
+        link = _link(nodes[source], out_slot, nodes[target], in_slot, MINTED_LINKS + len(links))
+        if link is not None:
+            links.append(link)
+    return links
+
+
+def _link(
+    source: WiredNode, out_slot: int, target: WiredNode, in_slot: int, link_id: int
+) -> Link | None:
+    if in_slot >= len(target.inputs):
+        return None
+    out_type = source.outputs[out_slot] if out_slot < len(source.outputs) else "*"
+    if not are_compatible(out_type, target.inputs[in_slot].type):
+        return None
+    return Link(link_id, source.node.id, out_slot, target.node.id, in_slot, out_type)
+
+
+def _input_ports(
+    instance: WiredNode, interface: GroupInterface, inner: _Inner
+) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
+    """One port for each output outside that feeds the group, however many inner inputs it feeds."""
+    ends: dict[tuple[str, int], list[tuple[WiredNode, int]]] = {}
+    for index, slots in enumerate(interface.inputs):
+        for name, place in slots.items():
+            link = instance.inputs[place].link if place < len(instance.inputs) else None
+            node = inner.laid_out[index]
+            found = [i for i, slot in enumerate(node.inputs) if slot.name == name]
+            if link is not None and found:
+                ends.setdefault((link.origin, link.origin_slot), []).append((node, found[0]))
+    ports: list[Port] = []
+    links: list[Link] = []
+    feeding: list[Link] = []
+    for number, ((origin, slot), targets) in enumerate(ends.items()):
+        ids = []
+        for node, place in targets:
+            link_id = MINTED_LINKS * 2 + len(links)
+            links.append(Link(link_id, SUBGRAPH_INPUT_ID, number, node.node.id, place))
+            ids.append(link_id)
+        first = targets[0][0].inputs[targets[0][1]]
+        ports.append(Port(f"{first.name} {number}", first.type, tuple(ids)))
+        outer_id = MINTED_LINKS * 3 + int(instance.node.id) * 1000 + number
+        feeding.append(Link(outer_id, origin, slot, instance.node.id, number))
+    return tuple(ports), links, feeding
+
+
+def _output_ports(
+    root: Graph, old_id: str, new_id: str, interface: GroupInterface, inner: _Inner
+) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
+    ports: dict[tuple[int, int], int] = {}
+    fed = []
+    for link in root.links.values():
+        source = interface.outputs.get(link.origin_slot) if link.origin == old_id else None
+        if source is not None:
+            place = ports.setdefault(source, len(ports))
+            fed.append(link._replace(origin=new_id, origin_slot=place))
+    links: list[Link] = []
+    made: list[Port] = []
+    for (index, slot), place in ports.items():
+        node = inner.laid_out[index]
+        link = Link(MINTED_LINKS * 4 + place, node.node.id, slot, SUBGRAPH_OUTPUT_ID, place)
+        links.append(link)
+        slot_type = node.outputs[slot] if slot < len(node.outputs) else "*"
+        made.append(Port(f"output {place}", slot_type, (link.id,)))
+    return tuple(made), links, fed
