@@ -12,7 +12,8 @@ CHUNKS_MAX = 200_000
 TEXTS_MAX = 10_000
 # Far below Python's recursion limit, so that whoever walks the result may recurse too.
 JSON_DEPTH_MAX = 200
-# A text of "[],[],…" takes twenty times its size in memory: the size alone is no protection.
+# A text of "[],[],…" takes twenty times its size in memory: the size alone is no protection. Counted are the
+# brackets and commas; the node definitions of a server with many custom nodes have 200,000.
 JSON_VALUES_MAX = 2_000_000
 
 

@@ -1,0 +1,36 @@
+"""Which kind of file it is, by its first bytes: names and extensions lie."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from comfyfleet.workflow.media import avif, jpeg, png, webp
+from comfyfleet.workflow.media.limits import Budget
+from comfyfleet.workflow.media.span import Span
+from comfyfleet.workflow.media.text import Text
+
+# An SVG may have a licence as a comment in front of its first element.
+HEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file that can hold a workflow."""
+
+    kind: str
+    title: str
+    texts: Callable[[Span, Budget], Iterator[Text]]
+    is_it: Callable[[bytes], bool]
+    size: Callable[[Span], str] = lambda _: ""
+
+
+FORMATS = (
+    Format("png", "PNG", png.texts, png.is_it, png.size),
+    Format("jpeg", "JPEG image", jpeg.texts, jpeg.is_it),
+    Format("webp", "WebP image", webp.texts, webp.is_it),
+    Format("avif", "AVIF or HEIF image", avif.texts, avif.is_it),
+)
+
+
+def format_of(data: Span) -> Format | None:
+    head = data.peek(0, HEAD_BYTES)
+    return next((each for each in FORMATS if each.is_it(head)), None)

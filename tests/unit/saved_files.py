@@ -1,0 +1,127 @@
+"""Files as ComfyUI and its savers write them, made in memory."""
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+WORKFLOW: dict[str, Any] = {
+    "id": "3f1a",
+    "nodes": [
+        {
+            "id": 3,
+            "type": "KSampler",
+            "title": 'näch 😀 {["',
+            "widgets_values": [7, "fixed", 20, 8.0],
+        }
+    ],
+    "links": [],
+    "version": 0.4,
+}
+PROMPT: dict[str, Any] = {
+    "3": {"class_type": "KSampler", "inputs": {"seed": 2**63, "model": ["4", 0]}}
+}
+TEXTS = {"prompt": json.dumps(PROMPT), "workflow": json.dumps(WORKFLOW)}
+
+
+def picture() -> Image.Image:
+    return Image.new("RGB", (8, 6), "teal")
+
+
+def encoded(image_format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture().save(file, format=image_format, **options)
+    return file.getvalue()
+
+
+def png(
+    texts: dict[str, str] = TEXTS, *, deflated: bool = False, international: bool = False
+) -> bytes:
+    info = PngInfo()
+    for key, text in texts.items():
+        if international:
+            info.add_itxt(key, text, lang="en", tkey="übersetzt", zip=deflated)
+        else:
+            info.add_text(key, text, zip=deflated)
+    return encoded("PNG", pnginfo=info)
+
+
+def animated_png() -> bytes:
+    """SaveAnimatedPNG: chunks of its own kind behind the first frame."""
+    info = PngInfo()
+    for key, text in TEXTS.items():
+        info.add(b"comf", key.encode() + b"\0" + text.encode(), after_idat=True)
+    return encoded(
+        "PNG", pnginfo=info, save_all=True, append_images=[Image.new("RGB", (8, 6))], duration=40
+    )
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_with(*chunks: bytes) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 512, 256, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def exif(
+    *, prompt_tag: int = 0x0110, workflow_tag: int = 0x010F, label: str = "{}:{}"
+) -> Image.Exif:
+    """SaveAnimatedWEBP: the prompt as the camera's model, the workflow as its make."""
+    tags = Image.Exif()
+    tags[prompt_tag] = label.format("prompt", TEXTS["prompt"])
+    tags[workflow_tag] = label.format("workflow", TEXTS["workflow"])
+    return tags
+
+
+def user_comment(data: bytes) -> Image.Exif:
+    tags = Image.Exif()
+    tags.get_ifd(0x8769)[0x9286] = data
+    return tags
+
+
+def webp(tags: Image.Exif | None = None) -> bytes:
+    return encoded("WEBP", exif=exif() if tags is None else tags)
+
+
+def animated_webp() -> bytes:
+    return encoded(
+        "WEBP", exif=exif(), save_all=True, append_images=[Image.new("RGB", (8, 6))], duration=40
+    )
+
+
+def jpeg(tags: Image.Exif | None = None, **options: Any) -> bytes:
+    return encoded("JPEG", exif=exif() if tags is None else tags, **options)
+
+
+def avif() -> bytes:
+    return encoded("AVIF", exif=exif(), speed=10)
+
+
+SAVED: dict[str, Callable[[], bytes]] = {
+    "png": png,
+    "png, compressed": lambda: png(deflated=True),
+    "png, international": lambda: png(international=True),
+    "png, international and compressed": lambda: png(deflated=True, international=True),
+    "png, animated": animated_png,
+    "png, exif": lambda: encoded("PNG", exif=exif()),
+    "webp": webp,
+    "webp, animated": animated_webp,
+    "jpeg": jpeg,
+    "avif": avif,
+    "json": lambda: json.dumps(
+        {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": WORKFLOW}}}
+    ).encode(),
+}
+
+
+@cache
+def saved(name: str) -> bytes:
+    return SAVED[name]()
