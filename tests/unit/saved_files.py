@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import av
+from av.video.frame import PictureType
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -105,6 +107,36 @@ def avif() -> bytes:
     return encoded("AVIF", exif=exif(), speed=10)
 
 
+def video(container_format: str, texts: dict[str, str] = TEXTS, *, tagged: bool = True) -> bytes:
+    """SaveVideo and SaveWEBM; untagged as VideoHelperSuite wrote until 2026."""
+    file = io.BytesIO()
+    options = (
+        {"movflags": "use_metadata_tags"} if tagged and container_format in ("mp4", "mov") else {}
+    )
+    with av.open(file, mode="w", format=container_format, options=options) as container:
+        container.metadata.update(texts)
+        stream = container.add_stream("libvpx" if container_format == "webm" else "mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        frame = av.VideoFrame(16, 16, "yuv420p")
+        frame.pict_type = PictureType.I
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def old_helper_suite_comment() -> dict[str, str]:
+    return {
+        "comment": json.dumps(
+            {"prompt": TEXTS["prompt"], "workflow": WORKFLOW, "CreationTime": "2024"}
+        )
+    }
+
+
+def box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I", 8 + len(body)) + kind + body
+
+
 SAVED: dict[str, Callable[[], bytes]] = {
     "png": png,
     "png, compressed": lambda: png(deflated=True),
@@ -116,6 +148,13 @@ SAVED: dict[str, Callable[[], bytes]] = {
     "webp, animated": animated_webp,
     "jpeg": jpeg,
     "avif": avif,
+    "mp4": lambda: video("mp4"),
+    "mp4, comment": lambda: video("mp4", old_helper_suite_comment(), tagged=False),
+    "mp4, mov": lambda: video("mov"),
+    "mp4, mov with a comment": lambda: video("mov", old_helper_suite_comment(), tagged=False),
+    "webm": lambda: video("webm"),
+    "webm, comment": lambda: video("webm", old_helper_suite_comment()),
+    "webm, matroska": lambda: video("matroska"),
     "json": lambda: json.dumps(
         {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": WORKFLOW}}}
     ).encode(),

@@ -3,6 +3,7 @@
 import html
 import json
 import mmap
+import struct
 import tempfile
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.unit.saved_files import (
     SAVED,
     TEXTS,
     WORKFLOW,
+    box,
     chunk,
     encoded,
     exif,
@@ -20,6 +22,7 @@ from tests.unit.saved_files import (
     png_with,
     saved,
     user_comment,
+    video,
     webp,
 )
 
@@ -128,6 +131,47 @@ def test_of_two_texts_with_one_key_the_last_counts() -> None:
     assert open_document(png_with(first, last)).workflow == {"nodes": [], "id": "b"}
 
 
+def test_a_movie_opens_with_its_metadata_in_front_of_the_frames() -> None:
+    data = saved("mp4")
+    frames, metadata = data.index(b"free") - 4, data.index(b"moov") - 4
+    assert opened(data[:frames] + data[metadata:] + data[frames:metadata]) == ("mp4", True, True)
+
+
+def test_a_movie_with_long_box_sizes_opens() -> None:
+    data = saved("mp4")
+    frames = data.index(b"free") - 4
+    long_box = struct.pack(">I4sQ", 1, b"mdat", 16 + 100) + bytes(100)
+    assert opened(data[:frames] + long_box + data[frames:]) == ("mp4", True, True)
+
+
+def test_a_movie_with_named_items_opens() -> None:
+    item = box(
+        b"----",
+        box(b"mean", bytes(4), b"com.apple.iTunes"),
+        box(b"name", bytes(4), b"workflow"),
+        box(b"data", struct.pack(">II", 2, 0), TEXTS["workflow"].encode("utf-16-be")),
+    )
+    handler = box(b"hdlr", bytes(8), b"mdirappl", bytes(9))
+    meta = box(b"meta", bytes(4), handler, box(b"ilst", item))
+    data = box(b"ftyp", b"M4V ") + box(b"moov", box(b"udta", meta, bytes(4)))
+    assert opened(data) == ("mp4", True, False)
+
+
+def test_a_webm_of_unknown_size_with_tags_behind_the_frames_opens() -> None:
+    def element(identity: str, body: bytes) -> bytes:
+        return bytes.fromhex(identity) + struct.pack(">Q", 1 << 56 | len(body)) + body
+
+    simple = element(
+        "67c8", element("45a3", b"WORKFLOW") + element("4487", TEXTS["workflow"].encode() + b"\0")
+    )
+    tags = element("1254c367", element("7373", simple))
+    cluster = (
+        bytes.fromhex("1f43b675 01ffffffffffffff") + element("e7", b"\0") + element("a3", bytes(50))
+    )
+    segment = bytes.fromhex("18538067 01ffffffffffffff") + cluster + tags
+    assert opened(element("1a45dfa3", b"") + segment) == ("webm", True, False)
+
+
 # JSON as people keep it
 
 
@@ -233,6 +277,8 @@ def test_a_file_cut_off_behind_its_metadata_opens_with_a_note() -> None:
         (png({f"key{n}": "y" for n in range(15)}), "key11 and 3 more"),
         (jpeg(user_comment(b"UNICODE\0" + "cat\nSteps: 20, Sampler: Euler".encode("utf-16-be"))),
          r"JPEG image without.*parameters \(an AUTOMATIC1111"),
+        (video("mp4", {}), "MP4 or MOV video without"),
+        (video("webm", {"artist": "x"}), "WebM or Matroska video without.*keys: ARTIST"),
         (b"", "The file is empty"),
         (bytes(100), "nothing but zero bytes"),
         (b"GIF89a" + bytes(10), "a GIF image"),

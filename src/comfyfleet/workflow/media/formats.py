@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from comfyfleet.workflow.media import avif, jpeg, png, webp
+from comfyfleet.workflow.media import avif, jpeg, matroska, mp4, png, webp
 from comfyfleet.workflow.media.limits import Budget
 from comfyfleet.workflow.media.span import Span
 from comfyfleet.workflow.media.text import Text
@@ -23,11 +23,14 @@ class Format:
     size: Callable[[Span], str] = lambda _: ""
 
 
+# The first that matches counts: AVIF is a narrower MP4, and safetensors has hardly a signature.
 FORMATS = (
     Format("png", "PNG", png.texts, png.is_it, png.size),
     Format("jpeg", "JPEG image", jpeg.texts, jpeg.is_it),
     Format("webp", "WebP image", webp.texts, webp.is_it),
     Format("avif", "AVIF or HEIF image", avif.texts, avif.is_it),
+    Format("mp4", "MP4 or MOV video", mp4.texts, mp4.is_it),
+    Format("webm", "WebM or Matroska video", matroska.texts, matroska.is_it),
 )
 
 
