@@ -6,9 +6,10 @@ import struct
 import zlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import av
+from av.audio.stream import AudioStream
 from av.video.frame import PictureType
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -124,6 +125,21 @@ def video(container_format: str, texts: dict[str, str] = TEXTS, *, tagged: bool 
     return file.getvalue()
 
 
+def sound(container_format: str, codec: str, texts: dict[str, str] = TEXTS) -> bytes:
+    """SaveAudio, SaveAudioMP3 and SaveAudioOpus."""
+    file = io.BytesIO()
+    with av.open(file, mode="w", format=container_format) as container:
+        container.metadata.update(texts)
+        stream = cast(AudioStream, container.add_stream(codec, rate=48000, layout="mono"))
+        frame = av.AudioFrame(
+            format=stream.format.name, layout="mono", samples=stream.frame_size or 1024
+        )
+        frame.sample_rate = 48000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def old_helper_suite_comment() -> dict[str, str]:
     return {
         "comment": json.dumps(
@@ -135,6 +151,12 @@ def old_helper_suite_comment() -> dict[str, str]:
 def box(kind: bytes, *parts: bytes) -> bytes:
     body = b"".join(parts)
     return struct.pack(">I", 8 + len(body)) + kind + body
+
+
+def id3(*frames: bytes, version: int = 3, flags: int = 0) -> bytes:
+    body = b"".join(frames)
+    size = bytes(len(body) >> shift & 0x7F for shift in (21, 14, 7, 0))
+    return b"ID3" + bytes([version, 0, flags]) + size + body + b"\xff\xfb\x90\x00"
 
 
 SAVED: dict[str, Callable[[], bytes]] = {
@@ -155,6 +177,10 @@ SAVED: dict[str, Callable[[], bytes]] = {
     "webm": lambda: video("webm"),
     "webm, comment": lambda: video("webm", old_helper_suite_comment()),
     "webm, matroska": lambda: video("matroska"),
+    "flac": lambda: sound("flac", "flac"),
+    "mp3": lambda: sound("mp3", "libmp3lame"),
+    "ogg, opus": lambda: sound("opus", "libopus"),
+    "ogg, flac": lambda: sound("ogg", "flac"),
     "json": lambda: json.dumps(
         {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": WORKFLOW}}}
     ).encode(),

@@ -17,6 +17,7 @@ from tests.unit.saved_files import (
     chunk,
     encoded,
     exif,
+    id3,
     jpeg,
     png,
     png_with,
@@ -172,6 +173,34 @@ def test_a_webm_of_unknown_size_with_tags_behind_the_frames_opens() -> None:
     assert opened(element("1a45dfa3", b"") + segment) == ("webm", True, False)
 
 
+def frame_23(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack(">IH", len(body), 0) + body
+
+
+def test_an_mp3_with_older_tags_opens() -> None:
+    name, text = "workflow\0".encode("utf-16"), TEXTS["workflow"].encode("utf-16")
+    named = frame_23(b"TXXX", b"\1" + name + text)
+    comment = frame_23(b"COMM", b"\0eng\0" + json.dumps({"prompt": PROMPT}).encode("latin-1"))
+    short = (
+        b"TXX"
+        + struct.pack(">I", 10 + len(TEXTS["workflow"]))[1:]
+        + b"\0workflow\0"
+        + TEXTS["workflow"].encode()
+    )
+    assert opened(id3(named)) == ("mp3", True, False)
+    assert opened(id3(named.replace(b"\xff", b"\xff\0"), flags=0x80)) == ("mp3", True, False)
+    assert opened(id3(comment, bytes(20))) == ("mp3", False, True)
+    assert opened(id3(short, version=2)) == ("mp3", True, False)
+
+
+def test_an_mp3_with_frame_flags_opens() -> None:
+    body = b"\3workflow\0" + TEXTS["workflow"].encode()
+    size = bytes(len(body) + 4 >> shift & 0x7F for shift in (21, 14, 7, 0))
+    frame = b"TXXX" + size + b"\0\3" + bytes(4) + body
+    extended = b"\0\0\0\6\1\0"
+    assert opened(id3(extended, frame, version=4, flags=0x40)) == ("mp3", True, False)
+
+
 # JSON as people keep it
 
 
@@ -279,6 +308,7 @@ def test_a_file_cut_off_behind_its_metadata_opens_with_a_note() -> None:
          r"JPEG image without.*parameters \(an AUTOMATIC1111"),
         (video("mp4", {}), "MP4 or MOV video without"),
         (video("webm", {"artist": "x"}), "WebM or Matroska video without.*keys: ARTIST"),
+        (b"\xff\xfb\x90\x00" + bytes(400), "MP3 sound without"),
         (b"", "The file is empty"),
         (bytes(100), "nothing but zero bytes"),
         (b"GIF89a" + bytes(10), "a GIF image"),

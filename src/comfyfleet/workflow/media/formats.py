@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from comfyfleet.workflow.media import avif, jpeg, matroska, mp4, png, webp
+from comfyfleet.workflow.media import avif, jpeg, matroska, mp3, mp4, png, vorbis, webp
 from comfyfleet.workflow.media.limits import Budget
 from comfyfleet.workflow.media.span import Span
 from comfyfleet.workflow.media.text import Text
@@ -31,6 +31,9 @@ FORMATS = (
     Format("avif", "AVIF or HEIF image", avif.texts, avif.is_it),
     Format("mp4", "MP4 or MOV video", mp4.texts, mp4.is_it),
     Format("webm", "WebM or Matroska video", matroska.texts, matroska.is_it),
+    Format("flac", "FLAC sound", vorbis.flac_texts, vorbis.is_flac),
+    Format("ogg", "Ogg or Opus sound", vorbis.ogg_texts, vorbis.is_ogg),
+    Format("mp3", "MP3 sound", mp3.texts, mp3.is_it),
 )
 
 
