@@ -153,6 +153,38 @@ def box(kind: bytes, *parts: bytes) -> bytes:
     return struct.pack(">I", 8 + len(body)) + kind + body
 
 
+def glb(extras: Any = TEXTS) -> bytes:
+    """SaveGLB."""
+    data = json.dumps(
+        {"asset": {"version": "2.0", "extras": extras}, "nodes": [{"mesh": 0}]}
+    ).encode()
+    data += b" " * (-len(data) % 4)
+    chunks = (
+        struct.pack("<I4s", len(data), b"JSON") + data + struct.pack("<I4s", 4, b"BIN\0") + bytes(4)
+    )
+    return struct.pack("<4sII", b"glTF", 2, 12 + len(chunks)) + chunks
+
+
+def svg() -> bytes:
+    """SaveSVGNode."""
+    metadata = json.dumps({"prompt": PROMPT, "workflow": WORKFLOW}, indent=2)
+    return f"""<?xml version="1.0"?>
+<svg xmlns="http://www.w3.org/2000/svg">
+  <metadata>
+    <![CDATA[
+{metadata}
+    ]]>
+  </metadata>
+</svg>""".encode()
+
+
+def safetensors(metadata: Any = TEXTS) -> bytes:
+    """SaveLatent, and the checkpoints that merging saves."""
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"__metadata__": metadata, "latent_tensor": tensor}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4)
+
+
 def id3(*frames: bytes, version: int = 3, flags: int = 0) -> bytes:
     body = b"".join(frames)
     size = bytes(len(body) >> shift & 0x7F for shift in (21, 14, 7, 0))
@@ -181,6 +213,9 @@ SAVED: dict[str, Callable[[], bytes]] = {
     "mp3": lambda: sound("mp3", "libmp3lame"),
     "ogg, opus": lambda: sound("opus", "libopus"),
     "ogg, flac": lambda: sound("ogg", "flac"),
+    "glb": glb,
+    "svg": svg,
+    "safetensors": safetensors,
     "json": lambda: json.dumps(
         {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": WORKFLOW}}}
     ).encode(),

@@ -17,10 +17,12 @@ from tests.unit.saved_files import (
     chunk,
     encoded,
     exif,
+    glb,
     id3,
     jpeg,
     png,
     png_with,
+    safetensors,
     saved,
     user_comment,
     video,
@@ -201,6 +203,10 @@ def test_an_mp3_with_frame_flags_opens() -> None:
     assert opened(id3(extended, frame, version=4, flags=0x40)) == ("mp3", True, False)
 
 
+def test_a_glb_may_have_objects_instead_of_texts() -> None:
+    assert opened(glb({"prompt": PROMPT, "workflow": WORKFLOW})) == ("glb", True, True)
+
+
 # JSON as people keep it
 
 
@@ -308,7 +314,9 @@ def test_a_file_cut_off_behind_its_metadata_opens_with_a_note() -> None:
          r"JPEG image without.*parameters \(an AUTOMATIC1111"),
         (video("mp4", {}), "MP4 or MOV video without"),
         (video("webm", {"artist": "x"}), "WebM or Matroska video without.*keys: ARTIST"),
+        (safetensors({"format": "pt"}), "Safetensors file without.*keys: format"),
         (b"\xff\xfb\x90\x00" + bytes(400), "MP3 sound without"),
+        (b"<svg></svg>", "SVG drawing without"),
         (b"", "The file is empty"),
         (bytes(100), "nothing but zero bytes"),
         (b"GIF89a" + bytes(10), "a GIF image"),

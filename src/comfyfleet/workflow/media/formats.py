@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from comfyfleet.workflow.media import avif, jpeg, matroska, mp3, mp4, png, vorbis, webp
+from comfyfleet.workflow.media import avif, documents, jpeg, matroska, mp3, mp4, png, vorbis, webp
 from comfyfleet.workflow.media.limits import Budget
 from comfyfleet.workflow.media.span import Span
 from comfyfleet.workflow.media.text import Text
@@ -34,6 +34,11 @@ FORMATS = (
     Format("flac", "FLAC sound", vorbis.flac_texts, vorbis.is_flac),
     Format("ogg", "Ogg or Opus sound", vorbis.ogg_texts, vorbis.is_ogg),
     Format("mp3", "MP3 sound", mp3.texts, mp3.is_it),
+    Format("glb", "GLB model", documents.glb_texts, documents.is_glb),
+    Format("svg", "SVG drawing", documents.svg_texts, documents.is_svg),
+    Format(
+        "safetensors", "Safetensors file", documents.safetensors_texts, documents.is_safetensors
+    ),
 )
 
 
