@@ -24,6 +24,8 @@ from comfyfleet.workflow.widgettypes import ABSENT, Widget
 from comfyfleet.workflow.wiring import WiredGraph, WiredNode
 
 FILE_NAME_INPUT = "filename_prefix"
+# For each entry of a prompt: its linked inputs, and the entries that those lead to.
+Links = dict[str, list[tuple[str, str]]]
 PACK_KEYS = ("cnr_id", "aux_id", "ver")
 
 
@@ -40,25 +42,41 @@ class Emission(NamedTuple):
 
 def emit(scopes: list[Scope], emission: Emission) -> Prompt:
     prompt: Prompt = {}
+    links: Links = {}
     for scope in scopes:
         for node in scope.wired.nodes.values():
-            if node.is_virtual or node.node.is_inactive:
-                continue
-            if node.type is None and not emission.keep_unknown:
-                continue
-            prompt[f"{scope.prefix}{node.node.id}"] = _entry(scope, node, emission)
-    _drop_dangling(prompt)
-    return in_topological_order(prompt)
+            if node.is_executed or _is_kept(node, emission):
+                key = scope.prefix + node.node.id
+                links[key] = []
+                prompt[key] = _entry(scope, node, emission, links[key])
+    return in_topological_order(prompt, links)
 
 
-def _entry(scope: Scope, node: WiredNode, emission: Emission) -> dict[str, Any]:
-    inputs = dict(_widget_inputs(scope, node, emission))
+def _is_kept(node: WiredNode, emission: Emission) -> bool:
+    """Nodes that the server doesn't know are emitted only on request."""
+    if not emission.keep_unknown or node.type is not None:
+        return False
+    return not node.is_virtual and not node.node.is_inactive
+
+
+def _entry(
+    scope: Scope, node: WiredNode, emission: Emission, links: list[tuple[str, str]]
+) -> dict[str, Any]:
+    inputs = _widget_inputs(scope, node, emission)
     for index, slot in enumerate(node.inputs):
-        if slot.link is None:
+        link = slot.link
+        if link is None:
+            continue
+        origin = scope.wired.nodes.get(link.origin)
+        if origin is not None and origin.is_executed:  # most links end at once
+            origin_id = scope.prefix + link.origin
+            inputs[slot.name] = [origin_id, link.origin_slot]
+            links.append((slot.name, origin_id))
             continue
         resolved = emission.resolver.resolve(scope, node, index)
         if isinstance(resolved, Source):
             inputs[slot.name] = [resolved.node_id, resolved.slot]
+            links.append((slot.name, resolved.node_id))
         elif isinstance(resolved, HostValue):
             if resolved.value is ABSENT:
                 inputs.pop(slot.name, None)
@@ -85,25 +103,37 @@ def _meta(node: WiredNode) -> dict[str, str]:
     return meta
 
 
-def _widget_inputs(scope: Scope, node: WiredNode, emission: Emission) -> Iterator[tuple[str, Any]]:
+def _widget_inputs(scope: Scope, node: WiredNode, emission: Emission) -> dict[str, Any]:
     if node.type is None:
-        yield from _unknown_widgets(node)
-        return
+        return dict(_unknown_widgets(node))
+    inputs: dict[str, Any] = {}
+    values = node.values
     for widget in node.widgets:
         if not widget.sent:
             continue
-        value = node.values[widget.name]
-        if value is ABSENT:
-            continue
+        value = values[widget.name]
         if isinstance(value, str):
             value = _worked_text(value, widget, node, emission)
-        elif widget.kind == "multiline":
-            value = "" if value is None else javascript_text(value)
-        value = _checked(value, scope, node, widget.name, emission)
-        if widget.kind == "curve" and value is not None:
-            yield widget.name, {"__type__": "CURVE", "__value__": value}
-        else:
-            yield widget.name, _wrapped(value)
+            if not value.isascii():
+                value = _checked(value, scope, node, widget.name, emission)
+        elif not isinstance(value, int) or widget.kind in ("multiline", "curve"):
+            value = _worked_value(value, scope, node, widget, emission)
+        if value is not ABSENT:
+            inputs[widget.name] = value
+    return inputs
+
+
+def _worked_value(
+    value: Any, scope: Scope, node: WiredNode, widget: Widget, emission: Emission
+) -> Any:
+    if value is ABSENT:
+        return value
+    if widget.kind == "multiline":
+        return "" if value is None else javascript_text(value)
+    value = _checked(value, scope, node, widget.name, emission)
+    if widget.kind == "curve" and value is not None:
+        return {"__type__": "CURVE", "__value__": value}
+    return _wrapped(value)
 
 
 def _worked_text(value: str, widget: Widget, node: WiredNode, emission: Emission) -> str:
@@ -143,7 +173,7 @@ def _set_option_index(node: WiredNode, inputs: dict[str, Any]) -> None:
 
 def _checked(value: Any, scope: Scope, node: WiredNode, name: str, emission: Emission) -> Any:
     """The value as it may stand in JSON: a copy of its own, finite, and text that can be encoded."""
-    if value is None or isinstance(value, bool | int):
+    if isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii()):
         return value
     try:
         return _json_value(value, emission.limits.value_depth_max)
@@ -152,10 +182,17 @@ def _checked(value: Any, scope: Scope, node: WiredNode, name: str, emission: Emi
         raise InvalidWorkflow(f"{where}: {error}") from None
 
 
+def _refuse_half_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds half a character (a lone surrogate)") from None
+
+
 def _json_value(value: Any, depth_left: int) -> Any:
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            raise ValueError("the text holds half a character (a lone surrogate)")
+        if not value.isascii():
+            _refuse_half_characters(value)
         return value
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a number that JSON knows")
@@ -168,33 +205,25 @@ def _json_value(value: Any, depth_left: int) -> Any:
     return value
 
 
-def _drop_dangling(prompt: Prompt) -> None:
-    for entry in prompt.values():
-        inputs = entry["inputs"]
-        gone = [
-            name
-            for name, value in inputs.items()
-            if isinstance(value, list) and value[0] not in prompt
-        ]
-        for name in gone:
-            del inputs[name]
-
-
-def in_topological_order(prompt: Prompt) -> Prompt:
-    """Each entry after those that feed it; entries of a cycle stay in the order they came."""
-    waiting: dict[str, int] = {}
-    feeds: dict[str, list[str]] = {}
-    for key, entry in prompt.items():
-        origins = {value[0] for value in entry["inputs"].values() if isinstance(value, list)}
-        waiting[key] = len(origins)
-        for origin in origins:
-            feeds.setdefault(origin, []).append(key)
+def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
+    """Each entry after those that feed it; entries of a cycle stay in the order they came. An input
+    that leads to a node which is not there is taken out."""
+    waiting = dict.fromkeys(prompt, 0)
+    feeds: dict[str, list[str]] = {key: [] for key in prompt}
+    for key, inputs in links.items():
+        for name, origin in inputs:
+            if origin in feeds:
+                feeds[origin].append(key)
+                waiting[key] += 1
+            else:
+                del prompt[key]["inputs"][name]
     ready = [key for key, count in waiting.items() if count == 0]
     for key in ready:
-        for fed in feeds.get(key, ()):
+        for fed in feeds[key]:
             waiting[fed] -= 1
             if waiting[fed] == 0:
                 ready.append(fed)
     ordered = {key: prompt[key] for key in ready}
-    ordered.update((key, entry) for key, entry in prompt.items() if key not in ordered)
+    if len(ordered) < len(prompt):
+        ordered.update((key, entry) for key, entry in prompt.items() if key not in ordered)
     return ordered

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import PRIMITIVE
-from comfyfleet.workflow.nodetypes import InputSpec, NodeTypes
+from comfyfleet.workflow.nodetypes import NodeTypes, is_widget
 from comfyfleet.workflow.parse import slot_type
+from comfyfleet.workflow.specs import InputSpec
 
 REROUTE = "Reroute"
 SEED_NAMES = ("seed", "noise_seed")
@@ -88,7 +89,7 @@ class _Builder:
         if known is not None:
             return _Declared(
                 {spec.name: _spec_entry(spec) for spec in known.specs},
-                {spec.name for spec in known.specs if spec.is_widget},
+                {spec.name for spec in known.specs if is_widget(spec)},
                 list(known.outputs),
             )
         if node["type"] == PRIMITIVE:

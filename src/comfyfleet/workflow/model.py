@@ -25,6 +25,9 @@ class Mode(IntEnum):
     BYPASSED = 4
 
 
+INACTIVE = frozenset((2, 4))  # plain numbers: asked once per node and link
+
+
 class Slot(NamedTuple):
     """An input of a node as saved."""
 
@@ -59,7 +62,7 @@ class Node(NamedTuple):
 
     @property
     def is_inactive(self) -> bool:
-        return self.mode in (Mode.MUTED, Mode.BYPASSED)
+        return self.mode in INACTIVE
 
 
 class Port(NamedTuple):

@@ -6,36 +6,24 @@ forced to be a socket; every other input is a plain socket. Sockets come first i
 widgets after them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from comfyfleet.workflow.behaviours import Behaviour, behaviour_of
+from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE
+from comfyfleet.workflow.slots import Input
+from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
 from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"
 AUTOGROW = "COMFY_AUTOGROW_V3"
 MATCH_TYPE = "COMFY_MATCHTYPE_V3"
-NO_OPTIONS: Mapping[str, Any] = {}
-
-
-class InputSpec(NamedTuple):
-    """One input as the server declares it."""
-
-    name: str
-    type: str
-    options: Mapping[str, Any]
-    choices: list[Any] | None = None
-    forced: bool = False  # to be a socket, whatever its type
-
-    @property
-    def widget_type(self) -> str:
-        return self.options.get("widgetType") or self.type
-
-    @property
-    def is_widget(self) -> bool:
-        return not self.forced and self.widget_type in WIDGET_TYPES
+DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
+WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
+UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
+# Widgets whose values are not simply dealt out in order.
+SPECIAL_KINDS = frozenset(("remote", "viewport", "comparer", "multiselect"))
 
 
 class MatchGroups(NamedTuple):
@@ -50,11 +38,16 @@ class NodeType(NamedTuple):
     display_name: str
     specs: tuple[InputSpec, ...]
     widgets: tuple[Widget, ...]  # sockets are widgets that are neither stored nor sent
+    inputs: tuple[Input, ...]
+    slots: Mapping[str, int]  # of the inputs, by name
+    defaults: Mapping[str, Any]
+    stored: tuple[str, ...]  # names of the widgets in the order of widgets_values
     outputs: tuple[str, ...]
     match: MatchGroups | None
     behaviour: Behaviour | None
     is_output: bool
     is_dynamic: bool  # its inputs depend on its values or links
+    is_plain: bool  # its values need nothing but to be dealt out
     pack: str
 
 
@@ -91,69 +84,96 @@ class NodeTypes:
 
 def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     behaviour = behaviour_of(name)
-    specs = tuple(_ordered_specs(entry, behaviour))
-    match_inputs: dict[str, tuple[str, str]] = {}
+    specs = _ordered_specs(entry, behaviour)
+    match: dict[str, tuple[str, str]] = {}
     sockets: list[Widget] = []
     widgets: list[Widget] = []
+    is_dynamic = False
     for spec in specs:
-        if spec.is_widget:
+        if spec.type in DYNAMIC:
+            is_dynamic = True
+        if is_widget(spec):
             widgets.extend(widgets_of_spec(spec, name))
+        elif spec.type in (AUTOGROW, MATCH_TYPE):
+            sockets.extend(_sockets(spec, match))
         else:
-            sockets.extend(_sockets(spec, match_inputs))
+            sockets.append(Widget.socket_only(spec.name, spec.type))
     if behaviour is not None:
         widgets.extend(_widgets_of_behaviour(behaviour))
-    match_outputs = _match_outputs(entry)
+    slots = sockets + widgets
+    inputs = tuple(inputs_of(slots))
     return NodeType(
-        name=name,
-        display_name=entry.get("display_name") or name,
-        specs=specs,
-        widgets=(*sockets, *widgets),
-        outputs=tuple(_output_type(output) for output in entry.get("output") or ()),
-        match=MatchGroups(match_inputs, match_outputs) if match_inputs else None,
-        behaviour=behaviour,
-        is_output=bool(entry.get("output_node")),
-        is_dynamic=any(widget.children or widget.growth for widget in (*sockets, *widgets)),
-        pack=str(entry.get("python_module") or ""),
+        name,
+        entry.get("display_name") or name,
+        specs,
+        tuple(slots),
+        inputs,
+        {slot.name: index for index, slot in enumerate(inputs)},
+        {widget.name: widget.default for widget in widgets},
+        tuple([widget.name for widget in widgets if widget.stored]),
+        _output_types(entry.get("output") or ()),
+        MatchGroups(match, _match_outputs(entry)) if match else None,
+        behaviour,
+        bool(entry.get("output_node")),
+        is_dynamic,
+        not is_dynamic and _is_plain(name, specs, widgets, behaviour),
+        str(entry.get("python_module") or ""),
     )
 
 
-def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec:
-    """From `[type or choices, options]`; the options of a combo are in either place."""
-    if not isinstance(declared, list | tuple) or not declared:
-        return InputSpec(name, "UNKNOWN", NO_OPTIONS)
-    options = declared[1] if len(declared) > 1 and isinstance(declared[1], dict) else NO_OPTIONS
-    # An optional input that is a socket by default was the older way to say so.
-    forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
-    kind = declared[0]
-    if isinstance(kind, list):
-        return InputSpec(name, "COMBO", options, kind, forced)
-    if kind == "COMBO":
-        choices = options.get("options")
-        return InputSpec(name, kind, options, choices if isinstance(choices, list) else [], forced)
-    return InputSpec(name, kind if isinstance(kind, str) else "UNKNOWN", options, None, forced)
+def is_widget(spec: InputSpec) -> bool:
+    return spec.widget_type in WITH_WIDGET and not spec.forced
 
 
-def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> Iterator[InputSpec]:
+def _is_plain(
+    name: str,
+    specs: Iterable[InputSpec],
+    widgets: Iterable[Widget],
+    behaviour: Behaviour | None,
+) -> bool:
+    """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
+    if name == CUSTOM_COMBO or (behaviour is not None and behaviour.named_values):
+        return False
+    for widget in widgets:
+        if not widget.stored or widget.kind in SPECIAL_KINDS:
+            return False
+    return not any(spec.forced for spec in specs)
+
+
+def inputs_of(widgets: Iterable[Widget]) -> list[Input]:
+    return [
+        Input(widget.name, widget.input_type, None if widget.kind == "socket" else widget.name)
+        for widget in widgets
+        if widget.socket
+    ]
+
+
+def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> tuple[InputSpec, ...]:
     """In `input_order`, then whatever that leaves out; the editor's own additions come last."""
     declared = entry.get("input") or {}
-    required = dict(declared.get("required") or {})
+    required = declared.get("required") or {}
     optional = declared.get("optional") or {}
-    if behaviour and behaviour.extra_inputs:
-        required.update(behaviour.extra_inputs)
-    _add_upload_buttons(required)
+    if behaviour is not None:
+        required = {**required, **behaviour.extra_inputs}
     order = entry.get("input_order") or {}
-    names = [
-        *((name, required) for name in order.get("required") or () if name in required),
-        *((name, optional) for name in order.get("optional") or () if name in optional),
-    ]
-    seen = {name for name, _ in names}
-    for name, source in names:
-        yield input_spec(name, source[name], optional=source is optional)
-    for source in (required, optional):
-        for name in source:
-            if name not in seen:
-                seen.add(name)
-                yield input_spec(name, source[name], optional=source is optional)
+    names = order.get("required") or ()
+    specs = [input_spec(name, required[name]) for name in names if name in required]
+    if optional:
+        names = order.get("optional") or ()
+        specs += [
+            input_spec(name, optional[name], optional=True) for name in names if name in optional
+        ]
+    if len(specs) < len(required) + len(optional):
+        seen = {spec.name for spec in specs}
+        specs += [input_spec(name, required[name]) for name in required if name not in seen]
+        seen.update(required)
+        specs += [
+            input_spec(name, optional[name], optional=True) for name in optional if name not in seen
+        ]
+    button = _upload_button(specs)
+    if button is not None:
+        specs = [spec for spec in specs if spec.name != button.name] + [button]
+    return tuple(specs)
 
 
 def _widgets_of_behaviour(behaviour: Behaviour) -> Iterator[Widget]:
@@ -163,32 +183,28 @@ def _widgets_of_behaviour(behaviour: Behaviour) -> Iterator[Widget]:
         yield Widget(behaviour.compares_as, "comparer", None, socket=False)
 
 
-def _add_upload_buttons(required: dict[str, Any]) -> None:
-    for declared in list(required.values()):
-        if not isinstance(declared, list) or len(declared) < 2 or not isinstance(declared[1], dict):
+def _may_upload(options: Mapping[str, Any]) -> bool:
+    return any(options.get(flag) is True for flag in UPLOAD_FLAGS)
+
+
+def _upload_button(specs: Sequence[InputSpec]) -> InputSpec | None:
+    """A choice of files that may be uploaded brings a button behind all other inputs."""
+    for spec in specs:
+        if spec.choices is None:
             continue
-        options = declared[1]
-        is_combo = isinstance(declared[0], list) or declared[0] == "COMBO"
-        if is_combo and any(
-            options.get(flag) is True
-            for flag in ("image_upload", "video_upload", "animated_image_upload")
-        ):
-            required["upload"] = ["IMAGEUPLOAD", {}]
-            break
-    audio = required.get("audio")
-    if isinstance(audio, list) and len(audio) > 1 and audio[1].get("audio_upload") is True:
-        required["upload"] = ["AUDIOUPLOAD", {}]
+        if not UPLOAD_FLAGS.isdisjoint(spec.options) and _may_upload(spec.options):
+            return InputSpec("upload", "IMAGEUPLOAD", widget_type="IMAGEUPLOAD")
+        if spec.name == "audio" and spec.options.get("audio_upload") is True:
+            return InputSpec("upload", "AUDIOUPLOAD", widget_type="AUDIOUPLOAD")
+    return None
 
 
-def widgets_of_spec(spec: InputSpec, class_name: str = "") -> Iterator[Widget]:
+def widgets_of_spec(spec: InputSpec, class_name: str = "") -> Sequence[Widget]:
     if spec.type == DYNAMIC_COMBO:
-        yield _dynamic_combo(spec, class_name)
-    elif spec.type == DYNAMIC_GROUP:
-        yield _dynamic_group(spec, class_name)
-    else:
-        yield from widgets_of(
-            spec.name, spec.widget_type, spec.type, spec.options, spec.choices, class_name
-        )
+        return (_dynamic_combo(spec, class_name),)
+    if spec.type == DYNAMIC_GROUP:
+        return (_dynamic_group(spec, class_name),)
+    return widgets_of(spec, class_name)
 
 
 def _dynamic_combo(spec: InputSpec, class_name: str) -> Widget:
@@ -228,7 +244,7 @@ def _children(prefix: str, inputs: Mapping[str, Any], class_name: str) -> list[W
     for part in ("required", "optional"):
         for name, declared in (inputs.get(part) or {}).items():
             spec = input_spec(f"{prefix}.{name}", declared)
-            if spec.is_widget:
+            if is_widget(spec):
                 found.extend(widgets_of_spec(spec, class_name))
             else:
                 found.extend(_sockets(spec, {}))
@@ -267,7 +283,7 @@ def _autogrow_sockets(spec: InputSpec) -> Iterator[Widget]:
         growth = Growth(spec.name, _socket_type(field), names, prefix, most)
         for ordinal in range(min(most, max(1, least + 1))):
             child = field._replace(name=growth.name_of(ordinal))
-            made = widgets_of_spec(child, "") if child.is_widget else _sockets(child, {})
+            made = widgets_of_spec(child) if is_widget(child) else _sockets(child, {})
             for widget in made:
                 yield widget._replace(growth=growth)
 
@@ -277,7 +293,10 @@ def _match_outputs(entry: Mapping[str, Any]) -> dict[int, str]:
     return {slot: str(group) for slot, group in enumerate(groups) if group}
 
 
-def _output_type(declared: Any) -> str:
-    if isinstance(declared, list):
-        return "COMBO"
-    return ANY_TYPE if declared == MATCH_TYPE else str(declared)
+def _output_types(declared: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(
+        [
+            COMBO if isinstance(kind, list) else ANY_TYPE if kind == MATCH_TYPE else str(kind)
+            for kind in declared
+        ]
+    )

@@ -6,7 +6,8 @@ Only what shows in a prompt, and only for packs that a good part of saved workfl
 from collections.abc import Mapping
 from typing import Any
 
-from comfyfleet.workflow.nodetypes import NodeType, input_spec, widgets_of_spec
+from comfyfleet.workflow.nodetypes import NodeType, widgets_of_spec
+from comfyfleet.workflow.specs import input_spec
 from comfyfleet.workflow.widgettypes import Widget
 
 # VideoHelperSuite saves values by name. What it saved as a list in its early days, by position:

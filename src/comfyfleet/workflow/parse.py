@@ -5,15 +5,27 @@ every subgraph. Each entry is read by its own shape, so a mixed file is fine too
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from comfyfleet.kernel.errors import InvalidWorkflow, LimitExceeded
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
-from comfyfleet.workflow.model import ANY_TYPE, Graph, Group, Link, Node, Port, Slot, Workflow
+from comfyfleet.workflow.model import (
+    ANY_TYPE,
+    UNASSIGNED,
+    Graph,
+    Group,
+    Link,
+    Node,
+    Port,
+    Slot,
+    Workflow,
+)
 from comfyfleet.workflow.places import join_places
 
-T = TypeVar("T")
+
+class _Malformed(Exception):
+    """What is wrong, without the place: whoever knows that adds it."""
 
 
 def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
@@ -22,20 +34,22 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
         raise InvalidWorkflow(f"a workflow is a JSON object, this is {shape_of(document)}")
     if document.get("nodes") is None:
         raise InvalidWorkflow("not a workflow: it has no list `nodes`")
-    root = _graph(document, "", limits)
-    extra = _mapping(document.get("extra"), "extra")
-    return Workflow(
-        root=root,
-        definitions=_definitions(document, limits),
-        last_node_id=_last_node_id(document),
-        group_nodes=_mapping(extra.get("groupNodes"), "extra › groupNodes"),
-    )
+    try:
+        extra = _mapping(document, "extra")
+        return Workflow(
+            root=_graph(document, "", limits),
+            definitions=_definitions(document, limits),
+            last_node_id=_last_node_id(document),
+            group_nodes=_mapping(extra, "groupNodes"),
+        )
+    except _Malformed as problem:
+        raise InvalidWorkflow(str(problem)) from None
 
 
 def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
     """The titled rectangles of a graph; ill-formed ones are decoration and passed over."""
     found = []
-    for group in _list(graph.get("groups"), "groups"):
+    for group in _list(graph, "groups"):
         bounding = group.get("bounding") if isinstance(group, dict) else None
         if isinstance(bounding, list) and len(bounding) == 4 and all(map(_is_number, bounding)):
             left, top, width, height = map(float, bounding)
@@ -43,150 +57,19 @@ def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
     return tuple(found)
 
 
+def parse_node(data: Any, place: str) -> Node:
+    try:
+        return _node(data)
+    except _Malformed as problem:
+        node_type = data.get("type") if isinstance(data, dict) else None
+        where = f"{place} {node_type}" if isinstance(node_type, str) else place
+        raise InvalidWorkflow(f"{where}: {problem}") from None
+
+
 def shape_of(value: Any) -> str:
     """A JSON value's kind in words, for messages."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
-
-
-def node_id(value: Any, place: str) -> str:
-    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return str(int(value)) if value.is_integer() else str(value)
-    raise InvalidWorkflow(f"{place}: an id is a number or a text, this is {shape_of(value)}")
-
-
-def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, Graph]:
-    """All subgraph definitions; one that holds others comes right before them."""
-    found: dict[str, Graph] = {}
-    pending = _nested_definitions(document)
-    while pending:
-        entry = pending.pop()
-        where = f"definitions › subgraph {entry.get('name', len(found))}"
-        key = node_id(entry.get("id"), where)
-        found.setdefault(key, _graph(entry, key, limits))
-        pending.extend(_nested_definitions(entry))
-    return found
-
-
-def _nested_definitions(owner: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    holder = _mapping(owner.get("definitions"), "definitions")
-    entries = _list(holder.get("subgraphs"), "definitions › subgraphs")
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise InvalidWorkflow(
-                f"definitions › subgraph {index} is {shape_of(entry)}, not an object"
-            )
-    return entries[::-1]
-
-
-def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> Graph:
-    name = str(data.get("name", "")) if graph_id else ""
-    place = f'subgraph "{name}"' if graph_id else ""
-    nodes = _list(data.get("nodes"), join_places(place, "nodes"))
-    links = _list(data.get("links"), join_places(place, "links"))
-    if len(nodes) > limits.nodes_max or len(links) > limits.links_max:
-        raise LimitExceeded(
-            f"{place or 'the workflow'} has {len(nodes)} nodes and {len(links)} links; "
-            f"at most {limits.nodes_max} and {limits.links_max} are taken"
-        )
-    return Graph(
-        id=graph_id,
-        name=name,
-        nodes=tuple(_each(nodes, parse_node, place, "node")),
-        links=_links(links, place),
-        inputs=_ports(data.get("inputs"), join_places(place, "inputs")) if graph_id else (),
-        outputs=_ports(data.get("outputs"), join_places(place, "outputs")) if graph_id else (),
-    )
-
-
-def parse_node(data: Mapping[str, Any], place: str) -> Node:
-    node_type = data.get("type")
-    if not isinstance(node_type, str):
-        raise InvalidWorkflow(f"{place}: `type` is {shape_of(node_type)}, not a text")
-    place = f"{place} {node_type}"
-    mode = data.get("mode")
-    title = data.get("title")
-    inputs = data.get("inputs")
-    outputs = data.get("outputs")
-    properties = data.get("properties")
-    return Node(
-        id=node_id(data.get("id", -1), place),
-        type=node_type,
-        title=title if isinstance(title, str) else "",
-        mode=mode if isinstance(mode, int) else 0,
-        inputs=_slots(inputs, place) if inputs else (),
-        outputs=_output_types(outputs, place) if outputs else (),
-        values=data.get("widgets_values"),
-        properties=properties if isinstance(properties, dict) else {},
-    )
-
-
-def _slots(entries: Any, place: str) -> tuple[Slot, ...]:
-    slots = []
-    for entry in _list(entries, f"{place}: inputs"):
-        if not isinstance(entry, dict):
-            raise InvalidWorkflow(f"{place}: an input is {shape_of(entry)}, not an object")
-        widget = entry.get("widget")
-        link = entry.get("link")
-        slots.append(
-            Slot(
-                _text(entry.get("name")),
-                slot_type(entry.get("type")),
-                None if link is None else _link_id(link, place),
-                _text(widget.get("name")) if isinstance(widget, dict) else None,
-            )
-        )
-    return tuple(slots)
-
-
-def _output_types(entries: Any, place: str) -> tuple[str, ...]:
-    return tuple(
-        slot_type(entry.get("type")) if isinstance(entry, dict) else ANY_TYPE
-        for entry in _list(entries, f"{place}: outputs")
-    )
-
-
-def _ports(entries: Any, place: str) -> tuple[Port, ...]:
-    ports = []
-    for entry in _list(entries, place):
-        if not isinstance(entry, dict):
-            raise InvalidWorkflow(f"{place}: an entry is {shape_of(entry)}, not an object")
-        links = tuple(_link_id(link, place) for link in _list(entry.get("linkIds"), place))
-        ports.append(Port(_text(entry.get("name")), slot_type(entry.get("type")), links))
-    return tuple(ports)
-
-
-def _links(entries: list[Any], place: str) -> dict[int, Link]:
-    """By id; of two links with one id the first counts, as in the editor."""
-    links: dict[int, Link] = {}
-    for index, entry in enumerate(entries):
-        if entry is None:  # very old files have holes
-            continue
-        link = _link(entry, index, place)
-        links.setdefault(link.id, link)
-    return links
-
-
-def _link(entry: Any, index: int, place: str) -> Link:
-    where = join_places(place, f"link {index}")
-    if isinstance(entry, dict):
-        keys = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
-        entry = [entry.get(key) for key in keys]
-    if not isinstance(entry, list) or len(entry) < 5:
-        raise InvalidWorkflow(f"{where} is neither a list of 6 members nor an object")
-    return Link(
-        _link_id(entry[0], where),
-        node_id(entry[1], where),
-        _index(entry[2], where),
-        node_id(entry[3], where),
-        _index(entry[4], where),
-        slot_type(entry[5]) if len(entry) > 5 else ANY_TYPE,
-    )
 
 
 def slot_type(value: Any) -> str:
@@ -198,49 +81,193 @@ def slot_type(value: Any) -> str:
     return ANY_TYPE if value in (None, 0) else str(value)
 
 
-def _link_id(value: Any, place: str) -> int:
-    return _index(value, f"{place}: link id")
+def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, Graph]:
+    """All subgraph definitions; one that holds others comes right before them."""
+    found: dict[str, Graph] = {}
+    pending = _nested_definitions(document)
+    while pending:
+        entry = pending.pop()
+        key = _id(entry.get("id"))
+        if key not in found:
+            found[key] = _graph(entry, key, limits)
+        pending.extend(_nested_definitions(entry))
+    return found
 
 
-def _index(value: Any, place: str) -> int:
+def _nested_definitions(owner: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = _list(_mapping(owner, "definitions"), "subgraphs")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise _Malformed(f"subgraph definition {index} is {shape_of(entry)}, not an object")
+    return entries[::-1]
+
+
+def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> Graph:
+    name = str(data.get("name", "")) if graph_id else ""
+    place = f'subgraph "{name}"' if graph_id else ""
+    try:
+        nodes, links = _list(data, "nodes"), _list(data, "links")
+        inputs = _ports(data, "inputs") if graph_id else ()
+        outputs = _ports(data, "outputs") if graph_id else ()
+    except _Malformed as problem:
+        raise InvalidWorkflow(join_places(place, str(problem))) from None
+    if len(nodes) > limits.nodes_max or len(links) > limits.links_max:
+        raise LimitExceeded(
+            f"{place or 'the workflow'} has {len(nodes)} nodes and {len(links)} links; "
+            f"at most {limits.nodes_max} and {limits.links_max} are taken"
+        )
+    return Graph(
+        graph_id, name, _nodes(nodes, place), _links(links, place), inputs=inputs, outputs=outputs
+    )
+
+
+def _nodes(entries: list[Any], place: str) -> tuple[Node, ...]:
+    nodes = []
+    for index, entry in enumerate(entries):
+        try:
+            nodes.append(_node(entry))
+        except _Malformed:
+            known = entry.get("id", f"at index {index}") if isinstance(entry, dict) else index
+            nodes.append(parse_node(entry, join_places(place, f"node {known}")))
+    return tuple(nodes)
+
+
+def _node(data: Any) -> Node:
+    if not isinstance(data, dict):
+        raise _Malformed(f"is {shape_of(data)}, not an object")
+    get = data.get
+    node_type, title, mode, properties = get("type"), get("title"), get("mode"), get("properties")
+    if not isinstance(node_type, str):
+        raise _Malformed(f"`type` is {shape_of(node_type)}, not a text")
+    inputs, outputs = get("inputs"), get("outputs")
+    return Node(
+        _id(get("id", UNASSIGNED)),
+        node_type,
+        title if isinstance(title, str) else "",
+        mode if isinstance(mode, int) else 0,
+        _slots(inputs) if inputs else (),
+        _output_types(outputs) if outputs else (),
+        get("widgets_values"),
+        properties if isinstance(properties, dict) else {},
+    )
+
+
+def _slots(entries: Any) -> tuple[Slot, ...]:
+    if not isinstance(entries, list):
+        raise _Malformed(f"`inputs` should be a list, is {shape_of(entries)}")
+    slots = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise _Malformed(f"an input is {shape_of(entry)}, not an object")
+        get = entry.get
+        name, kind, link, widget = get("name"), get("type"), get("link"), get("widget")
+        slots.append(
+            Slot(
+                name if isinstance(name, str) else _text(name),
+                kind if isinstance(kind, str) else slot_type(kind),
+                link if link is None or type(link) is int else _index(link),
+                _text(widget.get("name")) if isinstance(widget, dict) else None,
+            )
+        )
+    return tuple(slots)
+
+
+def _output_types(entries: Any) -> tuple[str, ...]:
+    if not isinstance(entries, list):
+        raise _Malformed(f"`outputs` should be a list, is {shape_of(entries)}")
+    return tuple(
+        [slot_type(entry.get("type")) if isinstance(entry, dict) else ANY_TYPE for entry in entries]
+    )
+
+
+def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
+    ports = []
+    for entry in _list(data, key):
+        if not isinstance(entry, dict):
+            raise _Malformed(f"an entry of `{key}` is {shape_of(entry)}, not an object")
+        links = tuple([_index(link) for link in _list(entry, "linkIds")])
+        ports.append(Port(_text(entry.get("name")), slot_type(entry.get("type")), links))
+    return tuple(ports)
+
+
+def _links(entries: list[Any], place: str) -> dict[int, Link]:
+    """By id; of two links with one id the first counts, as in the editor."""
+    links: dict[int, Link] = {}
+    for index, entry in enumerate(entries):
+        if entry is None:  # very old files have holes
+            continue
+        try:
+            link = _link(entry)
+        except _Malformed as problem:
+            where = join_places(place, f"link at index {index}")
+            raise InvalidWorkflow(f"{where}: {problem}") from None
+        if link.id not in links:
+            links[link.id] = link
+    return links
+
+
+def _link(entry: Any) -> Link:
+    if isinstance(entry, dict):
+        get = entry.get
+        number, origin, origin_slot = get("id"), get("origin_id"), get("origin_slot")
+        target, target_slot, kind = get("target_id"), get("target_slot"), get("type")
+    elif isinstance(entry, list) and len(entry) > 4:
+        number, origin, origin_slot, target, target_slot = entry[:5]
+        kind = entry[5] if len(entry) > 5 else ANY_TYPE
+    else:
+        raise _Malformed("is neither a list of 6 members nor an object")
+    if type(number) is type(origin_slot) is type(target_slot) is int:
+        return Link(number, _id(origin), origin_slot, _id(target), target_slot, slot_type(kind))
+    slots = _index(origin_slot), _index(target_slot)
+    return Link(_index(number), _id(origin), slots[0], _id(target), slots[1], slot_type(kind))
+
+
+def _id(value: Any) -> str:
+    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else str(value)
+    raise _Malformed(f"an id is a number or a text, this is {shape_of(value)}")
+
+
+def _index(value: Any) -> int:
     if isinstance(value, int):
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+    if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("-").isdecimal():
         return int(value)
-    raise InvalidWorkflow(f"{place} should be a whole number, is {shape_of(value)}")
+    raise _Malformed(f"a link's or slot's number should be whole, is {shape_of(value)}")
 
 
 def _last_node_id(document: Mapping[str, Any]) -> int:
     state = document.get("state")
-    last = state.get("lastNodeId") if isinstance(state, dict) else document.get("last_node_id")
-    return int(last) if last is not None and _is_number(last) else 0
+    saved = state.get("lastNodeId") if isinstance(state, dict) else None
+    return max(_whole(saved), _whole(document.get("last_node_id")))
 
 
-def _each(
-    entries: Iterable[Any], read: Callable[[Mapping[str, Any], str], T], place: str, what: str
-) -> Iterable[T]:
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            where = join_places(place, f"{what} at index {index}")
-            raise InvalidWorkflow(f"{where} is {shape_of(entry)}, not an object")
-        yield read(entry, join_places(place, f"{what} {entry.get('id')}"))
+def _whole(value: Any) -> int:
+    return int(value) if _is_number(value) else 0
 
 
-def _list(value: Any, place: str) -> list[Any]:
+def _list(owner: Mapping[str, Any], key: str) -> list[Any]:
+    value = owner.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
-        raise InvalidWorkflow(f"{place} should be a list, is {shape_of(value)}")
+        raise _Malformed(f"`{key}` should be a list, is {shape_of(value)}")
     return value
 
 
-def _mapping(value: Any, place: str) -> Mapping[str, Any]:
+def _mapping(owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = owner.get(key)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidWorkflow(f"{place} should be an object, is {shape_of(value)}")
+        raise _Malformed(f"`{key}` should be an object, is {shape_of(value)}")
     return value
 
 

@@ -8,7 +8,7 @@ over, but a value for `["-1", name]` goes to the instance's own input of that na
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import PRIMITIVE
@@ -35,7 +35,8 @@ def migrate_proxies(host: Node, draft: Draft, drafts: Drafts) -> None:
     if definition is None:
         return
     entries = _entries(host, definition, drafts)
-    plans = [_plan(host, entry, draft, definition, drafts) for entry in entries]
+    linked = _linked_sources(draft.nodes[host.id], definition)
+    plans = [_plan(entry, linked, definition, drafts) for entry in entries]
     for entry, plan in zip(entries, plans, strict=True):
         if plan == "create":
             _create_input(host, entry, draft, definition, drafts)
@@ -107,10 +108,21 @@ def _resolves(definition: Draft, source: str, name: str, drafts: Drafts) -> bool
     return False
 
 
-def _plan(host: Node, entry: Entry, draft: Draft, definition: Draft, drafts: Drafts) -> str:
-    for slot, port in zip(draft.nodes[host.id].inputs, definition.ports, strict=False):
-        if definition.source_of(port) == (entry.source, entry.widget):
-            return f"linked:{slot.name}"
+def _linked_sources(host: WiredNode, definition: Draft) -> dict[tuple[str, str], str]:
+    """Inner node and widget → the instance's input that shows it; the first of several counts."""
+    found: dict[tuple[str, str], str] = {}
+    for slot, port in zip(host.inputs, definition.ports, strict=False):
+        source = definition.source_of(port)
+        if source is not None:
+            found.setdefault(source, slot.name)
+    return found
+
+
+def _plan(
+    entry: Entry, linked: Mapping[tuple[str, str], str], definition: Draft, drafts: Drafts
+) -> str:
+    if (entry.source, entry.widget) in linked:
+        return f"linked:{linked[entry.source, entry.widget]}"
     source = definition.nodes.get(entry.source)
     if source is None:
         return "none"

@@ -26,6 +26,8 @@ def link_inputs(
     inputs: Sequence[Input], saved: Sequence[Slot], links: Sequence[Link]
 ) -> list[Input]:
     """For a node whose inputs are fixed."""
+    if not links:
+        return list(inputs)
     by_name = {slot.name: index for index, slot in enumerate(inputs)}
     by_id = {link.id: link for link in links}
     result = list(inputs)

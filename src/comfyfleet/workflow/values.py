@@ -35,6 +35,12 @@ def deal_values(
     *,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Dealt:
+    if node_type.is_plain and isinstance(saved, list) and None not in saved and not overrides:
+        values = dict(node_type.defaults)
+        values.update(zip(node_type.stored, saved, strict=False))
+        if node_type.name in SAMPLER_CLASSES:
+            _cut_old_prefix(values)
+        return Dealt(node_type.widgets, values, len(node_type.stored))
     positional = positional_values(node_type, saved)
     if node_type.name == CUSTOM_COMBO:
         return _deal_custom_combo(node_type, positional)
@@ -42,7 +48,7 @@ def deal_values(
     if named is not None:
         return Dealt(*deal_named(node_type, named), len(named))
     widgets: list[Widget] = []
-    values: dict[str, Any] = {}
+    values = {}
     position = _deal(list(reversed(node_type.widgets)), positional, widgets, values, limits)
     if node_type.name in SAMPLER_CLASSES:
         _cut_old_prefix(values)

@@ -4,9 +4,10 @@ A widget may bring companions: the control behind a seed, the filter behind a co
 button. Companions take their place in `widgets_values` though most are never sent.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from comfyfleet.workflow.specs import InputSpec
 from comfyfleet.workflow.texts import javascript_text
 
 # Classes whose 3D view keeps its state under this name instead of `image`.
@@ -48,6 +49,16 @@ VIEWPORT_STATE: Mapping[str, Any] = {
 SEED_NAMES = ("seed", "noise_seed")
 # What the editor shows, and sends, while a list that is kept elsewhere has not come.
 LOADING = "Loading..."
+
+
+class _Absent:
+    """A value that JavaScript calls undefined: such an input is left out of the prompt."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
 
 
 class Growth(NamedTuple):
@@ -94,92 +105,89 @@ class Widget(NamedTuple):
     @classmethod
     def socket_only(cls, name: str, slot_type: str) -> "Widget":
         """A plain socket, so that sockets and widgets can stand in one list of slots."""
-        return cls(name, "socket", stored=False, sent=False, input_type=slot_type)
+        return cls(name, "socket", None, False, False, True, slot_type)
 
     @property
     def is_widget(self) -> bool:
         return self.kind != "socket"
 
 
-class _Spec(NamedTuple):
-    name: str
-    input_type: str
-    options: Mapping[str, Any]
-    choices: list[Any] | None
-    class_name: str
-
-    def widget(self, kind: str, default: Any, **fields: Any) -> Widget:
-        return Widget(
-            self.name, kind, default, input_type=self.input_type, options=self.options, **fields
-        )
-
-    def option(self, name: str, default: Any) -> Any:
-        value = self.options.get(name)
-        return default if value is None else value
-
-    def companion(self, name: str, kind: str, default: Any = None, **fields: Any) -> Widget:
-        return Widget(name, kind, default, socket=False, **fields)
+def _made(spec: InputSpec, kind: str, default: Any) -> Widget:
+    return Widget(spec.name, kind, default, True, True, True, spec.type, None, spec.options)
 
 
-def widgets_of(
-    name: str,
-    widget_type: str,
-    input_type: str,
-    options: Mapping[str, Any],
-    choices: list[Any] | None,
-    class_name: str,
-) -> Iterator[Widget]:
+def _companion(name: str, kind: str, default: Any = None, *, sent: bool = True) -> Widget:
+    return Widget(name, kind, default, True, sent, False)
+
+
+_CONTROL = _companion("control_after_generate", "control", "fixed", sent=False)
+_FILTER = _companion("control_filter_list", "text", "", sent=False)
+_REFRESH_SWITCH = _companion("Auto-refresh after generation", "toggle", False, sent=False)
+_REFRESH_BUTTON = _companion("refresh", "button", "refresh")
+
+
+def widgets_of(spec: InputSpec, class_name: str) -> Sequence[Widget]:
     """The widget of an input and its companions, in the order of `widgets_values`."""
-    return WIDGET_TYPES[widget_type](_Spec(name, input_type, options, choices, class_name))
+    return WIDGET_TYPES[spec.widget_type](spec, class_name)
 
 
-def _int(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("int", spec.option("default", 0))
-    if spec.option("control_after_generate", spec.name in SEED_NAMES):
-        yield _control(spec)
+def _int(spec: InputSpec, _: str) -> Sequence[Widget]:
+    default, control = spec.options.get("default"), spec.options.get("control_after_generate")
+    made = _made(spec, "int", 0 if default is None else default)
+    if control or (control is None and spec.name in SEED_NAMES):
+        return (made, _CONTROL)
+    return (made,)
 
 
-def _float(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("float", spec.option("default", 0))
-    if spec.options.get("control_after_generate"):
-        yield _control(spec)
+def _float(spec: InputSpec, _: str) -> Sequence[Widget]:
+    default = spec.options.get("default")
+    made = _made(spec, "float", 0 if default is None else default)
+    return (made, _CONTROL) if spec.options.get("control_after_generate") else (made,)
 
 
-def _control(spec: _Spec) -> Widget:
-    return spec.companion("control_after_generate", "control", "fixed", sent=False)
+def _boolean(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "toggle", spec.option("default", False)),)
 
 
-def _boolean(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("toggle", spec.option("default", False))
+def _string(spec: InputSpec, _: str) -> Sequence[Widget]:
+    default = spec.options.get("default")
+    if not isinstance(default, str):
+        default = "" if default is None else javascript_text(default)
+    return (_made(spec, "multiline" if spec.options.get("multiline") else "text", default),)
 
 
-def _string(spec: _Spec) -> Iterator[Widget]:
-    kind = "multiline" if spec.options.get("multiline") else "text"
-    default = spec.option("default", "")
-    yield spec.widget(kind, default if isinstance(default, str) else javascript_text(default))
+def _markdown(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "multiline", ""),)  # the declared default is shown but not sent
 
 
-def _markdown(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("multiline", "")  # the declared default is shown but not sent
+def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
+    name, kind, options, choices, *_rest = spec
+    if "remote" in options or "multi_select" in options or "control_after_generate" in options:
+        return _special_combo(spec)
+    default = options.get("default") or (choices[0] if choices else ABSENT)
+    return (Widget(name, "combo", default, True, True, True, kind, choices, options),)
 
 
-def _combo(spec: _Spec) -> Iterator[Widget]:
-    if spec.option("multi_select", False) is not False:
-        yield spec.widget("multiselect", [])  # its declared default is not used
-    else:
-        kind = "remote" if spec.options.get("remote") else "combo"
-        yield spec.widget(kind, _combo_default(spec), choices=spec.choices or [])
-        remote = spec.options.get("remote")
-        if isinstance(remote, dict):
-            yield spec.companion("Auto-refresh after generation", "toggle", False, sent=False)
-            if remote.get("refresh_button"):
-                yield spec.companion("refresh", "button", "refresh")
-    if spec.options.get("control_after_generate"):
-        yield _control(spec)
-        yield spec.companion("control_filter_list", "text", "", sent=False)
+def _special_combo(spec: InputSpec) -> Sequence[Widget]:
+    """With companions, with choices that are kept elsewhere, or with several chosen at once."""
+    options = spec.options
+    control = (_CONTROL, _FILTER) if options.get("control_after_generate") else ()
+    if options.get("multi_select") is not None:
+        return (_made(spec, "multiselect", []), *control)  # its declared default is not used
+    kind = "remote" if options.get("remote") else "combo"
+    made = _made(spec, kind, _combo_default(spec))._replace(choices=spec.choices)
+    return (made, *_refreshing(options.get("remote")), *control)
 
 
-def _combo_default(spec: _Spec) -> Any:
+def _refreshing(remote: Any) -> Sequence[Widget]:
+    if not isinstance(remote, dict):
+        return ()
+    if remote.get("refresh_button"):
+        return (_REFRESH_SWITCH, _REFRESH_BUTTON)
+    return (_REFRESH_SWITCH,)
+
+
+def _combo_default(spec: InputSpec) -> Any:
     if spec.options.get("default"):
         return spec.options["default"]
     if spec.choices:
@@ -187,95 +195,86 @@ def _combo_default(spec: _Spec) -> Any:
     return LOADING if spec.options.get("remote") else ABSENT
 
 
-class _Absent:
-    """A value that JavaScript calls undefined: such an input is left out of the prompt."""
-
-    def __repr__(self) -> str:
-        return "ABSENT"
+def _upload(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "button", "image")._replace(sent=False),)
 
 
-ABSENT = _Absent()
+def _audio_view(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", "")._replace(stored=False, sent=False),)
 
 
-def _upload(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("button", "image", sent=False)
+def _audio_record(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", ""), _companion("record", "button", sent=False))
 
 
-def _audio_view(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", "", stored=False, sent=False)
-
-
-def _audio_record(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", "")
-    yield spec.companion("record", "button", sent=False)
-
-
-def _bounding_box(spec: _Spec) -> Iterator[Widget]:
+def _bounding_box(spec: InputSpec, _: str) -> Sequence[Widget]:
     box = spec.option("default", {"x": 0, "y": 0, "width": 512, "height": 512})
-    yield spec.widget("box", dict(box))
-    for field in ("x", "y", "width", "height"):
-        yield spec.companion(field, "int", box.get(field), sent=False)
+    fields = [
+        _companion(field, "int", box.get(field), sent=False)
+        for field in ("x", "y", "width", "height")
+    ]
+    return (_made(spec, "box", dict(box)), *fields)
 
 
-def _view_3d(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", "")
+def _view_3d(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", ""),)
 
 
-def _load_3d(spec: _Spec) -> Iterator[Widget]:
-    if spec.class_name in VIEWPORT_STATE_CLASSES:
-        yield spec.widget("viewport", VIEWPORT_STATE)._replace(name="viewport_state")
-        return
-    if spec.class_name == "Load3D":  # the view of a file to choose has buttons for choosing it
-        yield spec.companion("upload 3d model", "button", "upload3dmodel")
-        yield spec.companion("upload extra resources", "button", "uploadExtraResources")
-        yield spec.companion("clear", "button", "clear")
-    yield spec.widget("view", "")._replace(name="image")
+def _load_3d(spec: InputSpec, class_name: str) -> Sequence[Widget]:
+    if class_name in VIEWPORT_STATE_CLASSES:
+        return (_made(spec, "viewport", VIEWPORT_STATE)._replace(name="viewport_state"),)
+    view = _made(spec, "view", "")._replace(name="image")
+    return (*_LOAD_3D_BUTTONS, view) if class_name == "Load3D" else (view,)
 
 
-def _load_3d_advanced(spec: _Spec) -> Iterator[Widget]:
+# The view of a file to choose has buttons for choosing it.
+_LOAD_3D_BUTTONS = (
+    _companion("upload 3d model", "button", "upload3dmodel"),
+    _companion("upload extra resources", "button", "uploadExtraResources"),
+    _companion("clear", "button", "clear"),
+)
+
+
+def _load_3d_advanced(spec: InputSpec, _: str) -> Sequence[Widget]:
     state = {key: VIEWPORT_STATE[key] for key in ("camera_info", "model_3d_info")}
-    yield spec.widget("viewport", state)._replace(name="viewport_state")
+    return (_made(spec, "viewport", state)._replace(name="viewport_state"),)
 
 
-def _curve(spec: _Spec) -> Iterator[Widget]:
+def _curve(spec: InputSpec, _: str) -> Sequence[Widget]:
     straight = {"points": [[0, 0], [1, 1]], "interpolation": "monotone_cubic"}
-    yield spec.widget("curve", spec.option("default", straight))
+    return (_made(spec, "curve", spec.option("default", straight)),)
 
 
-def _image_compare(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", ["", ""], stored=False)
+def _image_compare(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", ["", ""])._replace(stored=False),)
 
 
-def _video_edit(spec: _Spec) -> Iterator[Widget]:
+def _video_edit(spec: InputSpec, _: str) -> Sequence[Widget]:
     features = spec.option("features", ["trim", "crop"])
     default: dict[str, Any] = {}
     if "trim" in features:
         default["trim"] = {"start_time": 0, "duration": 0}
     if "crop" in features:
         default["crop"] = {"x": 0, "y": 0, "width": 0, "height": 0}
-    yield spec.widget("video_edit", spec.option("default", default))
+    return (_made(spec, "video_edit", spec.option("default", default)),)
 
 
-def _with_default(kind: str, default: Any) -> Callable[[_Spec], Iterator[Widget]]:
-    def make(spec: _Spec) -> Iterator[Widget]:
-        yield spec.widget(kind, spec.option("default", default))
+def _with_default(kind: str, default: Any) -> Callable[[InputSpec, str], Sequence[Widget]]:
+    def make(spec: InputSpec, _: str) -> Sequence[Widget]:
+        return (_made(spec, kind, spec.option("default", default)),)
 
     return make
 
 
-def _hidden(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", None, stored=False, sent=False)
+def _hidden(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", None)._replace(stored=False, sent=False),)
 
 
-def _stored_only(spec: _Spec) -> Iterator[Widget]:
-    yield spec.widget("view", "", sent=False)
+def _stored_only(spec: InputSpec, _: str) -> Sequence[Widget]:
+    return (_made(spec, "view", "")._replace(sent=False),)
 
 
-def _dynamic(spec: _Spec) -> Iterator[Widget]:
-    raise NotImplementedError("dynamic inputs are built by nodetypes, which knows their branches")
-
-
-WIDGET_TYPES: Mapping[str, Callable[[_Spec], Iterator[Widget]]] = {
+WIDGET_TYPES: Mapping[str, Callable[[InputSpec, str], Sequence[Widget]]] = {
     "INT": _int,
     "FLOAT": _float,
     "BOOLEAN": _boolean,
@@ -307,6 +306,4 @@ WIDGET_TYPES: Mapping[str, Callable[[_Spec], Iterator[Widget]]] = {
     "CAMERA_INFO_STATE": _hidden,
     "CAMERA_ANGLE_VIEW": _stored_only,
     "LIGHT_INFO_PREVIEW": _with_default("lights", []),
-    "COMFY_DYNAMICCOMBO_V3": _dynamic,
-    "COMFY_DYNAMICGROUP_V3": _dynamic,
 }

@@ -5,15 +5,15 @@ of the same name; then come saved inputs that the class doesn't know. So the ord
 doesn't matter, and a link that only the list of links knows is put where that list says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
-from comfyfleet.workflow.model import Graph, Link, Node, Slot
-from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
+from comfyfleet.workflow.model import INACTIVE, Graph, Link, Node, Slot
+from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, inputs_of
 from comfyfleet.workflow.slots import Input, Workbench, link_dynamic_inputs, link_inputs
-from comfyfleet.workflow.values import as_laid_out, deal_values
+from comfyfleet.workflow.values import Dealt, as_laid_out, deal_values
 from comfyfleet.workflow.widgettypes import Widget
 
 
@@ -28,6 +28,7 @@ class WiredNode(NamedTuple):
     values: Mapping[str, Any] = {}
     value_slots: int = 0
     definition: str | None = None
+    is_executed: bool = False  # neither virtual nor muted nor bypassed
 
     @property
     def is_virtual(self) -> bool:
@@ -49,7 +50,10 @@ def wire(
     graph = one_link_per_input(graph)
     by_target: dict[str, list[Link]] = {}
     for link in graph.links.values():
-        by_target.setdefault(link.target, []).append(link)
+        if link.target in by_target:
+            by_target[link.target].append(link)
+        else:
+            by_target[link.target] = [link]
     nodes = {}
     for node in graph.nodes:
         links = by_target.get(node.id, ())
@@ -77,25 +81,65 @@ def wire_node(
 ) -> WiredNode:
     if node_type is None:
         saved = [Input(slot.name, slot.type, slot.widget) for slot in node.inputs]
-        inputs = tuple(link_inputs(saved, node.inputs, links))
-        return WiredNode(node, inputs, node.outputs, values=_shown_value(node))
+        linked = tuple(link_inputs(saved, node.inputs, links))
+        return WiredNode(node, linked, node.outputs, values=_shown_value(node))
     dealt = deal_values(node_type, node.values, node.overrides, limits=limits)
-    slots = _inputs_of(dealt.widgets)
+    outputs = node_type.outputs
+    if len(node.outputs) > len(outputs):
+        outputs = (*outputs, *node.outputs[len(outputs) :])
+    inputs = _linked_by_name(node, node_type, links)
+    if inputs is None:
+        inputs = _linked_step_by_step(node, node_type, dealt, links)
+    return WiredNode(
+        node,
+        inputs,
+        outputs,
+        node_type,
+        dealt.widgets,
+        dealt.values,
+        dealt.slots,
+        None,
+        node.mode not in INACTIVE,
+    )
+
+
+def _linked_by_name(
+    node: Node, node_type: NodeType, links: Sequence[Link]
+) -> tuple[Input, ...] | None:
+    """The quick way, for a node whose saved inputs are those of its class and name all its links."""
+    if node_type.is_dynamic:
+        return None
+    inputs = list(node_type.inputs)
+    by_id = {link.id: link for link in links}
+    for slot in node.inputs:
+        index = node_type.slots.get(slot.name)
+        if index is None:
+            return None
+        if slot.link is None:
+            continue
+        name, kind, widget, taken = inputs[index]
+        link = by_id.pop(slot.link, None)
+        if link is not None:
+            if taken is not None:
+                return None
+            inputs[index] = Input(name, kind, widget, link)
+    return None if by_id else tuple(inputs)
+
+
+def _linked_step_by_step(
+    node: Node, node_type: NodeType, dealt: Dealt, links: Sequence[Link]
+) -> tuple[Input, ...]:
+    slots = inputs_of(dealt.widgets) if node_type.is_dynamic else list(node_type.inputs)
     extra = _extra_inputs(node.inputs, slots)
     if node_type.is_dynamic:
         laid_out = as_laid_out(node_type)
-        before = _inputs_of(laid_out)
+        before = inputs_of(laid_out)
         bench = Workbench(before + _extra_inputs(node.inputs, before), links)
         bench.learn(laid_out)
         linked = link_dynamic_inputs(bench, dealt.widgets, slots, node.inputs)
     else:
         linked = link_inputs(slots + extra, node.inputs, links)
-    if extra:
-        linked = _without_lost_widgets(linked, dealt.widgets)
-    outputs = (*node_type.outputs, *node.outputs[len(node_type.outputs) :])
-    return WiredNode(
-        node, tuple(linked), outputs, node_type, dealt.widgets, dealt.values, dealt.slots
-    )
+    return tuple(_without_lost_widgets(linked, dealt.widgets) if extra else linked)
 
 
 def _shown_value(node: Node) -> Mapping[str, Any]:
@@ -103,14 +147,6 @@ def _shown_value(node: Node) -> Mapping[str, Any]:
     name = BEHAVIOURS[node.type].shows if node.type in BEHAVIOURS else ""
     shown = node.values[0] if isinstance(node.values, list) and node.values else None
     return {name: shown} if name else {}
-
-
-def _inputs_of(widgets: Iterable[Widget]) -> list[Input]:
-    return [
-        Input(widget.name, widget.input_type, widget.name if widget.is_widget else None)
-        for widget in widgets
-        if widget.socket
-    ]
 
 
 def _extra_inputs(saved: tuple[Slot, ...], known: list[Input]) -> list[Input]:
