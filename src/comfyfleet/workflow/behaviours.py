@@ -26,6 +26,8 @@ class Behaviour(NamedTuple):
     buttons: tuple[str, ...] = ()
     # Shows the pictures of its last run, and sends their addresses under this name.
     compares_as: str = ""
+    # Its widgets are as many LoRAs as were added to it.
+    lists_loras: bool = False
     # Saves its values by name instead of in a list.
     named_values: bool = False
 
@@ -110,6 +112,9 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     ),
     "Image Comparer (rgthree)": Behaviour(
         "rgthree: remembers the pictures that it compared", compares_as="rgthree_comparer"
+    ),
+    "Power Lora Loader (rgthree)": Behaviour(
+        "rgthree: a list of LoRAs to which lines are added while editing", lists_loras=True
     ),
     "VHS_VideoCombine": _saving(named_values=True),
     "LoadAudio": Behaviour("shows a player", extra_inputs=_AUDIO),

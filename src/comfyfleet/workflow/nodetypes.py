@@ -132,7 +132,9 @@ def _is_plain(
     behaviour: Behaviour | None,
 ) -> bool:
     """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
-    if name == CUSTOM_COMBO or (behaviour is not None and behaviour.named_values):
+    if name == CUSTOM_COMBO:
+        return False
+    if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
         return False
     for widget in widgets:
         if not widget.stored or widget.kind in SPECIAL_KINDS:

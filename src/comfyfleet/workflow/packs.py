@@ -108,6 +108,28 @@ def _leading_number(text: str) -> int | None:
     return int(digits) if digits else None
 
 
+def listed_loras(
+    node_type: NodeType, saved: Any, properties: Mapping[str, Any]
+) -> tuple[tuple[Widget, ...], dict[str, Any]]:
+    """The widgets of rgthree's Power Lora Loader: a header, a line for each LoRA, a button."""
+    separate = properties.get("Show Strengths") == "Separate Model & Clip"
+    values: dict[str, Any] = {_LORA_HEADER: {"type": _LORA_HEADER}}
+    for entry in saved if isinstance(saved, list) else ():
+        if isinstance(entry, dict) and "lora" in entry:
+            lora = {key: value for key, value in entry.items() if key != "strengthTwo"}
+            if separate:
+                second = entry.get("strengthTwo")
+                lora["strengthTwo"] = 1 if second is None else second
+            values[f"lora_{len(values)}"] = lora
+    values[_LORA_BUTTON] = ""
+    made = [Widget(name, "lora", socket=False) for name in values]
+    return (*node_type.widgets, *made), values
+
+
+_LORA_HEADER = "PowerLoraLoaderHeaderWidget"
+_LORA_BUTTON = "➕ Add Lora"
+
+
 def compared_images(saved: Any) -> dict[str, Any]:
     """What rgthree's Image Comparer sends: the pictures it showed last, two of them selected."""
     listed = saved if isinstance(saved, list) else []

@@ -6,6 +6,7 @@ rounded by each target as if a person had typed it there.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from comfyfleet.workflow.behaviours import PRIMITIVE
@@ -95,9 +96,7 @@ def as_typed(widget: Widget, value: Any) -> Any:
     if widget.kind == "int":
         number = _as_number(value)
         return None if number is None else _rounded_int(number, widget.options)
-    if widget.kind == "float":
-        return _rounded_float(value, widget.options) if _is_number(value) else value
-    return value
+    return _rounded_float(value, widget.options) if widget.kind == "float" else value
 
 
 def _as_number(value: Any) -> int | float | None:
@@ -123,13 +122,16 @@ def _rounded_int(value: float, options: Mapping[str, Any]) -> int | float:
     return int(result) if result.is_integer() else result
 
 
-def _rounded_float(value: float, options: Mapping[str, Any]) -> float:
+def _rounded_float(value: Any, options: Mapping[str, Any]) -> Any:
     step = options.get("step") or DEFAULT_FLOAT_STEP
     digits = max(0, -math.floor(math.log10(step))) if step > 0 else 0
     unit = options.get("round") or (10**-digits if digits else None)
-    if not unit or not math.isfinite(value):
+    number = _as_number(value)
+    if not unit or number is None:
         return value
-    rounded = float(f"{_half_up(value / unit) * unit:.{digits}f}")
+    # Half goes up, on the exact binary value, as JavaScript does it.
+    exact = Decimal(_half_up(number / unit) * unit)
+    rounded = float(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
     least: float = options.get("min", DEFAULT_MIN)
     most: float = options.get("max", DEFAULT_MAX)
     return min(max(rounded, least), most)

@@ -15,8 +15,9 @@ from comfyfleet.workflow.behaviours import (
     SAMPLER_CLASSES,
 )
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
+from comfyfleet.workflow.model import Node
 from comfyfleet.workflow.nodetypes import DYNAMIC_GROUP, NodeType
-from comfyfleet.workflow.packs import compared_images, deal_named, named_values
+from comfyfleet.workflow.packs import compared_images, deal_named, listed_loras, named_values
 from comfyfleet.workflow.widgettypes import LOADING, Widget
 
 
@@ -28,13 +29,8 @@ class Dealt(NamedTuple):
     slots: int  # places in widgets_values that the widgets take
 
 
-def deal_values(
-    node_type: NodeType,
-    saved: Any,
-    overrides: Mapping[str, Any],
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Dealt:
+def deal_values(node_type: NodeType, node: Node, *, limits: Limits = DEFAULT_LIMITS) -> Dealt:
+    saved, overrides = node.values, node.overrides
     if node_type.is_plain and isinstance(saved, list) and None not in saved and not overrides:
         values = dict(node_type.defaults)
         values.update(zip(node_type.stored, saved, strict=False))
@@ -42,11 +38,9 @@ def deal_values(
             _cut_old_prefix(values)
         return Dealt(node_type.widgets, values, len(node_type.stored))
     positional = positional_values(node_type, saved)
-    if node_type.name == CUSTOM_COMBO:
-        return _deal_custom_combo(node_type, positional)
-    named = _named(node_type, saved, positional)
-    if named is not None:
-        return Dealt(*deal_named(node_type, named), len(named))
+    special = _deal_special(node_type, node, positional)
+    if special is not None:
+        return special
     widgets: list[Widget] = []
     values = {}
     position = _deal(list(reversed(node_type.widgets)), positional, widgets, values, limits)
@@ -57,11 +51,18 @@ def deal_values(
     return Dealt(tuple(widgets), values, position)
 
 
-def _named(node_type: NodeType, saved: Any, positional: Sequence[Any]) -> dict[str, Any] | None:
-    """Values by name, for the nodes that save them so, unless they fitted a list."""
-    if node_type.behaviour is None or not node_type.behaviour.named_values:
+def _deal_special(node_type: NodeType, node: Node, positional: Sequence[Any]) -> Dealt | None:
+    """For the classes that have their own way with values."""
+    if node_type.name == CUSTOM_COMBO:
+        return _deal_custom_combo(node_type, positional)
+    behaviour = node_type.behaviour
+    if behaviour is None:
         return None
-    return named_values(node_type, positional if positional else saved)
+    if behaviour.lists_loras:
+        widgets, values = listed_loras(node_type, node.values, node.properties)
+        return Dealt(widgets, values, len(positional))
+    named = named_values(node_type, positional or node.values) if behaviour.named_values else None
+    return Dealt(*deal_named(node_type, named), len(named)) if named is not None else None
 
 
 def _deal(

@@ -83,7 +83,7 @@ def wire_node(
         saved = [Input(slot.name, slot.type, slot.widget) for slot in node.inputs]
         linked = tuple(link_inputs(saved, node.inputs, links))
         return WiredNode(node, linked, node.outputs, values=_shown_value(node))
-    dealt = deal_values(node_type, node.values, node.overrides, limits=limits)
+    dealt = deal_values(node_type, node, limits=limits)
     outputs = node_type.outputs
     if len(node.outputs) > len(outputs):
         outputs = (*outputs, *node.outputs[len(outputs) :])
