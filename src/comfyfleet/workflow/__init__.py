@@ -1,5 +1,7 @@
 """Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock."""
 
-from comfyfleet.workflow.convert import convert
+from comfyfleet.workflow.convert import Conversion, convert, convert_with_report
+from comfyfleet.workflow.limits import Limits
+from comfyfleet.workflow.report import Warning
 
-__all__ = ["convert"]
+__all__ = ["Conversion", "Limits", "Warning", "convert", "convert_with_report"]

@@ -1,9 +1,14 @@
-"""A workflow becomes a prompt exactly as the editor's own `graphToPrompt()` would make it."""
+"""A workflow becomes a prompt exactly as the editor's own `graphToPrompt()` would make it.
+
+The steps are those of the editor when it opens a file and queues it: parse, make ids unique, turn
+group nodes into subgraphs, wire every graph, let types settle, let primitives write their values,
+expand subgraphs, resolve every link, emit.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from comfyfleet.workflow.emit import Emission, emit
 from comfyfleet.workflow.groupnodes import expand_group_nodes
@@ -14,24 +19,58 @@ from comfyfleet.workflow.naming import filled
 from comfyfleet.workflow.nodetypes import NodeTypes
 from comfyfleet.workflow.parse import parse
 from comfyfleet.workflow.primitives import apply_primitives
+from comfyfleet.workflow.reaching import only_reachable
+from comfyfleet.workflow.report import Warning, refuse_unknown_types, warnings_of
 from comfyfleet.workflow.resolve import Resolver
-from comfyfleet.workflow.scopes import expand
+from comfyfleet.workflow.scopes import Scope, expand
 from comfyfleet.workflow.slottypes import settle_types
 from comfyfleet.workflow.subgraphs import wire_all
 from comfyfleet.workflow.texts import Random
 
 
+class Options(TypedDict, total=False):
+    """All beside the exact default. Time and chance come in from outside: without `now` date
+    patterns stay as they are, without `rng` the first of {a|b} is taken."""
+
+    now: datetime | None
+    rng: Random | None
+    # Nodes of a type that the server lacks: left out, or emitted as the editor does.
+    unknown: Literal["drop", "keep"]
+    # … or refused, all of them at once.
+    strict: bool
+    # Drop what no output node needs.
+    reachable_only: bool
+    # Choices that a server keeps outside of object_info, by route.
+    remote_choices: Mapping[str, list[Any]] | None
+    limits: Limits
+
+
+class Conversion(NamedTuple):
+    prompt: Prompt
+    warnings: tuple[Warning, ...]
+
+
 def convert(
-    workflow: Mapping[str, Any],
-    object_info: Mapping[str, Any],
-    *,
-    now: datetime | None = None,
-    rng: Random | None = None,
-    unknown: Literal["drop", "keep"] = "drop",
-    remote_choices: Mapping[str, list[Any]] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
 ) -> Prompt:
-    types = NodeTypes(object_info, remote_choices)
+    """The prompt as a new dict; the workflow is never modified."""
+    prompt, _, _ = _convert(workflow, object_info, options)
+    return prompt
+
+
+def convert_with_report(
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
+) -> Conversion:
+    """Also tells what was left out and why, and what the server is likely to refuse."""
+    prompt, scopes, types = _convert(workflow, object_info, options)
+    return Conversion(prompt, tuple(warnings_of(prompt, scopes, types)))
+
+
+def _convert(
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], options: Options
+) -> tuple[Prompt, list[Scope], NodeTypes]:
+    limits, now = options.get("limits", DEFAULT_LIMITS), options.get("now")
+    types = NodeTypes(object_info, options.get("remote_choices"))
     parsed = expand_group_nodes(unique_ids(parse(workflow, limits=limits)), types)
     graphs = {
         key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
@@ -41,5 +80,11 @@ def convert(
         for key, wired in graphs.items()
     }
     scopes = expand(graphs, limits)
-    emission = Emission(Resolver(scopes), graphs, limits, now, rng, unknown == "keep")
-    return emit(scopes, emission)
+    if options.get("strict"):
+        refuse_unknown_types(scopes)
+    keep_unknown = options.get("unknown") == "keep"
+    emission = Emission(Resolver(scopes), graphs, limits, now, options.get("rng"), keep_unknown)
+    prompt = emit(scopes, emission)
+    if options.get("reachable_only"):
+        prompt = only_reachable(prompt, types)
+    return prompt, scopes, types

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO, input_spec, widgets_of_spec
+from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO, is_widget, widgets_of_spec
 from comfyfleet.workflow.setting.entries import BRANCH_DEPTH_MAX, Entry, as_link
 from comfyfleet.workflow.setting.problems import problem_with
 from comfyfleet.workflow.setting.reading import wrapped
+from comfyfleet.workflow.specs import input_spec
 from comfyfleet.workflow.widgettypes import ABSENT
 
 
@@ -45,7 +46,7 @@ def _fits(declared: Any, value: Any) -> bool:
 def _default(name: str, declared: Any) -> dict[str, Any]:
     """What the editor fills in; nothing for an input that is a socket."""
     spec = input_spec(name, declared)
-    if not spec.is_widget:
+    if not is_widget(spec):
         return {}
     widget = next(iter(widgets_of_spec(spec)))
     value = widget.choices[0] if widget.default is None and widget.choices else widget.default

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue
 from comfyfleet.workflow.behaviours import CUSTOM_COMBO
 from comfyfleet.workflow.model import Prompt
-from comfyfleet.workflow.nodetypes import input_spec
 from comfyfleet.workflow.setting.addressing import Place
 from comfyfleet.workflow.setting.branches import has_branches, rebranched_inputs
 from comfyfleet.workflow.setting.entries import Entry
 from comfyfleet.workflow.setting.problems import problem_with
 from comfyfleet.workflow.setting.reading import read_value, wrapped
 from comfyfleet.workflow.setting.wording import shown
+from comfyfleet.workflow.specs import input_spec
 from comfyfleet.workflow.values import option_index
 from comfyfleet.workflow.widgettypes import WIDGET_TYPES
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO, InputSpec, input_spec
+from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO
 from comfyfleet.workflow.setting.wording import hint, shown
+from comfyfleet.workflow.specs import InputSpec, input_spec
 
 # Choices that the declared list does not settle: the file may have come since, or lies in another folder.
 _OPEN_CHOICES = (

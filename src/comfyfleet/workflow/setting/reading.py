@@ -7,9 +7,10 @@ from typing import Any
 
 from comfyfleet.kernel.errors import FleetError, InvalidValue
 from comfyfleet.workflow.media.json_text import parse_json
-from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO, InputSpec, input_spec
+from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO
 from comfyfleet.workflow.setting.problems import choices_of, takes_several, unwrapped
 from comfyfleet.workflow.setting.wording import shown
+from comfyfleet.workflow.specs import InputSpec, input_spec
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")

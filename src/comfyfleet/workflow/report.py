@@ -1,0 +1,172 @@
+"""What a person should know about a conversion, and which node types a server lacks."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from comfyfleet.kernel.errors import UnknownNodeTypes
+from comfyfleet.workflow.model import Mode, Prompt
+from comfyfleet.workflow.nodetypes import NodeTypes
+from comfyfleet.workflow.places import join_places
+from comfyfleet.workflow.scopes import Scope
+from comfyfleet.workflow.setting import problem_with
+from comfyfleet.workflow.specs import InputSpec
+from comfyfleet.workflow.widgettypes import LOADING
+from comfyfleet.workflow.wiring import WiredNode
+
+PACK_PROPERTIES = ("cnr_id", "aux_id")
+
+
+class Warning(NamedTuple):
+    """`code` is stable, for programs; `message` is for people and names the place."""
+
+    code: str
+    message: str
+    node_id: str
+    input: str = ""
+
+
+class UnknownNode(NamedTuple):
+    type: str
+    node_id: str
+    title: str
+    pack: str
+
+
+def warnings_of(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+    for scope in scopes:
+        for node in scope.wired.nodes.values():
+            yield from _node_warnings(scope, node, prompt)
+    yield from _refused_values(prompt, scopes, types)
+
+
+def refuse_unknown_types(scopes: list[Scope]) -> None:
+    unknown = list(unknown_nodes(scopes))
+    if not unknown:
+        return
+    by_type: dict[str, list[UnknownNode]] = {}
+    for node in unknown:
+        by_type.setdefault(node.type, []).append(node)
+    lines = [f"  {name}: {_places(nodes)}{_pack(nodes)}" for name, nodes in sorted(by_type.items())]
+    raise UnknownNodeTypes(
+        f"the server lacks {len(by_type)} node types that the workflow needs:\n" + "\n".join(lines),
+        nodes=[node._asdict() for node in unknown],
+    )
+
+
+def unknown_nodes(scopes: list[Scope]) -> Iterator[UnknownNode]:
+    """Active nodes of a type that neither the server nor the editor has."""
+    for scope in scopes:
+        for node in scope.wired.nodes.values():
+            if node.type is None and not node.is_virtual and not node.node.is_inactive:
+                key = scope.prefix + node.node.id
+                yield UnknownNode(node.node.type, key, node.node.title, pack_of(node))
+
+
+def pack_of(node: WiredNode) -> str:
+    """The node pack that a file names for a node, if it does."""
+    for key in PACK_PROPERTIES:
+        value = node.node.properties.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _places(nodes: list[UnknownNode]) -> str:
+    return ", ".join(
+        f'node {node.node_id} "{node.title}"' if node.title else f"node {node.node_id}"
+        for node in nodes
+    )
+
+
+def _pack(nodes: list[UnknownNode]) -> str:
+    packs = sorted({node.pack for node in nodes if node.pack})
+    return f" (node pack {', '.join(packs)})" if packs else ""
+
+
+def _node_warnings(scope: Scope, node: WiredNode, prompt: Prompt) -> Iterator[Warning]:
+    key, place = scope.prefix + node.node.id, scope.place_of(node)
+    if node.node.is_inactive:
+        state = "muted" if node.node.mode == Mode.MUTED else "bypassed"
+        yield Warning(state, f"{place} is left out: {state}", key)
+        return
+    if node.is_virtual:
+        return
+    if node.type is None:
+        pack = pack_of(node)
+        hint = f"; it comes with the node pack {pack}" if pack else ""
+        verb = "is emitted without a class" if key in prompt else "is left out"
+        yield Warning(
+            "unknown_type",
+            f"{place} {verb}: the server has no such node type{hint}",
+            key,
+        )
+        return
+    yield from _value_count(node, key, place)
+    yield from _lost_inputs(node, key, place)
+    yield from _only_in_editor(node, key, place)
+
+
+def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
+    saved = node.node.values
+    if not isinstance(saved, list) or len(saved) == node.value_slots:
+        return
+    more = "more" if len(saved) > node.value_slots else "fewer"
+    yield Warning(
+        "value_count",
+        f"{place} was saved with {len(saved)} values, {more} than the {node.value_slots} that its "
+        "class has now; they are read in order, so some may stand at the wrong widget",
+        key,
+    )
+
+
+def _lost_inputs(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
+    """Inputs that were linked when the file was saved and lead nowhere now."""
+    names = {slot.name for slot in node.inputs}
+    declared = node.type.slots if node.type else {}
+    linked = {slot.link.id for slot in node.inputs if slot.link is not None}
+    for slot in node.node.inputs:
+        if slot.link is None:
+            continue
+        where = join_places(place, f"input {slot.name}")
+        if slot.link not in linked:
+            reason = "its link is gone" if slot.name in names else "its class has no such input now"
+            yield Warning("lost_link", f"{where}: {reason}", key, slot.name)
+        elif slot.name not in declared and "." not in slot.name:
+            message = f"{where} is not an input of its class; the link is sent all the same"
+            yield Warning("unknown_input", message, key, slot.name)
+
+
+def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
+    for widget in node.widgets:
+        where = join_places(place, f"input {widget.name}")
+        if widget.kind == "remote" and node.values.get(widget.name) == LOADING:
+            message = f"{where}: its choices are kept by a server that was not asked"
+            yield Warning("unknown_choices", message, key, widget.name)
+        if widget.kind == "view" and widget.sent and widget.input_type in ("LOAD_3D", "WEBCAM"):
+            message = f"{where}: only the editor can render it; the server may refuse the node"
+            yield Warning("needs_editor", message, key, widget.name)
+
+
+def _refused_values(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+    nodes = {
+        scope.prefix + key: (scope, node)
+        for scope in scopes
+        for key, node in scope.wired.nodes.items()
+    }
+    for key, entry in prompt.items():
+        known = types.get(entry.get("class_type", ""))
+        if known is None:
+            continue
+        scope, node = nodes[key]
+        for spec in known.specs:
+            value = entry["inputs"].get(spec.name)
+            if spec.name not in entry["inputs"] or isinstance(value, list):
+                continue
+            problem = problem_with(_declared(spec), value)
+            if problem:
+                where = join_places(scope.place_of(node), f"input {spec.name}")
+                yield Warning("refused_value", f"{where}: {problem}", key, spec.name)
+
+
+def _declared(spec: InputSpec) -> list[Any]:
+    return [spec.type if spec.choices is None else spec.choices, spec.options]
