@@ -79,7 +79,9 @@ def _expand(workflow: Workflow, node: Node, group: Mapping[str, Any], types: Nod
     inner = _make_inner(group, interface, instance, workflow.last_node_id, types)
     last = workflow.last_node_id + len(inner.nodes) + 1
     definition_id = f"group node {last}"
-    inputs, input_links, feeding = _input_ports(instance, interface, inner)
+    inputs, input_links, feeding = _input_ports(
+        instance, interface, inner, max(root.links, default=0) + 1
+    )
     outputs, output_links, fed = _output_ports(root, node.id, str(last), interface, inner)
     links = {link.id: link for link in (*inner.links, *input_links, *output_links)}
     definition = Graph(definition_id, _group_name(node), inner.nodes, links, inputs, outputs)
@@ -164,7 +166,7 @@ def _inner_links(saved: list[Any], nodes: Sequence[WiredNode]) -> list[Link]:
 def _link(
     source: WiredNode, out_slot: int, target: WiredNode, in_slot: int, link_id: int
 ) -> Link | None:
-    if in_slot >= len(target.inputs):
+    if out_slot < 0 or not 0 <= in_slot < len(target.inputs):
         return None
     out_type = source.outputs[out_slot] if out_slot < len(source.outputs) else "*"
     if not are_compatible(out_type, target.inputs[in_slot].type):
@@ -173,7 +175,7 @@ def _link(
 
 
 def _input_ports(
-    instance: WiredNode, interface: GroupInterface, inner: _Inner
+    instance: WiredNode, interface: GroupInterface, inner: _Inner, first_link: int
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
     """One port for each output outside that feeds the group, however many inner inputs it feeds."""
     ends: dict[tuple[str, int], list[tuple[WiredNode, int]]] = {}
@@ -195,7 +197,7 @@ def _input_ports(
             ids.append(link_id)
         first = targets[0][0].inputs[targets[0][1]]
         ports.append(Port(f"{first.name} {number}", first.type, tuple(ids)))
-        outer_id = MINTED_LINKS * 3 + int(instance.node.id) * 1000 + number
+        outer_id = first_link + number
         feeding.append(Link(outer_id, origin, slot, instance.node.id, number))
     return tuple(ports), links, feeding
 
