@@ -23,8 +23,9 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
+# Enough to notice a slip; the slow test looks a hundred times longer.
 QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )  # fmt: skip
 
 
@@ -116,6 +117,17 @@ def test_any_nodes_and_links(nodes: Any, links: Any) -> None:
 @QUICK
 @given(st.data())
 def test_any_part_of_a_workflow_replaced_by_anything(data: st.DataObject) -> None:
+    replace_anything(data)
+
+
+@pytest.mark.slow
+@settings(QUICK, max_examples=4_000)
+@given(st.data())
+def test_many_parts_of_a_workflow_replaced_by_anything(data: st.DataObject) -> None:
+    replace_anything(data)
+
+
+def replace_anything(data: st.DataObject) -> None:
     document = everything()
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from(places(document)))
