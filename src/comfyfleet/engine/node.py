@@ -84,6 +84,9 @@ class Context(Protocol):
     def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
         """Tell how far the node is, with an encoded JPEG; raises Interrupted when cancelled."""
 
+    def show_text(self, text: str) -> None:
+        """Put a line on the node while it runs (a binary frame of type 3)."""
+
     def pause(self, seconds: float) -> None:
         """Wait; raises Interrupted as soon as the run is cancelled."""
 
