@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from comfyfleet.engine.faults import Fault, fault
+from comfyfleet.engine.trouble import MalformedBody
 from comfyfleet.engine.validate import Prompt
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -19,12 +20,6 @@ INVALID_PROMPT_ID = fault(
     "prompt_id must be a UUID string in canonical lowercase hyphenated form; "
     "omit it to let the server generate one",
 )
-
-
-class MalformedBody(InvalidInput):
-    """ComfyUI trips over such a body; its clients see a 500."""
-
-    code = "malformed_body"
 
 
 class RefusedPrompt(InvalidInput):
