@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from comfyfleet.engine.values import Picture, f32, from_bytes, to_bytes
+from comfyfleet.engine.values import Picture, f32, from_bytes, require_room, to_bytes
 from comfyfleet.kernel.errors import NodeFailed
 
 METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")
@@ -31,6 +31,7 @@ def resize(
     if crop == "center":
         picture = crop_to_aspect(picture, width, height)
     _require_size(picture, width, height, method)
+    require_room(picture.shape[0], height, width, *picture.shape[3:])
     if method == "lanczos":
         return _lanczos(picture, width, height)
     along = _ALONG[method]

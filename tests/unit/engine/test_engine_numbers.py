@@ -4,8 +4,8 @@ import pytest
 from comfyfleet.engine.blur import blur, gaussian
 from comfyfleet.engine.morphology import grow
 from comfyfleet.engine.noise import standard_normal
-from comfyfleet.engine.values import Mask, match_channels, repeat_to, to_bytes
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.engine.values import Mask, match_channels, repeat_to, require_room, to_bytes
+from comfyfleet.kernel.errors import LimitExceeded, NodeFailed
 
 
 def dot() -> Mask:
@@ -22,6 +22,12 @@ def test_bytes_are_truncated_not_rounded() -> None:
 def test_loading_and_saving_keeps_every_byte() -> None:
     every = np.arange(256, dtype=np.uint8)
     assert (to_bytes(every.astype(np.float32) / np.float32(255)) == every).all()
+
+
+def test_an_array_that_would_fill_the_memory_is_refused() -> None:
+    require_room(1, 16384, 16384, 3)
+    with pytest.raises(LimitExceeded, match="4096x16384x16384x3"):
+        require_room(4096, 16384, 16384, 3)
 
 
 def test_a_batch_is_cut_or_repeated() -> None:
