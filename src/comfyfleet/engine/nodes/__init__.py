@@ -7,12 +7,14 @@ from comfyfleet.engine.nodes import (
     batching,
     compositing,
     filtering,
+    logic,
     masking,
     resizing,
+    texts,
     transforming,
 )
 
-KINDS = (resizing, transforming, filtering, compositing, batching, masking)
+KINDS = (resizing, transforming, filtering, compositing, batching, masking, logic, texts)
 
 
 def registry() -> Mapping[str, NodeType]:
