@@ -7,14 +7,31 @@ from comfyfleet.engine.nodes import (
     batching,
     compositing,
     filtering,
+    loading,
     logic,
     masking,
+    own,
     resizing,
+    saving,
     texts,
     transforming,
+    videos,
 )
 
-KINDS = (resizing, transforming, filtering, compositing, batching, masking, logic, texts)
+KINDS = (
+    loading,
+    saving,
+    resizing,
+    transforming,
+    filtering,
+    compositing,
+    batching,
+    masking,
+    logic,
+    texts,
+    videos,
+    own,
+)
 
 
 def registry() -> Mapping[str, NodeType]:
