@@ -1,10 +1,13 @@
 """What a node type is to the executor, and what a running node may use.
 
 The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt
-(`images.image0` for a slot of a growing group), values already coerced, optional ones left out.
+(`images.image0` for a slot of a growing group), values already coerced. Optional inputs that are
+not given are left out, and so are those that the node does not declare. A node fails by raising:
+our own errors where we know better than numpy what went wrong, but any other may come.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -33,9 +36,9 @@ class Folders:
         return inside(self.of(folder), relative)
 
     def holds(self, name: str) -> bool:
-        """Whether `name` is a file that a node may read."""
+        """Whether `name` exists in its folder; one that leads out of it does not."""
         try:
-            return self.locate(name).is_file()
+            return self.locate(name).exists()
         except (InvalidInput, OSError, ValueError):
             return False
 
@@ -52,9 +55,12 @@ def split_annotation(name: str) -> tuple[FolderName, str]:
 
 
 def inside(base: Path, relative: str) -> Path:
-    """`base / relative`, refused when it leaves `base`: names come from strangers."""
-    path = (base / relative).resolve()
-    if not path.is_relative_to(base.resolve()):
+    """`base / relative`, refused when it leaves `base`: names come from strangers.
+
+    Only the text counts: a link that the owner of the machine has put into `base` is followed.
+    """
+    path = Path(os.path.abspath(base / relative))
+    if not path.is_relative_to(os.path.abspath(base)):
         raise InvalidInput(f"{relative!r} lies outside its folder", name=relative)
     return path
 
@@ -77,6 +83,11 @@ class Context(Protocol):
     @property
     def random(self) -> Random:
         """For the random letters of temporary file names."""
+
+    @property
+    def memory(self) -> MutableMapping[str, Any]:
+        """What a node remembers while prompts follow each other that all have a node of this id
+        and type: ComfyUI keeps its node objects that long, and PreviewImage its letters."""
 
     def now(self) -> datetime:
         """Local time, for the date parts of file names."""
@@ -112,9 +123,11 @@ class NodeType:
     run: Run
     # ComfyUI's VALIDATE_INPUTS: a message, or None when fine. The inputs in `validated` are
     # judged by it alone: no list or range check, and the error is told for each of them.
+    # A value of a wrong type may make it raise, as there.
     validate: Callable[[Folders, Inputs], str | None] | None = None
     validated: tuple[str, ...] = ()
     # ComfyUI's IS_CHANGED: part of the cache key (constants only, linked inputs are left out).
+    # It raises when the file can't be read: then nothing is cached.
     fingerprint: Callable[[Folders, Inputs], Any] | None = None
     # ComfyUI's check_lazy_status: names of the lazy inputs still wanted, given the known ones.
     needed: Callable[[Inputs], Sequence[str]] | None = None
