@@ -7,11 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.enginekit.nodes import NODES
+
 from comfyfleet.engine.executor import Executor
 from comfyfleet.engine.history import Outcome
 from comfyfleet.engine.node import Folders
 from comfyfleet.engine.queue import Item, Running
-from enginekit.nodes import NODES
 
 
 class Listener:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from tests.enginekit.matching import PLACEHOLDER, Bindings, fill, match, normalise
+from tests.enginekit.talking import Ear, Talk, picture, talking
 
 from comfyfleet.engine import Served
-from enginekit.matching import PLACEHOLDER, Bindings, fill, match, normalise
-from enginekit.talking import Ear, Talk, picture, talking
 
 # Recorded waits let a real ComfyUI blur a large picture; ours only sleeps, and shorter.
 TIME_SCALE = 0.3

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.enginekit.nodes import NODES
+from tests.enginekit.talking import Talk, talking
 
 from comfyfleet.engine import Served, serving
-from enginekit.nodes import NODES
-from enginekit.talking import Talk, talking
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 
 import PIL.Image
 import pytest
+from tests.enginekit.nodes import NODES, link, node
+from tests.enginekit.talking import Talk, talking
 
 from comfyfleet.engine import serving
-from enginekit.nodes import NODES, link, node
-from enginekit.talking import Talk, talking
 
 ENDED = {"node": None}
 

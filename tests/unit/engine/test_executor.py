@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.enginekit.listening import Bench
+from tests.enginekit.nodes import link, node
 
 from comfyfleet.engine.schedule import MissingNode
-from enginekit.listening import Bench
-from enginekit.nodes import link, node
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.enginekit.nodes import NODES, link, node, node_type, say
 
 from comfyfleet.engine.node import Folders
 from comfyfleet.engine.validate import Verdict, validate
-from enginekit.nodes import NODES, link, node, node_type, say
 
 
 @pytest.fixture
