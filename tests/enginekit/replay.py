@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from tests.enginekit.matching import PLACEHOLDER, Bindings, fill, match, normalise
-from tests.enginekit.talking import Ear, Talk, picture, talking
+from tests.enginekit.talking import Ear, NeverHeard, Talk, picture, talking
 
 from comfyfleet.engine import Served
 
@@ -149,7 +149,10 @@ class _Player:
             time.sleep(wait["seconds"] * TIME_SCALE)
         else:
             data = fill(wait.get("data", {}), self._bound)
-            self._ears[wait["socket"]].wait(wait["type"], data)
+            try:
+                self._ears[wait["socket"]].wait(wait["type"], data)
+            except NeverHeard as missing:
+                self.differences.events.append(str(missing))
 
 
 def _without_figures(event: Any) -> Any:

@@ -14,11 +14,15 @@ import PIL.Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 10.0
 # After the queue is empty the last events are still under way.
 SETTLE_SECONDS = 0.05
 
 Event = Any
+
+
+class NeverHeard(AssertionError):
+    """An event that was waited for did not come."""
 
 
 class Ear:
@@ -42,7 +46,7 @@ class Ear:
                         self._next = index + 1
                         return self.events[index][1]
                 if not self._arrived.wait(deadline - time.monotonic()):
-                    raise AssertionError(f"no {kind} {data} in {self.names()[self._next :]}")
+                    raise NeverHeard(f"no {kind} {data} in {self.names()[self._next :]}")
 
     def names(self) -> list[str]:
         return [e[0] if isinstance(e, list) else f"binary {e['binary']}" for e in self.events]

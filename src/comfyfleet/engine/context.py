@@ -1,7 +1,7 @@
 """What a running node is given: its surroundings, and a voice."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
@@ -43,6 +43,7 @@ class NodeContext:
     around: Surroundings
     node_id: str
     random: Random
+    memory: MutableMapping[str, Any]
     started_at: datetime
 
     @property

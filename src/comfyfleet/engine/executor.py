@@ -1,7 +1,7 @@
 """Runs prompts one after the other. Lives in the worker thread."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ from comfyfleet.engine.validate import Prompt
 
 
 class Executor:
-    """What stays from one run to the next: cached results, and names of temporary files."""
+    """What stays from one run to the next: results, and what nodes remember."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Executor:
         """Forget all results (`/free`)."""
         self._cache = NodeCache()
         self._signer = Signer(self._nodes)
-        self._seeds: dict[tuple[str, str], int] = {}
+        self._memories: dict[tuple[str, str], dict[str, Any]] = {}
         self._success = True
 
     def run(self, running: Running) -> Outcome:
         item = running.item
-        self._forget_seeds(item.prompt)
+        self._forget_absent(item.prompt)
         around = Surroundings(
             folders=self._folders,
             prompt=self._prepare(item.prompt),
@@ -75,21 +75,21 @@ class Executor:
             cache=self._cache,
             signer=self._signer,
             clock=self._clock,
-            random_of=self._random_of,
+            random=self._random,
+            memory_of=self._memory_of,
             announce=self._announce,
         )
 
     def _announce(self, client_id: Any, node_id: str) -> None:
         self.executing = (client_id, node_id)
 
-    def _random_of(self, node_id: str, class_type: str) -> Random:
-        """The same letters for the same node while prompts have it: previews count up on them."""
-        seed = self._seeds.setdefault((node_id, class_type), self._random.getrandbits(64))
-        return Random(seed)  # noqa: S311 - letters of a file name, not a secret
+    def _memory_of(self, node_id: str, class_type: str) -> MutableMapping[str, Any]:
+        return self._memories.setdefault((node_id, class_type), {})
 
-    def _forget_seeds(self, prompt: Prompt) -> None:
+    def _forget_absent(self, prompt: Prompt) -> None:
+        """ComfyUI keeps a node object only while prompts follow each other that all have it."""
         present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
-        self._seeds = {key: seed for key, seed in self._seeds.items() if key in present}
+        self._memories = {key: kept for key, kept in self._memories.items() if key in present}
 
     def _prepare(self, prompt: Prompt) -> Prompt:
         """As nodes see it and files keep it: with `is_changed` where more than inputs count."""

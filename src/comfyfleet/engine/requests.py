@@ -1,6 +1,8 @@
 """Reading requests, within limits."""
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException
@@ -43,10 +45,16 @@ async def read_json(request: Request) -> object:
         raise MalformedBody(f"the body is not JSON: {error}") from error
 
 
-async def read_form(request: Request) -> FormData:
+@contextlib.asynccontextmanager
+async def open_form(request: Request) -> AsyncIterator[FormData]:
+    """The form; its files are there until the end of the block."""
     try:
-        return await request.form(
+        form = await request.form(
             max_files=PARTS_MAX, max_fields=PARTS_MAX, max_part_size=FIELD_BYTES_MAX
         )
     except MultiPartException as error:
         raise Trouble(f"the form can't be read: {error.message}") from error
+    try:
+        yield form
+    finally:
+        await form.close()

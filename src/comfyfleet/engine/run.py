@@ -1,6 +1,6 @@
 """One run of one prompt: which nodes run, what is reused, what is told to whom."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
@@ -11,7 +11,7 @@ from comfyfleet.engine.context import NodeContext, Surroundings
 from comfyfleet.engine.faults import trace, type_name
 from comfyfleet.engine.history import Outcome
 from comfyfleet.engine.inputs import Declared, declared_inputs, is_link
-from comfyfleet.engine.node import NodeType, Result
+from comfyfleet.engine.node import Context, NodeType, Result
 from comfyfleet.engine.python_names import python_name
 from comfyfleet.engine.schedule import DependencyCycle, MissingNode, Schedule
 from comfyfleet.engine.signature import Signer
@@ -38,7 +38,8 @@ class Tools:
     cache: NodeCache
     signer: Signer
     clock: Callable[[], float]
-    random_of: Callable[[str, str], Random]
+    random: Random
+    memory_of: Callable[[str, str], MutableMapping[str, Any]]
     announce: Callable[[Any, str], None]
 
 
@@ -180,10 +181,11 @@ class Run:
                     f"{python_name(kind)}() got an unexpected keyword argument '{name}'",
                     exception_type="TypeError",
                 )
-        context = NodeContext(
+        context: Context = NodeContext(
             around=self._around,
             node_id=node_id,
-            random=self._tools.random_of(node_id, kind.name),
+            random=self._tools.random,
+            memory=self._tools.memory_of(node_id, kind.name),
             started_at=datetime.fromtimestamp(self._tools.clock()),  # noqa: DTZ006 - local: file names
         )
         return kind.run(context, **inputs.values)

@@ -19,7 +19,7 @@ from comfyfleet.engine.engine import Engine
 from comfyfleet.engine.file_reply import FileReply
 from comfyfleet.engine.node import FolderName, Folders
 from comfyfleet.engine.replies import empty, json_reply
-from comfyfleet.engine.requests import read_form
+from comfyfleet.engine.requests import open_form
 from comfyfleet.engine.trouble import Trouble
 
 FOLDERS: tuple[FolderName, ...] = get_args(FolderName)
@@ -39,13 +39,13 @@ ACTIVE_TYPES = frozenset(
 
 
 async def post_image(engine: Engine, request: Request) -> Response:
-    form = await read_form(request)
-    return await _store(engine.folders, form, uploads.save_bytes)
+    async with open_form(request) as form:
+        return await _store(engine.folders, form, uploads.save_bytes)
 
 
 async def post_mask(engine: Engine, request: Request) -> Response:
-    form = await read_form(request)
-    return await _store(engine.folders, form, partial(_save_mask, engine.folders, form))
+    async with open_form(request) as form:
+        return await _store(engine.folders, form, partial(_save_mask, engine.folders, form))
 
 
 async def _store(folders: Folders, form: FormData, save: uploads.Save) -> Response:
