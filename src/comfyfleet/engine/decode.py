@@ -53,15 +53,13 @@ class Components:
 @contextmanager
 def opened(source: Source) -> Iterator[av.container.InputContainer]:
     """The file opened for reading; what FFmpeg can't make sense of is a NodeFailed."""
+    file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
-        file = str(source) if isinstance(source, Path) else io.BytesIO(source)
-        container = av.open(file, mode="r")
-    except (av.error.FFmpegError, OSError, ValueError) as error:
+        with av.open(file, mode="r") as container:
+            yield container
+    except (av.error.FFmpegError, OSError) as error:
         # Without the path that FFmpeg adds: it is nobody's business but the server's.
-        reason = getattr(error, "strerror", None) or error
-        raise NodeFailed(f"can't read {_named(source)}: {reason}") from error
-    with container:
-        yield container
+        raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
 
 
 def first_video(container: av.container.InputContainer) -> av.VideoStream:

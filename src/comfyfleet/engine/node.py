@@ -1,7 +1,9 @@
 """What a node type is to the executor, and what a running node may use.
 
 The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt
-(`images.image0` for a slot of a growing group), values already coerced, optional ones left out.
+(`images.image0` for a slot of a growing group), values already coerced. Optional inputs that are
+not given are left out, and so are those that the node does not declare. A node fails by raising:
+our own errors where we know better than numpy what went wrong, but any other may come.
 """
 
 import os

@@ -72,9 +72,10 @@ def _lanczos(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _nearest(picture: Values, axis: int, size: int) -> Values:
-    # In whole numbers: (i + 0.5) * old / size falls on a boundary too often for floats.
+    # In float32, as torch: where (i + 0.5) * old / size is a whole number, rounding decides.
     old = picture.shape[axis]
-    index = (2 * np.arange(size) + 1) * old // (2 * size)
+    position = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(old / size)
+    index = np.minimum(np.floor(position).astype(np.intp), old - 1)
     nearest: Values = np.take(picture, index, axis=axis)
     return nearest
 

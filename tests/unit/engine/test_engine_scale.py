@@ -39,6 +39,12 @@ def test_shrinking_does_not_smooth_unless_it_is_by_area_or_lanczos() -> None:
     assert 0.3 < resize(np.repeat(stripes, 3, axis=-1), 1, 1, "lanczos").mean() < 0.7
 
 
+def test_the_nearest_pixel_is_found_in_float32() -> None:
+    picture = row(*range(24))
+    # 18.5 * 24 / 37 is 12, but 24 / 37 is a little less in float32.
+    assert resize(picture, 37, 1, "nearest-exact")[0, 0, 18, 0] == 11
+
+
 def test_lanczos_works_on_bytes() -> None:
     grey = np.full((1, 2, 2, 3), 0.5, np.float32)
     assert resize(grey, 4, 4, "lanczos") == pytest.approx(127 / 255)

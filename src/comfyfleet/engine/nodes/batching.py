@@ -24,6 +24,7 @@ from comfyfleet.engine.values import Image, match_channels, require_room
 from comfyfleet.kernel.errors import NodeFailed
 
 IMAGES = "comfy_extras.nodes_images"
+SLOTS_MAX = 50
 
 
 def batched(images: list[Image]) -> Image:
@@ -104,7 +105,7 @@ def image_batch(image1: Image, image2: Image) -> Image:
         "Batch Images",
         "comfy_extras.nodes_post_processing",
         "image/batch",
-        inputs={"images": growing("image", "IMAGE", prefix="image", min=1, max=50)},
+        inputs={"images": growing("image", "IMAGE", prefix="image", min=1, max=SLOTS_MAX)},
         outputs=("IMAGE",),
         essentials="Image Tools",
     )
@@ -112,8 +113,8 @@ def image_batch(image1: Image, image2: Image) -> Image:
 def batch_images(**inputs: Any) -> Image:
     images = group(inputs, "images")
     # By the number of the slot, not by the order in which a client wrote the inputs.
-    slots = sorted(images, key=lambda slot: int(slot.removeprefix("image")))
-    return batched([images[slot] for slot in slots])
+    slots = (f"image{number}" for number in range(SLOTS_MAX))
+    return batched([images[slot] for slot in slots if slot in images])
 
 
 @pure(
