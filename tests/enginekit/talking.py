@@ -121,12 +121,12 @@ class Talk:
         assert answer.status_code == 200, answer.text
         return str(answer.json()["prompt_id"])
 
-    def wait_idle(self) -> None:
+    def wait_idle(self, settle_seconds: float = SETTLE_SECONDS) -> None:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while self.http.get("/prompt").json()["exec_info"]["queue_remaining"]:
             assert time.monotonic() < deadline, "the queue does not get empty"
-            time.sleep(0.01)
-        time.sleep(SETTLE_SECONDS)
+            time.sleep(0.005)
+        time.sleep(settle_seconds)
 
     def history(self, prompt_id: str) -> Any:
         return self.http.get(f"/history/{prompt_id}").json()[prompt_id]

@@ -128,3 +128,12 @@ def _int(array: Any) -> Pixels:
 def _without_opaque_alpha(pixels: Pixels) -> Pixels:
     is_opaque = pixels.shape[-1] == 4 and bool((pixels[..., 3] == 255).all())
     return pixels[..., :3] if is_opaque else pixels
+
+
+def without(value: Any, *keys: str) -> Any:
+    """The value with these keys taken out at any depth."""
+    if isinstance(value, list):
+        return [without(item, *keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: without(item, *keys) for key, item in value.items() if key not in keys}

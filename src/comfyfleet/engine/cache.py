@@ -1,12 +1,8 @@
 """Results of nodes, kept by signature so that an unchanged part of a prompt runs once."""
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-CACHE_BYTES_MAX = 512 * 1024 * 1024
-CACHE_ENTRIES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,33 +12,20 @@ class Entry:
     outputs: tuple[Any, ...] = ()
     ui: Mapping[str, Any] | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(int(getattr(value, "nbytes", 0)) for value in self.outputs)
-
 
 class NodeCache:
-    """The entries used last, within a size. Only the worker thread touches it."""
+    """What the last prompt had. Only the worker thread touches it."""
 
-    def __init__(
-        self, bytes_max: int = CACHE_BYTES_MAX, entries_max: int = CACHE_ENTRIES_MAX
-    ) -> None:
-        self._bytes_max = bytes_max
-        self._entries_max = entries_max
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._bytes = 0
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
 
     def get(self, signature: str) -> Entry | None:
-        entry = self._entries.get(signature)
-        if entry is not None:
-            self._entries.move_to_end(signature)
-        return entry
+        return self._entries.get(signature)
 
     def put(self, signature: str, entry: Entry) -> None:
-        if old := self._entries.pop(signature, None):
-            self._bytes -= old.size_bytes
         self._entries[signature] = entry
-        self._bytes += entry.size_bytes
-        while self._bytes > self._bytes_max or len(self._entries) > self._entries_max:
-            _, dropped = self._entries.popitem(last=False)
-            self._bytes -= dropped.size_bytes
+
+    def retain(self, signatures: Collection[str]) -> None:
+        """Drop all others: pictures of prompts that are over are not worth their memory."""
+        kept = self._entries.keys() & set(signatures)
+        self._entries = {signature: self._entries[signature] for signature in kept}

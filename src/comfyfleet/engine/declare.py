@@ -122,6 +122,8 @@ class Interface:
     essentials: str | None = None
     output_matches: tuple[str, ...] | None = None
     classic: bool = False
+    description: str = ""
+    aliases: tuple[str, ...] = ()  # further words under which an editor finds it
 
     def entry(self) -> dict[str, Any]:
         """The `/object_info` entry."""
@@ -135,6 +137,7 @@ class Interface:
             "output_name": list(self.output_names or self.outputs),
             "name": self.name,
             "display_name": self.title,
+            "description": self.description,
             "python_module": self.module,
             "category": self.category,
             "output_node": self.output_node,
@@ -152,18 +155,21 @@ class Interface:
         return {group: members for group, members in groups.items() if members}
 
     def _classic_extras(self) -> dict[str, Any]:
-        return _given(
+        extras = _given(
             essentials_category=self.essentials, deprecated=True if self.deprecated else None
         )
+        return {"search_aliases": list(self.aliases), **extras}
 
     def _later_extras(self) -> dict[str, Any]:
         return {
+            "output_tooltips": [None] * len(self.outputs),
             "output_matchtypes": list(self.output_matches) if self.output_matches else None,
             "deprecated": self.deprecated,
             "experimental": self.experimental,
             "dev_only": False,
             "api_node": False,
             "price_badge": None,
+            "search_aliases": list(self.aliases) or None,
             "essentials_category": self.essentials,
         }
 

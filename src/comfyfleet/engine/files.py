@@ -53,11 +53,22 @@ def next_slot(
     try:
         folder = inside(base, subfolder)
     except InvalidInput as error:
-        raise NodeFailed(f"{prefix!r} would be saved outside the {type} folder") from error
+        raise _outside(base, subfolder) from error
     folder.mkdir(parents=True, exist_ok=True)
     length = len(os.path.basename(prefix))
     counter = next_counter((path.name for path in folder.iterdir()), stem, length)
     return Slot(folder, subfolder, stem, counter, type)
+
+
+def _outside(base: Path, subfolder: str) -> NodeFailed:
+    """In ComfyUI's words, which its clients may know."""
+    folder, root = os.path.abspath(base / subfolder), os.path.abspath(base)
+    return NodeFailed(
+        "**** ERROR: Saving image outside the output folder is not allowed."
+        f"\n full_output_folder: {folder}"
+        f"\n         output_dir: {root}"
+        f"\n         commonpath: {os.path.commonpath((folder, root))}"
+    )
 
 
 def fill_tokens(prefix: str, *, width: int, height: int, now: datetime) -> str:

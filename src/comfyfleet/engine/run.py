@@ -107,6 +107,8 @@ class Run:
             self._success = False
             finished = self._visit(node_id)
             self._success = True
+            # Not before: a run whose first node fails leaves the results of the one before.
+            self._tools.cache.retain(self._signatures.values())
             if finished:
                 self._schedule.complete(node_id)
         self._show_cached_results()

@@ -59,8 +59,9 @@ def test_a_truncated_picture_is_loaded_as_far_as_it_goes(context: RecordingConte
 
 def test_a_text_is_no_picture(context: RecordingContext) -> None:
     (context.folders.input / "a.png").write_text("nothing to see")
-    with pytest.raises(NodeFailed, match="no picture"):
+    with pytest.raises(NodeFailed, match="cannot identify image file") as caught:
         run("LoadImage", context, image="a.png")
+    assert caught.value.details["exception_type"] == "PIL.UnidentifiedImageError"
 
 
 def test_a_mask_is_a_channel_or_the_inverse_of_alpha(context: RecordingContext) -> None:

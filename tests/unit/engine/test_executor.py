@@ -130,6 +130,22 @@ def test_results_are_forgotten_on_reset(bench: Bench) -> None:
     assert bench.listener.events()[1] == "cached"
 
 
+def test_only_what_the_last_prompt_had_is_remembered(bench: Bench) -> None:
+    bench.run(CHAIN)
+    bench.run({"9": node("Show", text="other")})
+    bench.listener.take()
+    bench.run(CHAIN)
+    assert bench.listener.events()[1] == "cached"
+
+
+def test_a_run_whose_first_node_fails_leaves_the_results_of_the_one_before(bench: Bench) -> None:
+    bench.run(CHAIN)
+    bench.run({"1": node("Fail", word="x"), "9": node("Show", text=link("1"))})
+    bench.listener.take()
+    bench.run(CHAIN)
+    assert bench.listener.events()[1] == "cached 1,2,9"
+
+
 def test_a_lazy_input_runs_only_when_chosen_and_the_chooser_is_announced_twice(
     bench: Bench,
 ) -> None:

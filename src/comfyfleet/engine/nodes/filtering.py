@@ -49,6 +49,7 @@ def image_invert(image: Image) -> Image:
         },
         outputs=("IMAGE",),
         essentials="Image Tools",
+        aliases=("mix images",),
     )
 )
 def image_blend(image1: Image, image2: Image, blend_factor: float, blend_mode: str) -> Image:

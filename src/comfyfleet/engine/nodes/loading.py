@@ -14,6 +14,7 @@ import PIL.ImageSequence
 
 from comfyfleet.engine.declare import Interface, bare, choice, node
 from comfyfleet.engine.decode import decode
+from comfyfleet.engine.faults import type_name
 from comfyfleet.engine.files import files_of, missing_file
 from comfyfleet.engine.node import Context, Folders, Inputs, Result
 from comfyfleet.engine.values import Image, Mask, from_bytes
@@ -46,7 +47,8 @@ def _with_pillow(path: Path) -> tuple[Image, Mask]:
             with _truncated_allowed():
                 frames = _pillow_frames(path)
     except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
-        raise NodeFailed(f"{path.name} holds no picture: {error}") from error
+        # In Pillow's words: clients know ComfyUI's failure by them.
+        raise NodeFailed(str(error), exception_type=type_name(error)) from error
     same = [frame for frame in frames if frame.size == frames[0].size]
     images = np.stack([np.asarray(frame.convert("RGB")) for frame in same])
     return from_bytes(images), np.stack([_mask_of(frame) for frame in same])

@@ -65,6 +65,8 @@ PRIMITIVES = (
         outputs=("STRING",),
         output_node=True,
         classic=True,
+        description="Preview any input value as text.",
+        aliases=("show output", "inspect", "debug", "print value", "show text"),
     )
 )
 def preview_any(context: Context, source: Any = None) -> Result:
@@ -133,6 +135,7 @@ def _wanted_side(known: Mapping[str, Any]) -> list[str]:
         output_names=("output",),
         output_matches=("switch",),
         experimental=True,
+        aliases=("if", "then", "switch", "conditional", "branch"),
     ),
     needed=_wanted_side,
 )

@@ -15,6 +15,7 @@ from comfyfleet.engine.declare import (
     integer,
     node,
     number,
+    socket,
     text,
 )
 from comfyfleet.engine.files import (
@@ -33,6 +34,11 @@ IMAGES = "comfy_extras.nodes_images"
 WEBP_EFFORT = {"default": 4, "fastest": 0, "slowest": 6}
 # Where WebP files keep the prompt; further texts go into the tags below.
 EXIF_MODEL = 0x0110
+# Shown by editors, and repeated by ComfyUI when it refuses the input: clients see the text.
+PREFIX_TOOLTIP = (
+    "The prefix for the file to save. This may include formatting information such as "
+    "%date:yyyy-MM-dd% or %Empty Latent Image.width% to include values from nodes."
+)
 
 
 @node(
@@ -41,13 +47,18 @@ EXIF_MODEL = 0x0110
         "Save Image",
         "nodes",
         "image",
-        inputs={"images": IMAGE, "filename_prefix": ["STRING", {"default": "ComfyUI"}]},
+        inputs={
+            "images": socket("IMAGE", tooltip="The images to save."),
+            "filename_prefix": ["STRING", {"default": "ComfyUI", "tooltip": PREFIX_TOOLTIP}],
+        },
         hidden=HIDDEN_METADATA,
         outputs=("IMAGE",),
         output_names=("images",),
         output_node=True,
         essentials="Basics",
         classic=True,
+        description="Saves the input images to your ComfyUI output directory.",
+        aliases=("save", "save image", "export image", "output image", "write image", "download"),
     )
 )
 def save_image(context: Context, images: Image, filename_prefix: str = "ComfyUI") -> Result:
