@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL.Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -164,9 +165,10 @@ def _save_pngs(
 
 def require_pictures(images: Image) -> tuple[int, int]:
     """Height and width; fails where there is nothing to save."""
-    if getattr(images, "ndim", 0) != 4 or 0 in images.shape:
-        raise NodeFailed(f"there is no picture to save: {getattr(images, 'shape', images)!r}")
-    return images.shape[1], images.shape[2]
+    if isinstance(images, np.ndarray) and (images.ndim != 4 or 0 in images.shape):
+        raise NodeFailed(f"there is no picture to save: {images.shape!r}")
+    # A text or number passes validation; Python's own complaint is what ComfyUI's clients see.
+    return images[0].shape[0], images[0].shape[1]
 
 
 def to_pillow(images: Image) -> list[PIL.Image.Image]:

@@ -33,7 +33,8 @@ SHARPEN_STRENGTH = 10
 )
 def image_invert(image: Image) -> Image:
     # In float32, not in bytes: most values come out one lower than 255 - v when saved.
-    return np.float32(1.0) - image
+    inverted: Image = 1.0 - image
+    return inverted
 
 
 @pure(
