@@ -109,7 +109,8 @@ class Talk:
         self._stack = stack
 
     def listen(self, client_id: str | None = None, path: str = "/ws") -> Ear:
-        query = "" if client_id is None else f"?clientId={client_id}"
+        start = "&" if "?" in path else "?"
+        query = "" if client_id is None else f"{start}clientId={client_id}"
         url = f"{self._url.replace('http', 'ws', 1)}{path}{query}"
         ear = Ear(self._stack.enter_context(connect(url, max_size=None)))
         self._stack.callback(ear.close)

@@ -9,5 +9,5 @@ SOCKETS = {"/ws": talk, "/api/ws": talk}
 ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES, *users.ROUTES, *internal.ROUTES)
 
 
-def create_app(engine: Engine) -> Door:
-    return Door(engine, ROUTES, SOCKETS)
+def create_app(engine: Engine) -> Door[Engine]:
+    return Door(engine, engine, ROUTES, SOCKETS)

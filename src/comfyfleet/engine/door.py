@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,48 +13,58 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from comfyfleet.engine import replies
-from comfyfleet.engine.engine import Engine
 from comfyfleet.engine.jobs import InvalidQuery
 from comfyfleet.engine.origin import is_foreign
 from comfyfleet.engine.requests import BODY_BYTES_MAX, BodyTooLarge, limited
 from comfyfleet.engine.submission import RefusedPrompt
 from comfyfleet.engine.trouble import Trouble
 
-Handler = Callable[[Engine, Request], Awaitable[Response]]
-SocketHandler = Callable[[Engine, WebSocket], Awaitable[None]]
+# What handlers work with: the engine, or whatever has one.
+T = TypeVar("T")
+Handler = Callable[[T, Request], Awaitable[Response]]
+SocketHandler = Callable[[T, WebSocket], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Route(Generic[T]):
     """`path` may hold `{name}` for one part of it and `{name:path}` for all the rest."""
 
     method: str
     path: str
-    handler: Handler
+    handler: Handler[T]
     prefixes: tuple[str, ...] = ("", "/api")
 
 
-Handlers = dict[str, Handler]
-
-
 @dataclass(frozen=True, slots=True)
-class _Pattern:
+class _Pattern(Generic[T]):
     expression: re.Pattern[str]
-    handlers: Handlers = field(default_factory=dict)
+    handlers: dict[str, Handler[T]] = field(default_factory=dict)
 
 
-class Door:
-    """The ASGI application."""
+class Alive(Protocol):
+    """What is started and stopped with the server."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Door(Generic[T]):
+    """The ASGI application. `served` is what handlers get, `alive` what runs meanwhile."""
 
     def __init__(
-        self, engine: Engine, routes: Iterable[Route], sockets: Mapping[str, SocketHandler]
+        self,
+        served: T,
+        alive: Alive,
+        routes: Iterable[Route[T]],
+        sockets: Mapping[str, SocketHandler[T]],
     ) -> None:
-        self._engine = engine
+        self._served = served
+        self._alive = alive
         self._sockets = sockets
-        self._fixed: dict[str, Handlers] = {}
-        self._patterns: dict[str, _Pattern] = {}
+        self._fixed: dict[str, dict[str, Handler[T]]] = {}
+        self._patterns: dict[str, _Pattern[T]] = {}
         for route in routes:
             for prefix in route.prefixes:
                 self._add(prefix + route.path, route)
@@ -68,7 +79,7 @@ class Door:
         else:
             await self._live(receive, send)
 
-    def _add(self, path: str, route: Route) -> None:
+    def _add(self, path: str, route: Route[T]) -> None:
         if "{" in path:
             handlers = self._patterns.setdefault(path, _Pattern(_expression(path))).handlers
         else:
@@ -100,13 +111,13 @@ class Door:
         allowed: set[str] = set()
         for handlers in self._matching(request):
             if handler := handlers.get(method):
-                return await handler(self._engine, request)
+                return await handler(self._served, request)
             allowed |= handlers.keys()
         if method == "GET":
             return replies.empty(404)
         return replies.not_allowed(allowed)
 
-    def _matching(self, request: Request) -> Iterator[Handlers]:
+    def _matching(self, request: Request) -> Iterator[dict[str, Handler[T]]]:
         path = request.scope["path"]
         if path in self._fixed:
             yield self._fixed[path]
@@ -120,14 +131,14 @@ class Door:
         if handler is None or is_foreign(socket.headers):
             await socket.close()
         else:
-            await handler(self._engine, socket)
+            await handler(self._served, socket)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._engine.start(asyncio.get_running_loop())
+        self._alive.start(asyncio.get_running_loop())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._alive.stop)
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -37,7 +37,7 @@ class JobQuery:
 def read_query(params: Mapping[str, str]) -> JobQuery:
     sort_by = params.get("sort_by", "created_at").lower()
     sort_order = params.get("sort_order", "desc").lower()
-    statuses = _read_statuses(params.get("status"))
+    statuses = read_statuses(params.get("status"))
     if sort_by not in SORT_KEYS:
         raise InvalidQuery("sort_by must be 'created_at' or 'execution_duration'")
     if sort_order not in ("asc", "desc"):
@@ -55,7 +55,7 @@ def read_query(params: Mapping[str, str]) -> JobQuery:
     )
 
 
-def _read_statuses(text: str | None) -> Sequence[str]:
+def read_statuses(text: str | None) -> Sequence[str]:
     if not text:
         return STATUSES
     wanted = [part.strip().lower() for part in text.split(",") if part.strip()]
@@ -83,7 +83,7 @@ def list_jobs(
     history: Mapping[str, Record],
 ) -> dict[str, Any]:
     """The page of jobs that was asked for, and where it lies."""
-    jobs = [job for job in _all_jobs(running, waiting, history) if _is_wanted(job, query)]
+    jobs = [job for job in all_jobs(running, waiting, history) if _is_wanted(job, query)]
     jobs.sort(
         key=_duration if query.sort_by == "execution_duration" else _age, reverse=query.descending
     )
@@ -100,7 +100,7 @@ def list_jobs(
     }
 
 
-def _all_jobs(
+def all_jobs(
     running: Iterable[Item], waiting: Iterable[Item], history: Mapping[str, Record]
 ) -> Iterator[Job]:
     yield from (waiting_job(item, "in_progress") for item in running)

@@ -54,7 +54,7 @@ class Sockets:
     """All connections by client id."""
 
     def __init__(self) -> None:
-        self._sockets: dict[str, Socket] = {}
+        self._sockets: dict[str, list[Socket]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._outbox: list[tuple[Frame, Any]] = []
@@ -63,15 +63,31 @@ class Sockets:
         self._loop = loop
 
     def connect(self, client_id: str) -> Socket:
-        self._sockets[client_id] = Socket()
-        return self._sockets[client_id]
+        """The one socket of this id from now on."""
+        self._sockets[client_id] = [Socket()]
+        return self._sockets[client_id][0]
 
     def disconnect(self, client_id: str) -> None:
         self._sockets.pop(client_id, None)
 
+    def join(self, client_id: str) -> Socket:
+        """One more socket of this id: Comfy Cloud tells all of a user's connections everything."""
+        socket = Socket()
+        self._sockets.setdefault(client_id, []).append(socket)
+        return socket
+
+    def leave(self, client_id: str, socket: Socket) -> None:
+        others = [other for other in self._sockets.get(client_id, ()) if other is not socket]
+        if others:
+            self._sockets[client_id] = others
+        else:
+            self.disconnect(client_id)
+
     def wants_metadata(self, client_id: Any) -> bool:
-        socket = self._of(client_id)
-        return socket is not None and socket.features.get("supports_preview_metadata") is True
+        wishes = [
+            socket.features.get("supports_preview_metadata") for socket in self._of(client_id)
+        ]
+        return bool(wishes) and all(wish is True for wish in wishes)
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
         # Most runs are watched by one client or none: don't write what nobody reads.
@@ -83,10 +99,10 @@ class Sockets:
             self._post(frame, to)
 
     def _is_heard(self, to: Any) -> bool:
-        return bool(self._sockets) if to is None else self._of(to) is not None
+        return bool(self._sockets if to is None else self._of(to))
 
-    def _of(self, client_id: Any) -> Socket | None:
-        return self._sockets.get(client_id) if isinstance(client_id, str) else None
+    def _of(self, client_id: Any) -> list[Socket]:
+        return self._sockets.get(client_id, []) if isinstance(client_id, str) else []
 
     def _post(self, frame: Frame, to: Any) -> None:
         """One wake-up of the loop for all that gathers until it comes round."""
@@ -105,6 +121,5 @@ class Sockets:
 
     def _receivers(self, to: Any) -> list[Socket]:
         if to is None:
-            return list(self._sockets.values())
-        socket = self._of(to)
-        return [] if socket is None else [socket]
+            return [socket for sockets in self._sockets.values() for socket in sockets]
+        return self._of(to)

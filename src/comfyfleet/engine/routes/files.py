@@ -45,7 +45,7 @@ async def post_image(engine: Engine, request: Request) -> Response:
 
 async def post_mask(engine: Engine, request: Request) -> Response:
     async with open_form(request) as form:
-        return await _store(engine.folders, form, partial(_save_mask, engine.folders, form))
+        return await _store(engine.folders, form, partial(save_mask, engine.folders, form))
 
 
 async def _store(folders: Folders, form: FormData, save: uploads.Save) -> Response:
@@ -79,7 +79,7 @@ def _folder_named(name: object) -> FolderName:
     raise Trouble(f"there is no folder of type {name!r}")
 
 
-def _save_mask(folders: Folders, form: FormData, upload: BinaryIO, path: Path) -> None:
+def save_mask(folders: Folders, form: FormData, upload: BinaryIO, path: Path) -> None:
     """An original that can't be found is no error: nothing is written, as by ComfyUI."""
     original = _find_original(folders, form.get("original_ref"))
     if original is not None and original.is_file():

@@ -98,7 +98,7 @@ async def get_metadata(engine: Engine, request: Request) -> Response:
     return empty(404)
 
 
-def always(body: Any) -> Handler:
+def always(body: Any) -> Handler[Any]:
     """A handler for what this server does not have, or always says."""
 
     async def answer(engine: Engine, request: Request) -> Response:
