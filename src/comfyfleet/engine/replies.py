@@ -12,10 +12,9 @@ NOTHING = "application/octet-stream"
 
 
 def json_reply(body: Any, status: int = 200) -> Response:
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    # Lone surrogates come in as JSON escapes; they can't be written as UTF-8.
-    content = text.encode("utf-8", "surrogatepass")
-    return Response(content, status, {"content-type": JSON})
+    # ASCII with escapes: a lone surrogate that came in as one can go out again.
+    text = json.dumps(body, separators=(",", ":"))
+    return Response(text, status, {"content-type": JSON})
 
 
 def empty(status: int = 200) -> Response:
