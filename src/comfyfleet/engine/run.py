@@ -129,9 +129,10 @@ class Run:
             return True
         self._around.progress.start(node_id)
         self._around.tell_progress()
-        inputs = self._collect(node_id)
-        self._story.executing(node_id)
+        inputs = Inputs()
         try:
+            self._collect(node_id, inputs)
+            self._story.executing(node_id)
             self._around.stop_if_interrupted()
             if self._require_lazy(node_id, inputs):
                 return False
@@ -145,16 +146,14 @@ class Run:
         self._executed.append(node_id)
         return True
 
-    def _collect(self, node_id: str) -> Inputs:
+    def _collect(self, node_id: str, inputs: Inputs) -> None:
         """Values of the declared inputs, and of every link, even one that nobody declared."""
         declared = self._declared(node_id)
-        inputs = Inputs()
         for name, value in self._around.prompt[node_id]["inputs"].items():
             if is_link(value):
                 self._follow(node_id, name, value, inputs)
             elif name in declared:
                 inputs.values[name] = value
-        return inputs
 
     def _follow(self, node_id: str, name: str, link: list[Any], inputs: Inputs) -> None:
         source, slot = link

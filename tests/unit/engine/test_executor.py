@@ -223,6 +223,13 @@ def test_an_undeclared_link_is_followed_and_then_fails_the_call(bench: Bench) ->
     assert list(data["current_inputs"]) == ["text", "more", "prompt", "extra_pnginfo"]
 
 
+def test_an_undeclared_link_to_half_an_output_fails_that_node(bench: Bench) -> None:
+    prompt = {"1": node("Say", word="a"), "9": node("Show", text="x", more=["1", 0.5])}
+    event, data = bench.run(prompt).messages[-1]
+    assert (event, data["node_id"]) == ("execution_error", "9")
+    assert "executing 9" not in bench.listener.events()
+
+
 def test_an_undeclared_constant_is_ignored(bench: Bench) -> None:
     assert bench.run({"9": node("Show", text="x", more=5)}).success
 
