@@ -2,6 +2,7 @@
 
 from comfyfleet.workflow.convert import Conversion, convert, convert_with_report
 from comfyfleet.workflow.limits import Limits
+from comfyfleet.workflow.nodetypes import ObjectInfo
 from comfyfleet.workflow.report import Warning
 
-__all__ = ["Conversion", "Limits", "Warning", "convert", "convert_with_report"]
+__all__ = ["Conversion", "Limits", "ObjectInfo", "Warning", "convert", "convert_with_report"]

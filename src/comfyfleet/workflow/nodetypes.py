@@ -52,6 +52,15 @@ class NodeType(NamedTuple):
     pack: str
 
 
+class ObjectInfo(dict[str, Any]):
+    """An object_info that remembers what was read from it, for whoever converts many workflows for
+    one server. It must not change afterwards."""
+
+    def __init__(self, classes: Mapping[str, Any]) -> None:
+        super().__init__(classes)
+        self.known: dict[str, NodeType | None] = {}
+
+
 class NodeTypes:
     """Reads node classes on demand: of the thousands that a server has, a workflow uses a dozen."""
 
@@ -63,6 +72,8 @@ class NodeTypes:
         self._info = object_info
         self._remote_choices = remote_choices or {}
         self._known: dict[str, NodeType | None] = {}
+        if isinstance(object_info, ObjectInfo) and not remote_choices:
+            self._known = object_info.known
 
     def get(self, name: str) -> NodeType | None:
         try:

@@ -6,7 +6,7 @@ from tests.unit.workflow.builders import CLASSES, node_class
 from comfyfleet.kernel.errors import LimitExceeded
 from comfyfleet.workflow.limits import Limits
 from comfyfleet.workflow.model import Node
-from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, read_node_type
+from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, ObjectInfo, read_node_type
 from comfyfleet.workflow.values import deal_values
 
 
@@ -102,3 +102,9 @@ def test_choices_that_are_kept_elsewhere_are_loading_until_they_are_given() -> N
         node_type = NodeTypes(info, {"/list": choices} if choices else None).get("R")
         assert node_type is not None
         assert deal_values(node_type, Node("1", "R", values=["b"])).values["file"] == expected
+
+
+def test_an_object_info_that_remembers_gives_the_same_types_again() -> None:
+    info = ObjectInfo(CLASSES)
+    assert NodeTypes(info).get("Sampler") is NodeTypes(info).get("Sampler")
+    assert NodeTypes(dict(CLASSES)).get("Sampler") == NodeTypes(info).get("Sampler")
