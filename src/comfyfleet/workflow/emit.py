@@ -92,12 +92,13 @@ def _entry(
 
 
 def _meta(node: WiredNode) -> dict[str, str]:
-    meta = {"title": title_of(node)}
+    meta = {"title": node.node.title or title_of(node)}
     properties = node.node.properties
     for key in PACK_KEYS:
-        value = properties.get(key)
-        if value and isinstance(value, str):
-            meta[key] = value
+        if key in properties:
+            value = properties[key]
+            if value and isinstance(value, str):
+                meta[key] = value
     return meta
 
 

@@ -14,13 +14,14 @@ from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.slots import Input
 from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
-from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
+from comfyfleet.workflow.widgettypes import PLAIN, SOCKET, WIDGET_TYPES, Growth, Widget, widgets_of
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"
 AUTOGROW = "COMFY_AUTOGROW_V3"
 MATCH_TYPE = "COMFY_MATCHTYPE_V3"
 DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
+UNUSUAL = DYNAMIC | {MATCH_TYPE}
 WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
 UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
 # Widgets whose values are not simply dealt out in order.
@@ -112,16 +113,18 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     widgets: list[Widget] = []
     is_dynamic = has_forced = False
     for spec in specs:
-        if spec.type in DYNAMIC:
-            is_dynamic = True
-        if spec.forced:
-            has_forced = True
-        if spec.widget_type in WITH_WIDGET and not spec.forced:
-            widgets.extend(widgets_of_spec(spec, name))
-        elif spec.type in (AUTOGROW, MATCH_TYPE):
-            sockets.extend(_sockets(spec, match))
+        input_name, kind, _, _, forced, widget_type = spec
+        if kind in UNUSUAL or forced:
+            has_forced = has_forced or forced
+            is_dynamic = is_dynamic or kind in DYNAMIC
+            if is_widget(spec):
+                widgets.extend(widgets_of_spec(spec, name))
+            else:
+                sockets.extend(_sockets(spec, match))
+        elif widget_type in WIDGET_TYPES:
+            widgets.extend(WIDGET_TYPES[widget_type](spec, name))
         else:
-            sockets.append(Widget.socket_only(spec.name, spec.type))
+            sockets.append(made(Widget, (input_name, *SOCKET, kind, *PLAIN)))
     if behaviour is not None:
         widgets.extend(_widgets_of_behaviour(behaviour))
     slots = sockets + widgets

@@ -168,18 +168,24 @@ def _slots(entries: Any) -> tuple[Slot, ...]:
             name if isinstance(name, str) else _text(name),
             kind if isinstance(kind, str) else slot_type(kind),
             link if link is None or type(link) is int else _index(link),
-            _text(widget.get("name")) if isinstance(widget, dict) else None,
+            _widget_name(widget) if widget is not None else None,
         )
         slots.append(made(Slot, fields))
     return tuple(slots)
 
 
+def _widget_name(widget: Any) -> str | None:
+    if not isinstance(widget, dict):
+        return None
+    name = widget.get("name")
+    return name if isinstance(name, str) else _text(name)
+
+
 def _output_types(entries: Any) -> tuple[str, ...]:
     if not isinstance(entries, list):
         raise _Malformed(f"`outputs` should be a list, is {shape_of(entries)}")
-    return tuple(
-        [slot_type(entry.get("type")) if isinstance(entry, dict) else ANY_TYPE for entry in entries]
-    )
+    types = [entry.get("type") if isinstance(entry, dict) else ANY_TYPE for entry in entries]
+    return tuple([kind if isinstance(kind, str) else slot_type(kind) for kind in types])
 
 
 def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:

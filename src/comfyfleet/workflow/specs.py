@@ -31,7 +31,9 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
     if len(declared) == 1 and isinstance(kind, str):
         choices: list[Any] | None = [] if kind == COMBO else None
         return made(InputSpec, (name, kind, NO_OPTIONS, choices, False, kind))
-    options = declared[1] if len(declared) > 1 and isinstance(declared[1], dict) else NO_OPTIONS
+    options = declared[1] if len(declared) > 1 else NO_OPTIONS
+    if not isinstance(options, dict):
+        options = NO_OPTIONS
     choices = None
     if isinstance(kind, list):
         choices, kind = kind, COMBO
@@ -42,5 +44,5 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
         kind = UNKNOWN
     # An optional input that is a socket by default was the older way to say so.
     forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
-    fields = (name, kind, options, choices, forced, options.get("widgetType") or kind)
-    return made(InputSpec, fields)
+    widget_type = options.get("widgetType") or kind
+    return made(InputSpec, (name, kind, options, choices, forced, widget_type))

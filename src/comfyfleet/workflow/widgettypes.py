@@ -88,6 +88,11 @@ class Growth(NamedTuple):
         return f"{self.group}.{own}"
 
 
+# Fields of a widget from `kind` on and after `input_type`: of a plain socket, of most widgets.
+SOCKET: tuple[Any, ...] = ("socket", None, False, False, True)
+PLAIN: tuple[Any, ...] = (None, {}, None, None)
+
+
 class Widget(NamedTuple):
     """`stored`: has a place in `widgets_values`; `sent`: is put into the prompt."""
 
@@ -106,10 +111,7 @@ class Widget(NamedTuple):
     @classmethod
     def socket_only(cls, name: str, slot_type: str) -> "Widget":
         """A plain socket, so that sockets and widgets can stand in one list of slots."""
-        fields: tuple[Any, ...] = (
-            name, "socket", None, False, False, True, slot_type, None, {}, None, None,
-        )  # fmt: skip
-        return made(cls, fields)
+        return made(cls, (name, *SOCKET, slot_type, *PLAIN))
 
     @property
     def is_widget(self) -> bool:
