@@ -1,0 +1,115 @@
+"""The files that a workflow names: models, embeddings in its texts, and pictures and sounds it loads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from comfyfleet.workflow.inspection.model import NamedFile
+from comfyfleet.workflow.inspection.names import embeddings_in, is_model_file
+from comfyfleet.workflow.inspection.takes import is_file_input, widgets_of_values
+from comfyfleet.workflow.inspection.view import SeenNode
+from comfyfleet.workflow.widgettypes import Widget
+
+# Some packs keep a list of models, or a model with its strength, in one value.
+VALUE_DEPTH_MAX = 4
+# What loaders offer when nothing shall be loaded.
+NO_FILE = ("", "none", "None")
+
+
+def named_files(nodes: Iterable[SeenNode], listed_models: Any = None) -> tuple[NamedFile, ...]:
+    """`listed_models` are those that a workflow names as a whole, beside those of its nodes."""
+    found: dict[tuple[str, str], NamedFile] = {}
+    sources: list[tuple[Any, bool]] = [(listed_models, True)]
+    for node in nodes:
+        for file in _files_of(node):
+            key = (file.kind, file.name)
+            found[key] = _merged(found[key], file) if key in found else file
+        sources.append((node.properties.get("models"), node.is_active))
+    for source, active in sources:
+        for model in _described_models(source):
+            _add_described(found, replace(model, active=active))
+    return tuple(found.values())
+
+
+def _files_of(node: SeenNode) -> Iterator[NamedFile]:
+    widgets = widgets_of_values(node.type, node.values) if node.type else {}
+    for name, value in node.values.items():
+        address = f"{node.ref.id}.{name}"
+        for file in _files_in(value, widgets.get(name)):
+            yield replace(file, addresses=(address,), active=node.is_active)
+    for value in node.unnamed_values:
+        for file in _files_in(value, None):
+            yield replace(file, active=node.is_active)
+
+
+def _files_in(
+    value: Any, widget: Widget | None, *, depth: int = VALUE_DEPTH_MAX
+) -> Iterator[NamedFile]:
+    if isinstance(value, str):
+        yield from _files_in_text(value, widget)
+    elif isinstance(value, dict | list) and depth > 0:
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _files_in(inner, None, depth=depth - 1)
+
+
+def _files_in_text(value: str, widget: Widget | None) -> Iterator[NamedFile]:
+    present = _is_listed(value, widget)
+    if is_model_file(value):
+        yield NamedFile(value, "model", present=present)
+    elif is_file_input(value, widget):
+        if value not in NO_FILE:
+            yield NamedFile(value, "input", present=present)
+    else:
+        for name in embeddings_in(value):
+            yield NamedFile(name, "embedding")
+
+
+def _is_listed(value: str, widget: Widget | None) -> bool | None:
+    if widget is None or widget.choices is None or widget.kind == "remote":
+        return None
+    return value in widget.choices
+
+
+def _merged(one: NamedFile, other: NamedFile) -> NamedFile:
+    return replace(
+        one,
+        addresses=tuple(dict.fromkeys((*one.addresses, *other.addresses))),
+        active=one.active or other.active,
+        present=other.present if one.present is None else one.present,
+    )
+
+
+def _described_models(entries: Any) -> Iterator[NamedFile]:
+    """Templates say where their models can be had."""
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            yield NamedFile(
+                entry["name"], "model", directory=_text(entry, "directory"), url=_text(entry, "url")
+            )
+
+
+def _add_described(found: dict[tuple[str, str], NamedFile], model: NamedFile) -> None:
+    """A description belongs to every value with that file name, in whatever folder it is there."""
+    keys = [
+        key
+        for key in found
+        if key[0] == model.kind and _file_name(key[1]) == _file_name(model.name)
+    ]
+    for key in keys:
+        file = found[key]
+        found[key] = replace(
+            file,
+            directory=file.directory or model.directory,
+            url=file.url or model.url,
+        )
+    if not keys:
+        found[(model.kind, model.name)] = model
+
+
+def _file_name(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str | None:
+    value = entry.get(key)
+    return value if isinstance(value, str) and value else None
