@@ -21,7 +21,7 @@ def inspected(*arguments: str, width: int = 80) -> str:
 
 def test_a_workflow_is_told_in_tables() -> None:
     out = inspected(NEGATIVE, "--object-info", OBJECT_INFO, width=120)
-    assert out.splitlines()[0] == f"{NEGATIVE}: a workflow, 4 of its nodes run"
+    assert out.splitlines()[0] == f"{NEGATIVE}: a workflow; 4 nodes to run"
     assert section(out, "Takes") == [
         "2.width 384 Canvas INT 1 – 16384",
         "2.height 384 Canvas INT 1 – 16384",

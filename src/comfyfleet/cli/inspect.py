@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from comfyfleet.cli.files import FILE_HELP, open_file
 from comfyfleet.cli.nodetypes import NO_NODE_TYPES, NodeTypeOptions, find_types
 from comfyfleet.cli.tables import plain, sections
-from comfyfleet.cli.world import InWorld, World
+from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.workflow.inspection import Inspection
 from comfyfleet.workflow.inspection import inspect as inspect_document
 
@@ -56,11 +56,17 @@ def _print_json(found: Inspection, world: World) -> None:
 
 
 def _print_tables(name: str, found: Inspection, *, everything: bool, world: World) -> None:
-    kind = "" if found.file_kind == "json" else f" in {found.file_kind.upper()}"
-    world.out.print(plain(f"{name}: a {found.form}{kind}, {found.nodes} of its nodes run\n"))
+    world.out.print(plain(f"{name}: {_summary(found)}\n"), soft_wrap=True)
     for section in sections(found, everything=everything):
         world.out.print(section)
-    world.out.print(plain(_next_step(name, found), "dim"))
+    # Not wrapped by us, so that it can be copied from the terminal.
+    world.out.print(plain(_next_step(name, found), "dim"), soft_wrap=True)
+
+
+def _summary(found: Inspection) -> str:
+    kind = "" if found.file_kind == "json" else f" in {found.file_kind.upper()}"
+    nodes = counted(found.nodes, "node", "nodes")
+    return f"a {found.form}{kind}; {nodes} to run"
 
 
 def _next_step(name: str, found: Inspection) -> str:
