@@ -1,5 +1,6 @@
 """What a workflow takes: every value that no link decides, and which of them matter."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,9 +32,10 @@ def taken(nodes: Iterable[SeenNode]) -> Iterator[Taken]:
         widgets = widgets_of_values(node.type, node.values) if node.type else {}
         for name, value in node.values.items():
             widget = widgets.get(name)
-            if widget is None and node.type is not None:
+            if widget is not None and widget.kind in NOT_SET_BY_PEOPLE:
                 continue
-            if widget is None or widget.kind not in NOT_SET_BY_PEOPLE:
+            # Extensions add inputs that no class declares; what is no plain value is theirs alone.
+            if widget is not None or isinstance(value, str | int | float):
                 yield _taken(node, name, value, widget)
         yield from _unnamed(node)
 
@@ -66,6 +68,9 @@ def widgets_of_values(node_type: NodeType, values: Mapping[str, Any]) -> dict[st
 
 
 def _bounded(value: Any) -> Any:
+    """A number may be one of rows, each of which brings inputs."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     is_number = isinstance(value, int | float)
     return min(value, DEFAULT_LIMITS.dynamic_rows_max) if is_number else value
 
