@@ -42,7 +42,7 @@ def test_all_values_are_told_on_request() -> None:
 def test_what_is_missing_is_told() -> None:
     out = inspected(SOFTEN, "--object-info", OBJECT_INFO)
     assert section(out, "Missing on the server") == [
-        "input file photo.png upload it before running"
+        "input file photo.png: upload it before running"
     ]
 
 

@@ -357,6 +357,22 @@ def test_without_a_server_the_prompt_beside_the_workflow_names_the_values() -> N
     assert found.notes == ("A note.",)
 
 
+def test_without_a_server_a_group_node_shows_what_it_holds() -> None:
+    inner = [saved(0, "SaveImage", ["x"]), saved(1, "Note"), saved(2, "VAELoader", ["v.pt"]), 5]
+    document = workflow(
+        saved(7, "workflow>Mine"), extra={"groupNodes": {"Mine": {"nodes": inner, "links": []}}}
+    )
+    found = look(document, None)
+    assert [each.class_type for each in found.node_types] == ["SaveImage", "VAELoader"]
+    assert found.takes[0].node.path == ("workflow>Mine",)
+    assert "v.pt" in files(found)
+
+
+def test_pictures_inside_values_are_no_files_that_it_needs() -> None:
+    shown = {"params": {"filename": "last.png"}}
+    assert look({"1": node("VHS_VideoCombine", videopreview=shown)}, None).files == ()
+
+
 def test_what_cannot_be_converted_is_inspected_as_far_as_it_goes() -> None:
     loop = [
         {**saved(1, "VAEDecode", inputs=[{"name": "samples", "type": "X", "link": 1}]), "mode": 4},

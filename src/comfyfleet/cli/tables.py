@@ -160,21 +160,17 @@ def _parts(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
 def _missing(missing: Missing, rows_max: int | None) -> RenderableType:
     if not missing:
         return Text("Nothing of that is missing on the server.", style="green")
-    section = Section("Missing on the server", "what", "", "where", "", rows_max=rows_max)
+    section = Section("Missing on the server", "what", "where", "", rows_max=rows_max)
     for each in missing.node_types:
         pack = f"from {each.pack}" if each.pack else "the file doesn't name its pack"
-        section.add("node type", each.class_type, _listed([ref.id for ref in each.nodes]), pack)
+        where = _listed([ref.id for ref in each.nodes])
+        section.add("node type", where, f"{each.class_type}, {pack}")
     for value in missing.values:
-        section.add("value", _shortened(value.value), value.address, value.problem)
+        section.add("value", value.address, value.problem)
     for lost in missing.inputs:
-        section.add(
-            "input",
-            f"{lost.node.class_type}.{lost.input}",
-            lost.node.id,
-            "gone from that node type",
-        )
+        section.add("input", lost.node.id, f"{lost.node.class_type} has no {lost.input} any more")
     for file in missing.files:
-        section.add("input file", file, "", "upload it before running")
+        section.add("input file", "", f"{file}: upload it before running")
     return section.shown()
 
 

@@ -42,14 +42,21 @@ def _files_of(node: SeenNode) -> Iterator[NamedFile]:
             yield replace(file, active=node.is_active)
 
 
-def _files_in(
-    value: Any, widget: Widget | None, *, depth: int = VALUE_DEPTH_MAX
-) -> Iterator[NamedFile]:
+def _files_in(value: Any, widget: Widget | None) -> Iterator[NamedFile]:
     if isinstance(value, str):
         yield from _files_in_text(value, widget)
-    elif isinstance(value, dict | list) and depth > 0:
+    else:
+        for name in _models_inside(value, VALUE_DEPTH_MAX):
+            yield NamedFile(name, "model")
+
+
+def _models_inside(value: Any, depth_left: int) -> Iterator[str]:
+    """Only models: a picture inside a value is what some node showed last."""
+    if is_model_file(value):
+        yield value
+    elif isinstance(value, dict | list) and depth_left > 0:
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _files_in(inner, None, depth=depth - 1)
+            yield from _models_inside(inner, depth_left - 1)
 
 
 def _files_in_text(value: str, widget: Widget | None) -> Iterator[NamedFile]:

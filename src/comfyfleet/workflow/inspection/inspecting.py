@@ -87,7 +87,7 @@ def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
     scopes = expand(wire_all(parsed, types, limits=limits), limits)
     prompt, notes = _prompt_of(opened, server, limits)
     return _Seen(
-        list(seen_in_scopes(scopes, prompt)),
+        list(seen_in_scopes(scopes, prompt, parsed.group_nodes)),
         tuple(subgraphs_in(parsed.definitions, scopes)),
         tuple(switched_off(scopes, parsed.definitions)),
         notes,

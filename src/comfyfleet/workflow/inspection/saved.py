@@ -1,12 +1,16 @@
 """Values under their names as far as the file itself tells them, without a server's node types."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from comfyfleet.workflow.behaviours import PRIMITIVE
+from comfyfleet.workflow.behaviours import PRIMITIVE, is_virtual
+from comfyfleet.workflow.model import Node
+from comfyfleet.workflow.parse import parse_node
 from comfyfleet.workflow.widgettypes import ABSENT
 from comfyfleet.workflow.wiring import WiredGraph, WiredNode
 
+_GROUP_PREFIX = re.compile("^workflow[>/]")
 # Behind a seed the file keeps what happens to it after a run. It is the only companion that stands
 # between the values of named inputs.
 CONTROL_VALUES = ("fixed", "increment", "decrement", "randomize")
@@ -34,6 +38,17 @@ def primitive_values(wired: WiredGraph, node: WiredNode) -> Iterator[tuple[str, 
         saved = source.node.values if source and source.node.type == PRIMITIVE else None
         if isinstance(saved, list) and saved:
             yield slot.name, saved[0]
+
+
+def nodes_of_group(instance: Node, group_nodes: Mapping[str, Any]) -> Iterator[Node]:
+    """What a group node, the predecessor of a subgraph, holds. Older editors call its nodes so, too."""
+    group = group_nodes.get(_GROUP_PREFIX.sub("", instance.type))
+    nodes = group.get("nodes") if isinstance(group, dict) else None
+    for index, saved in enumerate(nodes if isinstance(nodes, list) else ()):
+        if isinstance(saved, dict) and isinstance(saved.get("type"), str):
+            node = parse_node({**saved, "id": f"{instance.id}:{index}"}, "group node")
+            if not is_virtual(node.type):
+                yield node
 
 
 def is_control(value: Any) -> bool:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import is_virtual
 from comfyfleet.workflow.inspection.model import NodeRef
-from comfyfleet.workflow.inspection.saved import primitive_values, saved_values
-from comfyfleet.workflow.model import SUBGRAPH_INPUT_ID, Mode, Prompt
+from comfyfleet.workflow.inspection.saved import nodes_of_group, primitive_values, saved_values
+from comfyfleet.workflow.model import SUBGRAPH_INPUT_ID, Mode, Node, Prompt
 from comfyfleet.workflow.naming import title_of
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
 from comfyfleet.workflow.scopes import Scope
@@ -58,12 +58,16 @@ def seen_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[SeenNode
     return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
 
 
-def seen_in_scopes(scopes: list[Scope], prompt: Prompt | None) -> Iterator[SeenNode]:
+def seen_in_scopes(
+    scopes: list[Scope], prompt: Prompt | None, group_nodes: Mapping[str, Any]
+) -> Iterator[SeenNode]:
     """`prompt` is what the scopes were converted to, where they could be."""
     for scope in scopes:
         feeding = {link.origin for link in scope.wired.graph.links.values()}
         for node in scope.wired.nodes.values():
-            if node.definition is None and not _is_only_drawn(node):
+            inner = list(nodes_of_group(node.node, group_nodes)) if node.type is None else []
+            yield from (_from_group(node.node, each) for each in inner)
+            if not inner and node.definition is None and not _is_only_drawn(node):
                 yield _from_scope(scope, node, prompt, feeds=node.node.id in feeding)
 
 
@@ -131,6 +135,19 @@ def _inputs_of(
     values = {**saved_values(node), **outside}
     return values, tuple(
         slot.name for slot in node.inputs if slot.link is not None and slot.name not in outside
+    )
+
+
+def _from_group(instance: Node, node: Node) -> SeenNode:
+    """A node inside a group node that was not expanded, as a server's node types are needed for it."""
+    return SeenNode(
+        NodeRef(node.id, node.type, node.title or node.type, (instance.title or instance.type,)),
+        values={},
+        linked=(),
+        feeds=True,
+        mode=instance.mode,
+        properties=node.properties,
+        unnamed_values=tuple(node.values) if isinstance(node.values, list) else (),
     )
 
 
