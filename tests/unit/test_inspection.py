@@ -282,7 +282,7 @@ def test_a_value_that_the_server_lacks_is_missing_with_the_closest_ones() -> Non
     assert missing is not None
     (value,) = missing.values
     assert (value.address, value.closest[0]) == ("4.ckpt_name", "sdxl/base.safetensors")
-    assert "is not one of the 3 choices" in value.problem
+    assert value.problem == '"base.safetensors" is not among the choices'
 
 
 def test_an_input_file_that_the_server_lacks_can_be_uploaded() -> None:

@@ -166,7 +166,8 @@ def _missing(missing: Missing, rows_max: int | None) -> RenderableType:
         where = _listed([ref.id for ref in each.nodes])
         section.add("node type", where, f"{each.class_type}, {pack}")
     for value in missing.values:
-        section.add("value", value.address, value.problem)
+        closest = f"; closest: {_listed(value.closest)}" if value.closest else ""
+        section.add("value", value.address, value.problem + closest)
     for lost in missing.inputs:
         section.add("input", lost.node.id, f"{lost.node.class_type} has no {lost.input} any more")
     for file in missing.files:

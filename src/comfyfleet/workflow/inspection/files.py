@@ -12,23 +12,26 @@ from comfyfleet.workflow.widgettypes import Widget
 
 # Some packs keep a list of models, or a model with its strength, in one value.
 VALUE_DEPTH_MAX = 4
+_Key = tuple[str, str]  # kind and name
 # What loaders offer when nothing shall be loaded.
 NO_FILE = ("", "none", "None")
 
 
 def named_files(nodes: Iterable[SeenNode], listed_models: Any = None) -> tuple[NamedFile, ...]:
     """`listed_models` are those that a workflow names as a whole, beside those of its nodes."""
-    found: dict[tuple[str, str], NamedFile] = {}
+    found: dict[_Key, NamedFile] = {}
     sources: list[tuple[Any, bool]] = [(listed_models, True)]
     for node in nodes:
         for file in _files_of(node):
             key = (file.kind, file.name)
             found[key] = _merged(found[key], file) if key in found else file
         sources.append((node.properties.get("models"), node.is_active))
-    for source, active in sources:
-        for model in _described_models(source):
-            _add_described(found, replace(model, active=active))
-    return tuple(found.values())
+    described = [
+        replace(model, active=active)
+        for source, active in sources
+        for model in _described_models(source)
+    ]
+    return tuple(_with_descriptions(found, described).values())
 
 
 def _files_of(node: SeenNode) -> Iterator[NamedFile]:
@@ -95,22 +98,26 @@ def _described_models(entries: Any) -> Iterator[NamedFile]:
             )
 
 
-def _add_described(found: dict[tuple[str, str], NamedFile], model: NamedFile) -> None:
+def _with_descriptions(
+    found: Mapping[_Key, NamedFile], described: Iterable[NamedFile]
+) -> dict[_Key, NamedFile]:
     """A description belongs to every value with that file name, in whatever folder it is there."""
-    keys = [
-        key
-        for key in found
-        if key[0] == model.kind and _file_name(key[1]) == _file_name(model.name)
-    ]
-    for key in keys:
-        file = found[key]
-        found[key] = replace(
-            file,
-            directory=file.directory or model.directory,
-            url=file.url or model.url,
-        )
-    if not keys:
-        found[(model.kind, model.name)] = model
+    result = dict(found)
+    keys: dict[str, list[_Key]] = {}
+    for kind, name in found:
+        if kind == "model":
+            keys.setdefault(_file_name(name), []).append((kind, name))
+    for model in described:
+        own_keys = keys.setdefault(_file_name(model.name), [])
+        for key in own_keys:
+            file = result[key]
+            result[key] = replace(
+                file, directory=file.directory or model.directory, url=file.url or model.url
+            )
+        if not own_keys:
+            own_keys.append((model.kind, model.name))
+            result[(model.kind, model.name)] = model
+    return result
 
 
 def _file_name(path: str) -> str:

@@ -62,13 +62,15 @@ def seen_in_scopes(
     scopes: list[Scope], prompt: Prompt | None, group_nodes: Mapping[str, Any]
 ) -> Iterator[SeenNode]:
     """`prompt` is what the scopes were converted to, where they could be."""
+    shown_outside = _ShownOutside()
     for scope in scopes:
         feeding = {link.origin for link in scope.wired.graph.links.values()}
         for node in scope.wired.nodes.values():
             inner = list(nodes_of_group(node.node, group_nodes)) if node.type is None else []
             yield from (_from_group(node.node, each) for each in inner)
             if not inner and node.definition is None and not _is_only_drawn(node):
-                yield _from_scope(scope, node, prompt, feeds=node.node.id in feeding)
+                exposed = dict(shown_outside.of(scope, node))
+                yield _from_scope(scope, node, exposed, prompt, feeds=node.node.id in feeding)
 
 
 def _is_only_drawn(node: WiredNode) -> bool:
@@ -105,9 +107,15 @@ def _from_entry(key: str, entry: Mapping[str, Any], types: NodeTypes, *, feeds: 
     return SeenNode(ref, values, linked, feeds, node_type, properties=meta)
 
 
-def _from_scope(scope: Scope, node: WiredNode, prompt: Prompt | None, *, feeds: bool) -> SeenNode:
+def _from_scope(
+    scope: Scope,
+    node: WiredNode,
+    exposed: Mapping[str, Exposed],
+    prompt: Prompt | None,
+    *,
+    feeds: bool,
+) -> SeenNode:
     key = f"{scope.prefix}{node.node.id}"
-    exposed = dict(_exposed(scope, node))
     values, linked = _inputs_of(scope, node, exposed, (prompt or {}).get(key))
     saved = node.node.values if isinstance(node.node.values, list) else []
     return SeenNode(
@@ -164,23 +172,35 @@ def _path_of(scope: Scope) -> tuple[str, ...]:
     return tuple(reversed(names))
 
 
-def _exposed(scope: Scope, node: WiredNode) -> Iterator[tuple[str, Exposed]]:
-    for slot in node.inputs:
-        exposed = _seen_outside(scope, slot)
-        if exposed is not None:
-            yield slot.name, exposed
+class _ShownOutside:
+    """Which inputs of inner nodes their subgraphs show as their own."""
 
+    def __init__(self) -> None:
+        self._values: dict[
+            str, Mapping[str, Any]
+        ] = {}  # of instances, by the prefix of their scope
 
-def _seen_outside(scope: Scope, slot: Input) -> Exposed | None:
-    """Of an input that a subgraph shows as its own; None if in the end a link feeds it."""
-    exposed = None
-    while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
-        instance, place = scope.instance, slot.link.origin_slot
-        if instance is None or scope.parent is None or place >= len(instance.inputs):
-            return None
-        slot = instance.inputs[place]
-        title = instance.node.title or scope.wired.graph.name
-        value = saved_values(instance).get(slot.name, ABSENT)
-        exposed = Exposed(f"{title}.{slot.name}", value)
-        scope = scope.parent
-    return None if slot.link is not None else exposed
+    def of(self, scope: Scope, node: WiredNode) -> Iterator[tuple[str, Exposed]]:
+        for slot in node.inputs:
+            exposed = self._exposed(scope, slot)
+            if exposed is not None:
+                yield slot.name, exposed
+
+    def _exposed(self, scope: Scope, slot: Input) -> Exposed | None:
+        """None if in the end a link feeds the input."""
+        exposed = None
+        while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
+            instance, place = scope.instance, slot.link.origin_slot
+            if instance is None or scope.parent is None or place >= len(instance.inputs):
+                return None
+            slot = instance.inputs[place]
+            title = instance.node.title or scope.wired.graph.name
+            value = self._values_of(scope, instance).get(slot.name, ABSENT)
+            exposed = Exposed(f"{title}.{slot.name}", value)
+            scope = scope.parent
+        return None if slot.link is not None else exposed
+
+    def _values_of(self, scope: Scope, instance: WiredNode) -> Mapping[str, Any]:
+        if scope.prefix not in self._values:
+            self._values[scope.prefix] = saved_values(instance)
+        return self._values[scope.prefix]
