@@ -113,6 +113,116 @@ OBJECT_INFO: Mapping[str, Any] = {
         ["IMAGE"],
     ),
     "CustomCombo": node_class({"choice": ["COMBO", {"options": []}]}, ["STRING", "INT"]),
+    # Classes of no pack at all: nodes are known by the types that they take and give.
+    "Guide": node_class(
+        {"conditioning": socket("CONDITIONING"), "guidance": ["FLOAT", {"default": 3.5}]},
+        ["CONDITIONING"],
+    ),
+    "ZeroOut": node_class({"conditioning": socket("CONDITIONING")}, ["CONDITIONING"]),
+    "Control": node_class(
+        {**CONDITIONED, "image": socket("IMAGE")},
+        ["CONDITIONING", "CONDITIONING"],
+        output_name=["positive", "negative"],
+    ),
+    "TwoEncoders": node_class(
+        {"clip": socket("CLIP"), "text_g": PROMPT_TEXT, "text_l": PROMPT_TEXT, "name": LINE},
+        ["CONDITIONING"],
+    ),
+    "BothSides": node_class(
+        {"clip": socket("CLIP"), "prompt": PROMPT_TEXT, "negative_prompt": PROMPT_TEXT},
+        ["CONDITIONING", "CONDITIONING"],
+        output_name=["positive", "negative"],
+    ),
+    "Song": node_class(
+        {"clip": socket("CLIP"), "tags": PROMPT_TEXT, "lyrics": PROMPT_TEXT, "duration": CFG},
+        ["CONDITIONING"],
+    ),
+    "DepthHint": node_class({}, ["CONDITIONING"]),
+    "PlainGuider": node_class(
+        {"model": socket("MODEL"), "conditioning": socket("CONDITIONING")}, ["GUIDER"]
+    ),
+    "DualGuider": node_class(
+        {
+            "cond1": socket("CONDITIONING"),
+            "cond2": socket("CONDITIONING"),
+            "negative": socket("CONDITIONING"),
+            "empty_conditioning": socket("CONDITIONING"),
+            "cfg_conds": CFG,
+        },
+        ["GUIDER"],
+    ),
+    "GuidedSampler": node_class(
+        {
+            "noise": socket("NOISE"),
+            "guider": socket("GUIDER"),
+            "sampler": socket("SAMPLER"),
+            "sigmas": socket("SIGMAS"),
+            "latent_image": socket("LATENT"),
+        },
+        ["LATENT"],
+    ),
+    "StagedSampler": node_class(
+        {
+            "add_noise": [["enable", "disable"]],
+            "noise_seed": SEED,
+            "steps": STEPS,
+            "end_at_step": STEPS,
+            **CONDITIONED,
+            "latent_image": socket("LATENT"),
+        },
+        ["LATENT"],
+    ),
+    "Noise": node_class({"noise_seed": SEED}, ["NOISE"]),
+    "Method": node_class({"sampler_name": [SAMPLERS, {}]}, ["SAMPLER"]),
+    "Schedule": node_class(
+        {"steps": STEPS, "scheduler": SCHEDULERS, "width": SIDE, "height": SIDE}, ["SIGMAS"]
+    ),
+    "SplitSchedule": node_class({"sigmas": socket("SIGMAS"), "step": COUNT}, ["SIGMAS"]),
+    "Shift": node_class({"model": socket("MODEL"), "width": SIDE, "height": SIDE}, ["MODEL"]),
+    "LoraLoader": node_class(
+        {"model": socket("MODEL"), "lora_name": [["a.safetensors", "b.safetensors"]]}, ["MODEL"]
+    ),
+    "LatentUpscale": node_class(
+        {"samples": socket("LATENT"), "width": SIDE, "height": SIDE}, ["LATENT"]
+    ),
+    "EmptyVideo": node_class(
+        {"width": SIDE, "height": SIDE, "length": COUNT, "batch_size": COUNT}, ["LATENT"]
+    ),
+    "VAEEncode": node_class({"pixels": socket("IMAGE"), "vae": socket("VAE")}, ["LATENT"]),
+    "ImageScale": node_class({"image": socket("IMAGE"), "width": SIDE, "height": SIDE}, ["IMAGE"]),
+    "Measure": node_class(
+        {"image": socket("IMAGE")}, ["INT", "INT"], output_name=["width", "height"]
+    ),
+    "CreateVideo": node_class(
+        {"images": socket("IMAGE"), "fps": ["FLOAT", {"min": 1.0, "max": 120.0}]}, ["VIDEO"]
+    ),
+    "SaveVideo": node_class({"video": socket("VIDEO"), "filename_prefix": LINE}, is_output=True),
+    "TextValue": node_class({"value": TEXT}, ["STRING"]),
+    "Number": node_class({"value": ["INT", {}]}, ["INT"]),
+    "Flag": node_class({"value": ["BOOLEAN", {}]}, ["BOOLEAN"]),
+    "Join": node_class({"a": TEXT, "b": TEXT, "delimiter": LINE}, ["STRING"]),
+    "Formula": node_class(
+        {"expression": LINE, "a": socket("INT,FLOAT"), "b": socket("INT,FLOAT")}, ["INT"]
+    ),
+    "Choose": node_class(
+        {"switch": ["BOOLEAN", {}], "on_true": MATCHING, "on_false": MATCHING},
+        ["COMFY_MATCHTYPE_V3"],
+    ),
+    "PictureService": node_class(
+        {
+            "model": ["COMBO", {"options": ["small", "large"]}],
+            "prompt": TEXT,
+            "negative_prompt": TEXT,
+            "system_prompt": TEXT,
+            "seed": SEED,
+            "width": SIDE,
+            "height": SIDE,
+            "duration": ["COMBO", {"options": ["5", "10"]}],
+        },
+        ["IMAGE"],
+    ),
+    "Speech": node_class({"text": TEXT, "voice": LINE}, ["AUDIO"]),
+    "OwnVideoLoader": node_class({"video": [[]]}, ["IMAGE"]),
 }
 
 

@@ -64,20 +64,20 @@ def test_what_the_server_takes_is_no_problem(declared: Any, value: Any) -> None:
         (FLOAT, 1.5, "1.5 is above the maximum of 1.0"),
         (FLOAT, 10**400, "a number of many digits is not a number"),
         (["FLOAT,INT", {"min": 1}], "x", '"x" is not a number'),
-        (COMBO, "c", '"c" is not one of the 2 choices; there are: "a", "b"'),
-        (COMBO, None, 'null is not one of the 2 choices; there are: "a", "b"'),
-        ([[1, 2]], "1", '"1" is not one of the 2 choices; there are: "1", "2"'),
-        (COMBO, {"__value__": ["a"]}, 'a list of 1 is not one of the 2 choices; there are: "a", "b"'),
+        (COMBO, "c", '"c" is not among the choices: "a", "b"'),
+        (COMBO, None, 'null is not among the choices: "a", "b"'),
+        ([[1, 2]], "1", '"1" is not among the choices: "1", "2"'),
+        (COMBO, {"__value__": ["a"]}, 'a list of 1 is not among the choices: "a", "b"'),
         (["COMBO", {"options": []}], "a", '"a" can\'t be chosen: the server has nothing to choose from'),
         (
             ["COMBO", {"options": ["a", "b"], "multiselect": True}],
             {"__value__": ["a", "c"]},
-            '"c" is not one of the 2 choices; there are: "a", "b"',
+            '"c" is not among the choices: "a", "b"',
         ),
         (
             DYNAMIC,
             "scale",
-            '"scale" is not one of the 4 choices; there are: '
+            '"scale" is not among the choices: '
             '"scale dimensions", "scale width", "scale by", "match size"',
         ),
     ],
@@ -89,8 +89,8 @@ def test_what_the_server_refuses_is_told_in_words(declared: Any, value: Any, pro
 def test_of_many_choices_the_closest_are_named() -> None:
     problem = problem_with([SAMPLERS], "Euler_a")
     assert problem is not None
-    assert problem.startswith('"Euler_a" is not one of the 10 choices; closest: "euler_ancestral"')
-    assert problem_with([SAMPLERS], "zzzzzzz") == '"zzzzzzz" is not one of the 10 choices'
+    assert problem.startswith('"Euler_a" is not among the 10 choices; closest: "euler_ancestral"')
+    assert problem_with([SAMPLERS], "zzzzzzz") == '"zzzzzzz" is not among the 10 choices'
 
 
 def test_a_file_is_found_without_its_folder_and_ending() -> None:

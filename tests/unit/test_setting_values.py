@@ -11,7 +11,7 @@ from tests.unit.small_server import OBJECT_INFO, node, text_to_image
 
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue, InvalidWorkflow, LimitExceeded
 from comfyfleet.workflow.setting import Assignment, Edit, parse_assignment, set_values
-from comfyfleet.workflow.setting.assigning import ASSIGNMENTS_MAX
+from comfyfleet.workflow.setting.assigning import ASSIGNMENTS_MAX, PROBLEMS_MAX
 
 
 def set_in(prompt: dict[str, Any], *texts: str, check: bool = True) -> Edit:
@@ -137,7 +137,7 @@ def test_a_large_seed_stays_exact() -> None:
         ("layers=2.5", '"2.5" is not a whole number'),
         ("layers=10", "10 is above the maximum of 9"),
         ("glow=maybe", '"maybe" is neither true nor false'),
-        ("size=3", '"3" is not one of the 3 choices; there are: "1", "2", "4"'),
+        ("size=3", '"3" is not among the choices: "1", "2", "4"'),
         ("box=wide", '"wide" is not JSON, as BOUNDING_BOX wants it'),
         ("color=\ud83d", "the text holds half a character (a lone surrogate)"),
     ],
@@ -260,6 +260,12 @@ def test_the_number_of_assignments_is_limited() -> None:
     too_many = [Assignment("3.seed", 1)] * (ASSIGNMENTS_MAX + 1)
     with pytest.raises(LimitExceeded):
         set_values(text_to_image(), OBJECT_INFO, too_many)
+
+
+def test_of_very_many_mistakes_only_some_are_told() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        set_in(text_to_image(), *[f"{number}.seed=1" for number in range(100, 200)])
+    assert len(caught.value.details["problems"]) == PROBLEMS_MAX + 1
 
 
 NAMES = st.sampled_from(

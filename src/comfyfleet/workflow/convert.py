@@ -15,7 +15,7 @@ from comfyfleet.workflow.groupnodes import expand_group_nodes
 from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
 from comfyfleet.workflow.model import Prompt
-from comfyfleet.workflow.naming import filled
+from comfyfleet.workflow.naming import Patterns
 from comfyfleet.workflow.nodetypes import NodeTypes
 from comfyfleet.workflow.parse import parse
 from comfyfleet.workflow.primitives import apply_primitives
@@ -75,15 +75,17 @@ def _convert(
     graphs = {
         key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
     }
+    before = Patterns(graphs, now)
     graphs = {
-        key: apply_primitives(wired, partial(filled, graphs=graphs, graph_id=key, now=now))
+        key: apply_primitives(wired, partial(before.fill, graph_id=key))
         for key, wired in graphs.items()
     }
     scopes = expand(graphs, limits)
     if options.get("strict"):
         refuse_unknown_types(scopes)
     keep_unknown = options.get("unknown") == "keep"
-    emission = Emission(Resolver(scopes), graphs, limits, now, options.get("rng"), keep_unknown)
+    patterns = Patterns(graphs, now)
+    emission = Emission(Resolver(scopes), patterns, limits, options.get("rng"), keep_unknown)
     prompt = emit(scopes, emission)
     if options.get("reachable_only"):
         prompt = only_reachable(prompt, types)

@@ -6,22 +6,21 @@ left out.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidWorkflow
 from comfyfleet.workflow.behaviours import BEHAVIOURS, CUSTOM_COMBO
 from comfyfleet.workflow.limits import Limits
 from comfyfleet.workflow.model import Prompt
-from comfyfleet.workflow.naming import filled, title_of
+from comfyfleet.workflow.naming import Patterns, title_of
 from comfyfleet.workflow.places import join_places
 from comfyfleet.workflow.resolve import HostValue, Resolver, Source
 from comfyfleet.workflow.scopes import Scope
 from comfyfleet.workflow.texts import Random, choose, javascript_text
 from comfyfleet.workflow.values import option_index
 from comfyfleet.workflow.widgettypes import ABSENT, Widget
-from comfyfleet.workflow.wiring import WiredGraph, WiredNode
+from comfyfleet.workflow.wiring import WiredNode
 
 FILE_NAME_INPUT = "filename_prefix"
 # For each entry of a prompt: its linked inputs, and the entries that those lead to.
@@ -33,9 +32,8 @@ class Emission(NamedTuple):
     """What emitting needs beside the graph."""
 
     resolver: Resolver
-    graphs: Mapping[str, WiredGraph]
+    patterns: Patterns
     limits: Limits
-    now: datetime | None
     rng: Random | None
     keep_unknown: bool
 
@@ -142,7 +140,7 @@ def _worked_text(value: str, widget: Widget, node: WiredNode, emission: Emission
     if widget.name == FILE_NAME_INPUT and "%" in value:
         behaviour = BEHAVIOURS.get(node.node.type)
         if behaviour and behaviour.saves_files:
-            return filled(value, emission.graphs, "", emission.now)
+            return emission.patterns.fill(value)
     return value
 
 

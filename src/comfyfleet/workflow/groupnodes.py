@@ -5,11 +5,17 @@ A file keeps the nodes of a group under `extra.groupNodes`; an instance is one n
 inside. The inner nodes get the next free ids and the new instance the one after them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import PRIMITIVE, is_virtual
-from comfyfleet.workflow.groupinterface import GroupInterface, describe_group
+from comfyfleet.workflow.groupinterface import (
+    GroupDefinition,
+    GroupInterface,
+    InnerLink,
+    describe_group,
+    read_group,
+)
 from comfyfleet.workflow.model import (
     SUBGRAPH_INPUT_ID,
     SUBGRAPH_OUTPUT_ID,
@@ -21,7 +27,6 @@ from comfyfleet.workflow.model import (
     Workflow,
 )
 from comfyfleet.workflow.nodetypes import NodeTypes, read_node_type
-from comfyfleet.workflow.parse import parse_node
 from comfyfleet.workflow.slottypes import are_compatible
 from comfyfleet.workflow.wiring import WiredNode, wire_node
 
@@ -32,13 +37,11 @@ MINTED_LINKS = 1_000_000_000  # ids for links that we make, far from any in a fi
 def expand_group_nodes(workflow: Workflow, types: NodeTypes) -> Workflow:
     if not workflow.group_nodes:
         return workflow
-    groups = {
-        name: group for name, group in workflow.group_nodes.items() if _is_usable(group, types)
-    }
+    groups = {name: read_group(saved) for name, saved in workflow.group_nodes.items()}
     for node in workflow.root.nodes:
-        name = _group_name(node)
-        if name in groups:
-            workflow = _expand(workflow, node, groups[name], types)
+        group = groups.get(_group_name(node))
+        if group is not None and _is_known(group, types):
+            workflow = _expand(workflow, node, group, types)
     return workflow
 
 
@@ -49,17 +52,9 @@ def _group_name(node: Node) -> str:
     return ""
 
 
-def _is_usable(group: Any, types: NodeTypes) -> bool:
+def _is_known(group: GroupDefinition, types: NodeTypes) -> bool:
     """A group with a node type that is not known stays an unknown node itself."""
-    nodes = group.get("nodes") if isinstance(group, dict) else None
-    if not isinstance(nodes, list) or not isinstance(group.get("links"), list):
-        return False
-    return all(
-        isinstance(node, dict)
-        and isinstance(node.get("type"), str)
-        and (types.get(node["type"]) is not None or is_virtual(node["type"]))
-        for node in nodes
-    )
+    return all(types.get(node.type) is not None or is_virtual(node.type) for node in group.nodes)
 
 
 class _Inner(NamedTuple):
@@ -70,7 +65,7 @@ class _Inner(NamedTuple):
     links: tuple[Link, ...]
 
 
-def _expand(workflow: Workflow, node: Node, group: Mapping[str, Any], types: NodeTypes) -> Workflow:
+def _expand(workflow: Workflow, node: Node, group: GroupDefinition, types: NodeTypes) -> Workflow:
     interface = describe_group(group, types)
     root = workflow.root
     outer = {link.id: link for link in root.links.values() if link.target == node.id}
@@ -79,7 +74,9 @@ def _expand(workflow: Workflow, node: Node, group: Mapping[str, Any], types: Nod
     inner = _make_inner(group, interface, instance, workflow.last_node_id, types)
     last = workflow.last_node_id + len(inner.nodes) + 1
     definition_id = f"group node {last}"
-    inputs, input_links, feeding = _input_ports(instance, interface, inner)
+    inputs, input_links, feeding = _input_ports(
+        instance, interface, inner, max(root.links, default=0) + 1
+    )
     outputs, output_links, fed = _output_ports(root, node.id, str(last), interface, inner)
     links = {link.id: link for link in (*inner.links, *input_links, *output_links)}
     definition = Graph(definition_id, _group_name(node), inner.nodes, links, inputs, outputs)
@@ -108,7 +105,7 @@ def _expand(workflow: Workflow, node: Node, group: Mapping[str, Any], types: Nod
 
 
 def _make_inner(
-    group: Mapping[str, Any],
+    group: GroupDefinition,
     interface: GroupInterface,
     instance: WiredNode,
     last_id: int,
@@ -117,8 +114,8 @@ def _make_inner(
     names = [widget.name for widget in instance.widgets if widget.is_widget]
     taken: set[int] = set()
     nodes = []
-    for index, saved in enumerate(group["nodes"]):
-        node = parse_node({**saved, "id": last_id + 1 + index}, f"group node › node {index}")
+    for index, saved in enumerate(group.nodes):
+        node = saved._replace(id=str(last_id + 1 + index))
         overrides = {}
         for inner_name, outer_name in interface.widgets[index].items():
             place = _next_place(names, outer_name, taken)
@@ -128,7 +125,7 @@ def _make_inner(
         node = _with_values(node, overrides)
         nodes.append(node._replace(inputs=tuple(slot._replace(link=None) for slot in node.inputs)))
     laid_out = tuple(wire_node(node, types.get(node.type), []) for node in nodes)
-    return _Inner(tuple(nodes), laid_out, tuple(_inner_links(group["links"], laid_out)))
+    return _Inner(tuple(nodes), laid_out, tuple(_inner_links(group.links, laid_out)))
 
 
 def _next_place(names: Sequence[str], wanted: str | None, taken: set[int]) -> int | None:
@@ -144,21 +141,12 @@ def _with_values(node: Node, overrides: dict[str, Any]) -> Node:
     return node._replace(overrides=overrides)
 
 
-def _inner_links(saved: list[Any], nodes: Sequence[WiredNode]) -> list[Link]:
-    """By slot number, where the types fit; a link from outside the group has no source here."""
-    links: list[Link] = []
-    for entry in saved:
-        if not isinstance(entry, list) or len(entry) < 4:
-            continue
-        source, out_slot, target, in_slot = entry[:4]
-        if not all(isinstance(part, int) for part in (source, out_slot, target, in_slot)):
-            continue
-        if not (0 <= source < len(nodes) and 0 <= target < len(nodes)):
-            continue
-        link = _link(nodes[source], out_slot, nodes[target], in_slot, MINTED_LINKS + len(links))
+def _inner_links(saved: Sequence[InnerLink], nodes: Sequence[WiredNode]) -> Iterator[Link]:
+    """By slot number, where the types fit."""
+    for number, (source, out_slot, target, in_slot) in enumerate(saved):
+        link = _link(nodes[source], out_slot, nodes[target], in_slot, MINTED_LINKS + number)
         if link is not None:
-            links.append(link)
-    return links
+            yield link
 
 
 def _link(
@@ -173,7 +161,7 @@ def _link(
 
 
 def _input_ports(
-    instance: WiredNode, interface: GroupInterface, inner: _Inner
+    instance: WiredNode, interface: GroupInterface, inner: _Inner, first_link: int
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
     """One port for each output outside that feeds the group, however many inner inputs it feeds."""
     ends: dict[tuple[str, int], list[tuple[WiredNode, int]]] = {}
@@ -195,7 +183,7 @@ def _input_ports(
             ids.append(link_id)
         first = targets[0][0].inputs[targets[0][1]]
         ports.append(Port(f"{first.name} {number}", first.type, tuple(ids)))
-        outer_id = MINTED_LINKS * 3 + int(instance.node.id) * 1000 + number
+        outer_id = first_link + number
         feeding.append(Link(outer_id, origin, slot, instance.node.id, number))
     return tuple(ports), links, feeding
 

@@ -9,6 +9,7 @@ widgets after them.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE
 from comfyfleet.workflow.slots import Input
@@ -57,6 +58,8 @@ class NodeTypes:
     def __init__(
         self, object_info: Mapping[str, Any], remote_choices: Mapping[str, list[Any]] | None = None
     ) -> None:
+        if not isinstance(object_info, Mapping):
+            raise InvalidInput("object_info is a JSON object that has node classes by name")
         self._info = object_info
         self._remote_choices = remote_choices or {}
         self._known: dict[str, NodeType | None] = {}
@@ -66,7 +69,7 @@ class NodeTypes:
             return self._known[name]
         except KeyError:
             entry = self._info.get(name)
-            known = read_node_type(name, entry) if isinstance(entry, dict) else None
+            known = _read_safely(name, entry) if isinstance(entry, dict) else None
             if known is not None and self._remote_choices:
                 known = self._with_remote_choices(known)
             self._known[name] = known
@@ -80,6 +83,14 @@ class NodeTypes:
             for widget in known.widgets
         )
         return known._replace(widgets=widgets)
+
+
+def _read_safely(name: str, entry: Mapping[str, Any]) -> NodeType:
+    """What a server says of a class may have any shape."""
+    try:
+        return read_node_type(name, entry)
+    except (TypeError, ValueError, AttributeError, LookupError) as problem:
+        raise InvalidInput(f"object_info of {name} has an unexpected shape: {problem}") from None
 
 
 def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
@@ -217,7 +228,7 @@ def _dynamic_combo(spec: InputSpec, class_name: str) -> Widget:
 
     def children(value: Any) -> list[Widget]:
         inputs = by_key.get(value) if isinstance(value, str) and value else None
-        return _children(spec.name, inputs, class_name) if inputs else []
+        return _children(spec.name, inputs, class_name) if isinstance(inputs, dict) else []
 
     return Widget(
         spec.name, "combo", keys[0] if keys else None, input_type=spec.type, choices=keys,
@@ -244,8 +255,9 @@ def _dynamic_group(spec: InputSpec, class_name: str) -> Widget:
 def _children(prefix: str, inputs: Mapping[str, Any], class_name: str) -> list[Widget]:
     found: list[Widget] = []
     for part in ("required", "optional"):
-        for name, declared in (inputs.get(part) or {}).items():
-            spec = input_spec(f"{prefix}.{name}", declared)
+        declared = inputs.get(part)
+        for name, entry in declared.items() if isinstance(declared, dict) else ():
+            spec = input_spec(f"{prefix}.{name}", entry)
             if is_widget(spec):
                 found.extend(widgets_of_spec(spec, class_name))
             else:

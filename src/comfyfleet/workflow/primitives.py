@@ -63,7 +63,9 @@ def _value_of(primitive: WiredNode, node: WiredNode, slot: Input) -> Any:
         value = saved[0]
     if widget.kind not in ("int", "float"):
         return value
-    return as_typed(widget, _within(value, widget.options.get("min"), widget.options.get("max")))
+    least, most = widget.options.get("min"), widget.options.get("max")
+    typed = as_typed(widget, _within(value, least, most))
+    return math.nan if typed is None else typed  # as no number: null would count as zero
 
 
 def _within(value: Any, least: Any, most: Any) -> Any:

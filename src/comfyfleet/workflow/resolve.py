@@ -47,24 +47,31 @@ Resolved = Source | HostValue | None
 
 class Resolver:
     def __init__(self, scopes: Sequence[Scope]) -> None:
+        self._known: dict[tuple[str, str, int, bool, str], Resolved] = {}
         self._first_scope: dict[str, Scope] = {}
         for scope in scopes:
             self._first_scope.setdefault(scope.wired.graph.id, scope)
 
     def resolve(self, scope: Scope, node: WiredNode, slot: int) -> Resolved:
         at: _At | Resolved = _At(scope, node, slot, is_output=False, wanted="")
-        seen = set()
+        seen: dict[tuple[str, str, int, bool], str] = {}
         while isinstance(at, _At):
             key = (at.scope.prefix, at.node.node.id, at.slot, at.is_output)
+            if (*key, at.wanted) in self._known:
+                at = self._known[(*key, at.wanted)]
+                break
             if key in seen:
                 where = at.scope.place_of(at.node)
                 raise InvalidWorkflow(f"{where}: the links through this node form a loop")
-            seen.add(key)
+            seen[key] = at.wanted
             at = self._through_output(at) if at.is_output else self._along_link(at)
+        # Whoever comes to one of these places later gets the answer at once: a long chain with
+        # many consumers is walked once, not once for each.
+        self._known.update(((*key, wanted), at) for key, wanted in seen.items())
         return at
 
     def _along_link(self, at: _At) -> _At | Resolved:
-        if at.slot >= len(at.node.inputs):
+        if not 0 <= at.slot < len(at.node.inputs):
             raise InvalidWorkflow(f"{at.scope.place_of(at.node)} has no input {at.slot}")
         slot = at.node.inputs[at.slot]
         if slot.link is None or slot.link.origin == UNASSIGNED:
@@ -80,7 +87,7 @@ class Resolver:
 
     def _out_of_subgraph(self, scope: Scope, slot: Input, link: Link) -> _At | Resolved:
         host = scope.instance
-        if host is None or scope.parent is None or link.origin_slot >= len(host.inputs):
+        if host is None or scope.parent is None or not 0 <= link.origin_slot < len(host.inputs):
             raise InvalidWorkflow(
                 f"{slot.name} is linked to input {link.origin_slot} of its subgraph, which is not there"
             )
@@ -104,7 +111,7 @@ class Resolver:
 
     def _past_bypassed(self, at: _At) -> _At | None:
         outputs = at.node.outputs
-        if at.slot >= len(outputs):
+        if not 0 <= at.slot < len(outputs):
             raise InvalidWorkflow(f"{at.scope.place_of(at.node)} has no output {at.slot}")
         slot = bypass_slot(at.node.inputs, at.slot, outputs[at.slot], at.wanted)
         return None if slot is None else _At(at.scope, at.node, slot, is_output=False, wanted="")
@@ -112,7 +119,7 @@ class Resolver:
     def _into_subgraph(self, at: _At) -> _At | None:
         inner = at.scope.children[at.node.node.id]
         ports = inner.wired.graph.outputs
-        if at.slot >= len(ports):
+        if not 0 <= at.slot < len(ports):
             raise InvalidWorkflow(f"{at.scope.place_of(at.node)} has no output {at.slot}")
         links = inner.wired.graph.links
         link = next((links[key] for key in ports[at.slot].links if key in links), None)
@@ -129,7 +136,7 @@ class Resolver:
         behaviour = BEHAVIOURS[at.node.node.type]
         if behaviour.getter_of:
             return self._past_getter(at, behaviour.getter_of, outward=behaviour.looks_outward)
-        if at.slot >= len(at.node.inputs) or at.node.inputs[at.slot].link is None:
+        if not 0 <= at.slot < len(at.node.inputs) or at.node.inputs[at.slot].link is None:
             return None
         return _At(at.scope, at.node, at.slot, is_output=False, wanted=at.wanted)
 
@@ -140,7 +147,9 @@ class Resolver:
             return None
         setter = find_setter(at.scope, setter_type, name)
         if setter is not None:
-            return _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
+            has_input = 0 <= at.slot < len(setter.inputs)
+            at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
+            return at_setter if has_input else None
         around = at.scope.parent if outward else None
         found: list[tuple[Scope, WiredNode]] = []
         while around is not None:
@@ -152,7 +161,7 @@ class Resolver:
         return self._at_source(scope, setter, at)
 
     def _at_source(self, scope: Scope, setter: WiredNode, at: _At) -> _At | None:
-        link = setter.inputs[at.slot].link if at.slot < len(setter.inputs) else None
+        link = setter.inputs[at.slot].link if 0 <= at.slot < len(setter.inputs) else None
         origin = scope.wired.nodes.get(link.origin) if link else None
         if link is None or origin is None:
             return None

@@ -13,7 +13,8 @@ from comfyfleet.workflow.wiring import WiredGraph, WiredNode
 
 MATCH_CHAIN_MAX = 50
 REROUTE = "Reroute"
-End = tuple[str, int]  # node id and input slot
+End = tuple[str, int]  # node id and slot
+CIRCLE: End = ("", -1)
 
 
 def are_compatible(one: str, other: str) -> bool:
@@ -119,39 +120,40 @@ def _misfits_behind(matching: Sequence[WiredNode], nodes: Mapping[str, WiredNode
 
 
 def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
-    fed: dict[str, list[End]] = {}
+    roots = _roots_of_reroutes(nodes)
+    for node_id, root in roots.items():
+        if root == CIRCLE:
+            yield node_id, 0  # reroutes in a circle are cut open
     for node in nodes.values():
         for index, slot in enumerate(node.inputs):
-            if slot.link is not None and _is_reroute(nodes, slot.link.origin):
-                fed.setdefault(slot.link.origin, []).append((node.node.id, index))
-    for node_id in [key for key in nodes if _is_reroute(nodes, key)]:
-        above = _first_above(nodes, node_id)
-        if above is None:
-            continue
-        if above == (node_id, -1):
-            yield node_id, 0  # reroutes in a circle are cut open
-            continue
-        outputs = nodes[above[0]].outputs
-        root_type = outputs[above[1]] if above[1] < len(outputs) else ""
-        for target_id, index in fed.get(node_id, ()):
-            wanted = "" if _is_reroute(nodes, target_id) else nodes[target_id].inputs[index].type
-            if not are_compatible(root_type, wanted):
-                yield target_id, index
+            root = roots.get(slot.link.origin) if slot.link is not None else None
+            if root is None or root == CIRCLE or node.node.type == REROUTE:
+                continue
+            outputs = nodes[root[0]].outputs
+            root_type = outputs[root[1]] if root[1] < len(outputs) else ""
+            if not are_compatible(root_type, slot.type):
+                yield node.node.id, index
 
 
-def _first_above(nodes: Mapping[str, WiredNode], start: str) -> tuple[str, int] | None:
-    """The output that feeds a chain of reroutes; the start itself, with -1, if it is a circle."""
-    current, seen = start, {start}
-    while True:
-        link = nodes[current].inputs[0].link if nodes[current].inputs else None
-        if link is None or link.origin not in nodes:
-            return None
-        if not _is_reroute(nodes, link.origin):
-            return link.origin, link.origin_slot
-        if link.origin in seen:
-            return start, -1
-        current = link.origin
-        seen.add(current)
+def _roots_of_reroutes(nodes: Mapping[str, WiredNode]) -> dict[str, End | None]:
+    """For each reroute the output that feeds its chain, if any. Each is looked at once."""
+    roots: dict[str, End | None] = {}
+    for start in [key for key in nodes if _is_reroute(nodes, key)]:
+        path: dict[str, None] = {}
+        current = start
+        while current not in roots:
+            path[current] = None
+            link = nodes[current].inputs[0].link if nodes[current].inputs else None
+            if link is None or link.origin not in nodes:
+                roots[current] = None
+            elif not _is_reroute(nodes, link.origin):
+                roots[current] = (link.origin, link.origin_slot)
+            elif link.origin in path:
+                roots[current] = CIRCLE
+            else:
+                current = link.origin
+        roots.update(dict.fromkeys(path, roots[current]))
+    return roots
 
 
 def _is_reroute(nodes: Mapping[str, WiredNode], node_id: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
-from comfyfleet.workflow.model import INACTIVE, Graph, Link, Node, Slot
+from comfyfleet.workflow.model import ANY_TYPE, INACTIVE, Graph, Link, Node, Slot
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, inputs_of
 from comfyfleet.workflow.slots import Input, Workbench, link_dynamic_inputs, link_inputs
 from comfyfleet.workflow.values import Dealt, as_laid_out, deal_values
@@ -81,8 +81,12 @@ def wire_node(
 ) -> WiredNode:
     if node_type is None:
         saved = [Input(slot.name, slot.type, slot.widget) for slot in node.inputs]
+        outputs = node.outputs
+        if is_virtual(node.type):  # such a node has its slots even where they were not saved
+            saved = saved or [Input("", ANY_TYPE)]
+            outputs = outputs or (ANY_TYPE,)
         linked = tuple(link_inputs(saved, node.inputs, links))
-        return WiredNode(node, linked, node.outputs, values=_shown_value(node))
+        return WiredNode(node, linked, outputs, values=_shown_value(node))
     dealt = deal_values(node_type, node, limits=limits)
     outputs = node_type.outputs
     if len(node.outputs) > len(outputs):

@@ -1,6 +1,20 @@
 """Values of a prompt are set by name, checked as the server will check them, and told in words. Pure."""
 
+from comfyfleet.workflow.setting.addressing import Place
 from comfyfleet.workflow.setting.assigning import Assignment, Edit, parse_assignment, set_values
 from comfyfleet.workflow.setting.problems import problem_with
+from comfyfleet.workflow.setting.shorthands import set_shorthands, shorthand_places
+from comfyfleet.workflow.setting.shorthandtable import SHORTHANDS, Shorthand
 
-__all__ = ["Assignment", "Edit", "parse_assignment", "problem_with", "set_values"]
+__all__ = [
+    "SHORTHANDS",
+    "Assignment",
+    "Edit",
+    "Place",
+    "Shorthand",
+    "parse_assignment",
+    "problem_with",
+    "set_shorthands",
+    "set_values",
+    "shorthand_places",
+]

@@ -4,8 +4,8 @@ Titles and input names may both hold dots, so only the prompt tells where the no
 An id goes before a title, a title before a class.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.setting.entries import Entry
@@ -108,7 +108,7 @@ def _now(entries: Mapping[str, Entry], place: Place) -> str:
     return f"linked to {link[0]}" if link else shown(entry.inputs.get(place.input))
 
 
-def _grouped(pairs: Iterator[tuple[str, Entry]] | Any) -> dict[str, list[Entry]]:
+def _grouped(pairs: Iterable[tuple[str, Entry]]) -> dict[str, list[Entry]]:
     groups: dict[str, list[Entry]] = {}
     for name, entry in pairs:
         if name:

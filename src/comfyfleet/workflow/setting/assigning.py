@@ -11,6 +11,7 @@ from comfyfleet.workflow.setting.entries import read_entries
 from comfyfleet.workflow.setting.wording import quoted
 
 ASSIGNMENTS_MAX = 10_000
+PROBLEMS_MAX = 20  # each searches all names for the closest
 _EXAMPLE = "write node.input=value, such as 3.seed=7"
 
 
@@ -30,7 +31,7 @@ class Edit(NamedTuple):
 
 
 def parse_assignment(text: str) -> Assignment:
-    """`node.input=value`; everything behind the first `=` is the value."""
+    """`node.input=value`; everything behind the first `=` is the value, so a title can't hold one."""
     target, equals, value = text.partition("=")
     if not equals:
         raise InvalidInput(f"{quoted(text)} sets nothing: {_EXAMPLE}")
@@ -54,6 +55,8 @@ def set_values(
     changes: list[Change] = []
     errors: list[InvalidInput] = []
     for assignment in assignments:
+        if len(errors) == PROBLEMS_MAX:
+            break
         try:
             place = find_place(directory, entries, assignment.target)
             change = change_input(entries, place, assignment.value, check=check)
@@ -69,6 +72,8 @@ def set_values(
 
 def all_in_one(errors: Sequence[InvalidInput]) -> InvalidInput:
     problems = [error.message for error in errors]
+    if len(problems) == PROBLEMS_MAX:
+        problems.append("and perhaps more")
     only_values = all(isinstance(error, InvalidValue) for error in errors)
     kind = InvalidValue if only_values else InvalidInput
     return kind("\n".join(problems), problems=problems)

@@ -6,11 +6,11 @@ to be uploaded and of choices that are fetched from elsewhere, so these are not 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO
-from comfyfleet.workflow.setting.wording import hint, shown
+from comfyfleet.workflow.setting.wording import LISTED_MAX, hint, listed, quoted, shown
 from comfyfleet.workflow.specs import InputSpec, input_spec
 
 # Choices that the declared list does not settle: the file may have come since, or lies in another folder.
@@ -93,8 +93,12 @@ def _choice_problem(spec: InputSpec, value: Any) -> str | None:
         return None
     if not choices:
         return f"{shown(wrong[0])} can't be chosen: the server has nothing to choose from"
+    return f"{shown(wrong[0])} is not {_among(wrong[0], choices)}"
+
+
+def _among(wanted: Any, choices: Sequence[Any]) -> str:
     names = [choice if isinstance(choice, str) else shown(choice) for choice in choices]
-    wanted = wrong[0] if isinstance(wrong[0], str) else shown(wrong[0])
-    return f"{shown(wrong[0])} is not one of the {len(choices)} choices" + hint(
-        wanted, names, "there are"
-    )
+    if len(names) <= LISTED_MAX:
+        return f"among the choices: {listed(map(quoted, names), len(names))}"
+    text = wanted if isinstance(wanted, str) else shown(wanted)
+    return f"among the {len(names)} choices{hint(text, names)}"

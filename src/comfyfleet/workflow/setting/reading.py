@@ -7,7 +7,8 @@ from typing import Any
 
 from comfyfleet.kernel.errors import FleetError, InvalidValue
 from comfyfleet.workflow.media.json_text import parse_json
-from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO
+from comfyfleet.workflow.model import ANY_TYPE
+from comfyfleet.workflow.nodetypes import DYNAMIC_COMBO, MATCH_TYPE
 from comfyfleet.workflow.setting.problems import choices_of, takes_several, unwrapped
 from comfyfleet.workflow.setting.wording import shown
 from comfyfleet.workflow.specs import InputSpec, input_spec
@@ -16,22 +17,25 @@ _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
 # Types whose values are texts, so that a colour such as 000000 is no number.
 _TEXT_TYPES = ("STRING", "MARKDOWN", "TEXTAREA", "COLOR")
-# The declared type that a value has where the server's declaration is not known.
+# The type that a value has where the server's declaration leaves it open.
 _TYPES_OF_VALUES: Mapping[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 
 
 def read_value(declared: Any, value: Any, current: Any = None) -> Any:
     """A text becomes a value of the declared type; any other value only has to be JSON.
 
-    `current` is the value until now, which tells the type where nothing is declared.
+    `current` is the value until now, which tells the type where the declaration doesn't.
     """
+    spec = input_spec("", declared if declared is not None else [ANY_TYPE])
+    if spec.type in (ANY_TYPE, MATCH_TYPE):
+        spec = input_spec("", [_type_of(current)])
+    is_choice = spec.type in ("COMBO", DYNAMIC_COMBO)
     if not isinstance(value, str):
-        return _json_copy(value)
-    spec = input_spec("", declared if declared is not None else [_type_of(current)])
+        return _listed(spec, _json_copy(value)) if is_choice else _json_copy(value)
     text = _encodable(value)
-    if spec.type in ("COMBO", DYNAMIC_COMBO):
-        return _chosen(spec, text)
-    return _READERS.get(spec.widget_type, _read_json)(spec, text)
+    return (
+        _chosen(spec, text) if is_choice else _READERS.get(spec.widget_type, _read_json)(spec, text)
+    )
 
 
 def wrapped(value: Any) -> Any:
@@ -40,7 +44,7 @@ def wrapped(value: Any) -> Any:
 
 
 def _type_of(value: Any) -> str:
-    return _TYPES_OF_VALUES.get(type(unwrapped(value)), "*")
+    return _TYPES_OF_VALUES.get(type(unwrapped(value)), ANY_TYPE)
 
 
 def _json_copy(value: Any) -> Any:
@@ -100,7 +104,7 @@ def _read_json(spec: InputSpec, text: str) -> Any:
     try:
         return parse_json(text, what="the value")
     except FleetError:
-        if {"*", "STRING"}.isdisjoint(spec.type.split(",")):
+        if {ANY_TYPE, "STRING"}.isdisjoint(spec.type.split(",")):
             raise InvalidValue(f"{shown(text)} is not JSON, as {spec.type} wants it") from None
         return text
 
@@ -113,6 +117,12 @@ def _chosen(spec: InputSpec, text: str) -> Any:
     if text in choices:
         return text
     return next((choice for choice in choices if shown(choice) == text), text)
+
+
+def _listed(spec: InputSpec, value: Any) -> Any:
+    """The number 5 chooses "5", where that is how it is listed."""
+    choices = choices_of(spec) or ()
+    return shown(value) if value not in choices and shown(value) in choices else value
 
 
 _READERS: Mapping[str, Callable[[InputSpec, str], Any]] = {

@@ -1,0 +1,104 @@
+from typing import Any
+
+import pytest
+from tests.unit.workflow.builders import CLASSES, node_class
+
+from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.workflow.limits import Limits
+from comfyfleet.workflow.model import Node
+from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, read_node_type
+from comfyfleet.workflow.values import deal_values
+
+
+def dealt(kind: str | dict[str, Any], values: Any) -> dict[str, Any]:
+    node_type = NodeTypes(CLASSES).get(kind) if isinstance(kind, str) else read_node_type("X", kind)
+    assert isinstance(node_type, NodeType)
+    return deal_values(node_type, Node("1", node_type.name, values=values)).values
+
+
+def test_values_are_dealt_in_order_and_the_control_takes_its_slot() -> None:
+    values = dealt("Sampler", [7, "fixed", 30, "ddim", "a cat"])
+    assert (values["seed"], values["steps"], values["method"], values["text"]) == (
+        7,
+        30,
+        "ddim",
+        "a cat",
+    )
+
+
+def test_a_list_without_the_control_slot_is_read_shifted() -> None:
+    values = dealt("Sampler", [7, 30, "ddim", "a cat"])
+    assert (values["steps"], values["method"], values["text"]) == ("ddim", "a cat", "")
+
+
+@pytest.mark.parametrize("saved", [None, [], {"seed": 5}, 7])
+def test_what_is_not_saved_in_order_has_its_default(saved: Any) -> None:
+    assert dealt("Sampler", saved)["steps"] == 20
+
+
+def test_a_longer_list_is_cut() -> None:
+    assert dealt("Source", [1, 2, 3]) == {"size": 1}
+
+
+def test_null_is_kept_for_numbers_and_becomes_the_first_choice_for_choices() -> None:
+    values = dealt("Sampler", [None, None, None, None, None])
+    assert (values["steps"], values["method"]) == (None, "euler")
+
+
+def test_a_chosen_branch_brings_its_widgets_right_behind_the_choice() -> None:
+    values = dealt("Resize", ["to", 640, 480, False])
+    assert values == {"mode": "to", "mode.width": 640, "mode.height": 480, "smooth": False}
+
+
+def test_an_unknown_branch_has_no_widgets_and_later_values_shift() -> None:
+    assert dealt("Resize", ["gone", 640, 480, False]) == {"mode": "gone", "smooth": 640}
+
+
+def test_a_null_branch_becomes_the_first_with_its_defaults() -> None:
+    assert dealt("Resize", [None, False]) == {"mode": "by", "mode.factor": 2.0, "smooth": False}
+
+
+def test_the_slot_of_an_input_that_became_a_socket_is_dropped_if_lengths_tell_so() -> None:
+    declared = node_class({"a": ["INT", {"forceInput": True}], "b": ["INT", {}]})
+    assert dealt(declared, [1, 2]) == {"b": 2}
+    assert dealt(declared, [1]) == {"b": 1}
+
+
+def test_an_optional_input_that_is_a_socket_by_default_is_one() -> None:
+    declared = node_class({}, optional={"a": ["INT", {"defaultInput": True}], "b": ["INT", {}]})
+    assert dealt(declared, [5]) == {"b": 5}
+
+
+def test_an_upload_button_takes_a_slot_behind_all_others() -> None:
+    declared = node_class({"image": [["a.png"], {"image_upload": True}]}, optional={"n": ["INT"]})
+    assert dealt(declared, ["b.png", 3, "image"]) == {"image": "b.png", "n": 3, "upload": "image"}
+
+
+def test_rows_of_a_group_are_as_many_as_saved() -> None:
+    template = {"required": {"text": ["STRING", {}]}}
+    declared = node_class({"rows": ["COMFY_DYNAMICGROUP_V3", {"template": template, "min": 1}]})
+    assert dealt(declared, [2, "a", "b"]) == {"rows": 2, "rows.0.text": "a", "rows.1.text": "b"}
+
+
+def test_more_rows_than_the_limit_are_refused() -> None:
+    template = {"required": {"text": ["STRING", {}]}}
+    declared = node_class({"rows": ["COMFY_DYNAMICGROUP_V3", {"template": template}]})
+    node = Node("1", "X", values=[10_000_000])
+    with pytest.raises(LimitExceeded, match="rows"):
+        deal_values(read_node_type("X", declared), node, limits=Limits(dynamic_rows_max=5))
+
+
+def test_options_of_a_custom_combo_grow_as_they_are_filled() -> None:
+    declared = {"CustomCombo": node_class({"choice": ["COMBO", {"options": []}]})}
+    node_type = NodeTypes(declared).get("CustomCombo")
+    assert node_type is not None
+    values = deal_values(node_type, Node("1", "CustomCombo", values=["b", 0, "a", "b"])).values
+    assert values == {"choice": "b", "option1": "a", "option2": "b", "option3": "", "index": 1}
+
+
+def test_choices_that_are_kept_elsewhere_are_loading_until_they_are_given() -> None:
+    info = {"R": node_class({"file": ["COMBO", {"remote": {"route": "/list"}}]})}
+    for choices, expected in ((None, "Loading..."), (["x"], "x"), (["x", "b"], "b")):
+        node_type = NodeTypes(info, {"/list": choices} if choices else None).get("R")
+        assert node_type is not None
+        assert deal_values(node_type, Node("1", "R", values=["b"])).values["file"] == expected
