@@ -42,7 +42,11 @@ def serving(answers: dict[str, Answer]) -> Iterator[SmallServer]:
         def log_message(self, format: str, *arguments: object) -> None:
             """Nobody reads it."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that would not wait is part of the test."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     small = SmallServer(f"http://127.0.0.1:{server.server_port}", answers)
     # The poll interval is what shutting down waits for.
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -5,14 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, comfyfleet
 from tests.unit.saved_files import chunk, png_with
+from tests.unit.small_server import OBJECT_INFO as SMALL_SERVER
+from tests.unit.small_server import text_to_image
 
 from comfyfleet import __version__
+from comfyfleet.cli.settings import ShorthandOptions
+from comfyfleet.workflow.setting import SHORTHANDS
 
 PROMPT: dict[str, Any] = {
     "1": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}},
@@ -123,6 +128,29 @@ def test_values_are_set_and_said() -> None:
     assert result.json["2"]["inputs"]["width"] == 64
     assert result.json["4"]["inputs"]["filename_prefix"] == "a=b"
     assert 'set 2 EmptyImage "Canvas": width 384 → 64' in result.lines
+
+
+def test_the_usual_values_have_shorthands(tmp_path: Path) -> None:
+    info = tmp_path / "object_info.json"
+    info.write_text(json.dumps(SMALL_SERVER))
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps(text_to_image()))
+    result = comfyfleet(
+        "convert", str(prompt), "--object-info", str(info), "--prompt", "a fox", "--negative", "-",
+        "--seed", "7", "--steps", "9", "--size", "640x480", "--fps", "25", "--set", "3.steps=11",
+    )  # fmt: skip
+    assert result.code == 0
+    assert result.json["6"]["inputs"]["text"] == "a fox"
+    assert result.json["7"]["inputs"]["text"] == "-"
+    assert result.json["5"]["inputs"]["width"] == 640
+    assert (result.json["3"]["inputs"]["seed"], result.json["3"]["inputs"]["steps"]) == (7, 11)
+    assert 'set 3 KSampler "Main sampler": seed 5 → 7' in result.lines
+    assert any(line.startswith("warning: fps: not set") for line in result.lines)
+
+
+def test_every_shorthand_is_an_option() -> None:
+    names = [field.name for field in fields(ShorthandOptions)]
+    assert names == [shorthand.name for shorthand in SHORTHANDS]
 
 
 def test_a_warning_about_a_value_ends_when_it_is_set(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def test_a_workflow_is_told_in_tables() -> None:
     out = inspected(NEGATIVE, "--object-info", OBJECT_INFO, width=120)
     assert out.splitlines()[0] == f"{NEGATIVE}: a workflow; 4 nodes to run"
     assert section(out, "Takes") == [
-        "2.width 384 Canvas INT 1 – 16384",
-        "2.height 384 Canvas INT 1 – 16384",
+        "2.width --size 384 Canvas INT 1 – 16384",
+        "2.height --size 384 Canvas INT 1 – 16384",
         "3:7.scale_by 0.5 Shrink and invert.scale_by FLOAT 0.01 – 8",
         "and 4 other values (--all shows them)",
     ]

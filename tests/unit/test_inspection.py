@@ -93,6 +93,20 @@ def test_what_matters_has_a_role(object_info: Any) -> None:
     }
 
 
+def test_inputs_are_told_with_the_shorthands_that_set_them() -> None:
+    found = look(text_to_image())
+    told = {each.address: each.shorthands for each in found.takes if each.role}
+    assert told == {
+        "4.ckpt_name": ("model",),
+        "5.width": ("size", "width"),
+        "5.height": ("size", "height"),
+        "6.text": ("prompt",),
+        "7.text": ("negative",),
+        "3.seed": ("seed",),
+        "3.steps": ("steps",),
+    }
+
+
 def test_a_primitive_matters_by_its_title() -> None:
     info = {"PrimitiveInt": node_class({"value": ["INT", {}]}, ["INT"])}
     found = look({"1": node("PrimitiveInt", "Seed", value=3)}, info)

@@ -73,10 +73,11 @@ def _takes(takes: Sequence[Taken], *, everything: bool) -> Iterator[RenderableTy
     if not chosen:
         return
     rows_max = None if everything else ROWS_MAX
-    section = Section("Takes", "set with", "value", "node", "type", rows_max=rows_max)
+    section = Section("Takes", "set with", "or", "value", "node", "type", rows_max=rows_max)
     for each in chosen:
         section.add(
             plain(each.address or "–", "cyan"),
+            f"--{each.shorthands[0]}" if each.shorthands else "",
             _shortened(each.value),
             _node_name(each.node, each.exposed_as),
             _type_name(each),

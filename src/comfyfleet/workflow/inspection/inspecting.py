@@ -13,6 +13,7 @@ from comfyfleet.workflow.inspection.missing import missing_on_server
 from comfyfleet.workflow.inspection.model import Inspection, SubgraphSummary, SwitchedOff
 from comfyfleet.workflow.inspection.parts import subgraphs_in, switched_off
 from comfyfleet.workflow.inspection.requirements import used_packs, used_types
+from comfyfleet.workflow.inspection.shorthands import shorthands_of
 from comfyfleet.workflow.inspection.takes import taken
 from comfyfleet.workflow.inspection.view import SeenNode, seen_in_prompt, seen_in_scopes
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
@@ -40,6 +41,7 @@ class _Server(NamedTuple):
 
 class _Seen(NamedTuple):
     nodes: list[SeenNode]
+    prompt: Mapping[str, Any] | None
     subgraphs: tuple[SubgraphSummary, ...] = ()
     switched_off: tuple[SwitchedOff, ...] = ()
     notes: tuple[str, ...] = ()
@@ -61,8 +63,10 @@ def inspect(
     if opened.workflow is not None:
         seen = _workflow_seen(opened, server, limits)
     else:
-        seen = _Seen(seen_in_prompt(opened.prompt or {}, server.types))
-    takes = tuple(taken(seen.nodes))
+        prompt = opened.prompt or {}
+        seen = _Seen(list(seen_in_prompt(prompt, server.types)), prompt)
+    shorthands = shorthands_of(seen.prompt or {}, object_info or {})
+    takes = tuple(taken(seen.nodes, shorthands))
     files = named_files(seen.nodes, (opened.workflow or {}).get("models"))
     return Inspection(
         file_kind=opened.kind,
@@ -88,6 +92,7 @@ def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
     prompt, notes = _prompt_of(opened, server, limits)
     return _Seen(
         list(seen_in_scopes(scopes, prompt, parsed.group_nodes)),
+        prompt,
         tuple(subgraphs_in(parsed.definitions, scopes)),
         tuple(switched_off(scopes, parsed.definitions)),
         notes,

@@ -33,6 +33,8 @@ class Taken:
     role: Role | None = None
     # The name that the author of a subgraph gave it, as "subgraph.input".
     exposed_as: str | None = None
+    # Options that set it: "seed" is `--seed`.
+    shorthands: tuple[str, ...] = ()
     default: Any = None
     min: float | None = None
     max: float | None = None

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from comfyfleet.workflow.inspection.model import Role, Taken
 from comfyfleet.workflow.inspection.names import is_media_file, is_model_file, words_of
 from comfyfleet.workflow.inspection.saved import is_control
+from comfyfleet.workflow.inspection.shorthands import Shorthands
 from comfyfleet.workflow.inspection.view import SeenNode
 from comfyfleet.workflow.limits import DEFAULT_LIMITS
 from comfyfleet.workflow.nodetypes import NodeType
@@ -25,7 +27,7 @@ NUMBER_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
 )
 
 
-def taken(nodes: Iterable[SeenNode]) -> Iterator[Taken]:
+def taken(nodes: Iterable[SeenNode], shorthands: Shorthands) -> Iterator[Taken]:
     for node in nodes:
         if not node.is_active:
             continue
@@ -36,7 +38,8 @@ def taken(nodes: Iterable[SeenNode]) -> Iterator[Taken]:
                 continue
             # Extensions add inputs that no class declares; what is no plain value is theirs alone.
             if widget is not None or isinstance(value, str | int | float):
-                yield _taken(node, name, value, widget)
+                each = _taken(node, name, value, widget)
+                yield replace(each, shorthands=shorthands.get((node.ref.id, name), ()))
         yield from _unnamed(node)
 
 

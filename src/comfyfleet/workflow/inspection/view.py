@@ -51,9 +51,17 @@ def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2
 
 
+def is_node(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("class_type"), str)
+        and isinstance(entry.get("inputs", {}), dict)
+    )
+
+
 def seen_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[SeenNode]:
     """Entries that are no nodes are passed over: some tools put notes of their own beside the nodes."""
-    entries = {key: entry for key, entry in prompt.items() if _is_node(entry)}
+    entries = {key: entry for key, entry in prompt.items() if is_node(entry)}
     origins = _origins(entries)
     return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
 
@@ -77,13 +85,8 @@ def _is_only_drawn(node: WiredNode) -> bool:
     return node.type is None and is_virtual(node.node.type)
 
 
-def _is_node(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("class_type"), str)
-
-
 def _inputs(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    inputs = entry.get("inputs")
-    return inputs if isinstance(inputs, dict) else {}
+    return entry.get("inputs") or {}
 
 
 def _origins(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -136,7 +139,7 @@ def _inputs_of(
     scope: Scope, node: WiredNode, exposed: Mapping[str, Exposed], entry: Any
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """From the prompt; a prompt that is older than the workflow may have another node under that id."""
-    if _is_node(entry) and entry["class_type"] == node.node.type:
+    if is_node(entry) and entry["class_type"] == node.node.type:
         return _split(_inputs(entry))
     outside = {name: each.value for name, each in exposed.items() if each.value is not ABSENT}
     outside.update(primitive_values(scope.wired, node))
