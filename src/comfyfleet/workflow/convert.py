@@ -71,7 +71,8 @@ def _convert(
 ) -> tuple[Prompt, list[Scope], NodeTypes]:
     limits, now = options.get("limits", DEFAULT_LIMITS), options.get("now")
     types = NodeTypes(object_info, options.get("remote_choices"))
-    parsed = expand_group_nodes(unique_ids(parse(workflow, limits=limits)), types)
+    parsed = unique_ids(parse(workflow, limits=limits))
+    parsed = expand_group_nodes(parsed, types, limits=limits)
     graphs = {
         key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
     }

@@ -8,6 +8,7 @@ inside. The inner nodes get the next free ids and the new instance the one after
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from comfyfleet.kernel.errors import LimitExceeded
 from comfyfleet.workflow.behaviours import PRIMITIVE, is_virtual
 from comfyfleet.workflow.groupinterface import (
     GroupDefinition,
@@ -16,7 +17,9 @@ from comfyfleet.workflow.groupinterface import (
     describe_group,
     read_group,
 )
+from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
 from comfyfleet.workflow.model import (
+    ANY_TYPE,
     SUBGRAPH_INPUT_ID,
     SUBGRAPH_OUTPUT_ID,
     Graph,
@@ -34,12 +37,19 @@ PREFIX, OLD_PREFIX = "workflow>", "workflow/"
 MINTED_LINKS = 1_000_000_000  # ids for links that we make, far from any in a file
 
 
-def expand_group_nodes(workflow: Workflow, types: NodeTypes) -> Workflow:
+def expand_group_nodes(
+    workflow: Workflow, types: NodeTypes, *, limits: Limits = DEFAULT_LIMITS
+) -> Workflow:
     if not workflow.group_nodes:
         return workflow
     groups = {name: read_group(saved) for name, saved in workflow.group_nodes.items()}
-    for node in workflow.root.nodes:
-        group = groups.get(_group_name(node))
+    instances = [node for node in workflow.root.nodes if groups.get(_group_name(node))]
+    if len(instances) > limits.group_nodes_max:
+        raise LimitExceeded(
+            f"the workflow has {len(instances)} group nodes, at most {limits.group_nodes_max} are taken"
+        )
+    for node in instances:
+        group = groups[_group_name(node)]
         if group is not None and _is_known(group, types):
             workflow = _expand(workflow, node, group, types)
     return workflow
@@ -65,19 +75,46 @@ class _Inner(NamedTuple):
     links: tuple[Link, ...]
 
 
+class _Outside:
+    """The nodes around a group, for the types at the far ends of its links."""
+
+    def __init__(self, root: Graph, types: NodeTypes) -> None:
+        self.links = root.links
+        self._nodes = {node.id: node for node in root.nodes}
+        self._links_to: dict[str, list[Link]] = {}
+        self._types = types
+        for link in root.links.values():
+            self._links_to.setdefault(link.target, []).append(link)
+
+    def links_to(self, node_id: str) -> list[Link]:
+        return self._links_to.get(node_id, [])
+
+    def origin_type(self, link: Link) -> str:
+        node = self._laid_out(link.origin)
+        outputs = node.outputs if node else ()
+        return outputs[link.origin_slot] if link.origin_slot < len(outputs) else ANY_TYPE
+
+    def target_type(self, link: Link) -> str:
+        node = self._laid_out(link.target)
+        slots = [slot for slot in node.inputs if slot.link == link] if node else []
+        return slots[0].type if slots else ANY_TYPE
+
+    def _laid_out(self, node_id: str) -> WiredNode | None:
+        node = self._nodes.get(node_id)
+        return wire_node(node, self._types.get(node.type), self.links_to(node_id)) if node else None
+
+
 def _expand(workflow: Workflow, node: Node, group: GroupDefinition, types: NodeTypes) -> Workflow:
     interface = describe_group(group, types)
     root = workflow.root
-    outer = {link.id: link for link in root.links.values() if link.target == node.id}
+    outside = _Outside(root, types)
     group_type = read_node_type(node.type, interface.definition)
-    instance = wire_node(node, group_type, list(outer.values()))
+    instance = wire_node(node, group_type, outside.links_to(node.id))
     inner = _make_inner(group, interface, instance, workflow.last_node_id, types)
     last = workflow.last_node_id + len(inner.nodes) + 1
     definition_id = f"group node {last}"
-    inputs, input_links, feeding = _input_ports(
-        instance, interface, inner, max(root.links, default=0) + 1
-    )
-    outputs, output_links, fed = _output_ports(root, node.id, str(last), interface, inner)
+    inputs, input_links, feeding = _input_ports(instance, interface, inner, outside)
+    outputs, output_links, fed = _output_ports(node.id, str(last), interface, inner, outside)
     links = {link.id: link for link in (*inner.links, *input_links, *output_links)}
     definition = Graph(definition_id, _group_name(node), inner.nodes, links, inputs, outputs)
     replacement = Node(
@@ -154,23 +191,26 @@ def _link(
 ) -> Link | None:
     if in_slot >= len(target.inputs):
         return None
-    out_type = source.outputs[out_slot] if out_slot < len(source.outputs) else "*"
+    out_type = source.outputs[out_slot] if out_slot < len(source.outputs) else ANY_TYPE
     if not are_compatible(out_type, target.inputs[in_slot].type):
         return None
     return Link(link_id, source.node.id, out_slot, target.node.id, in_slot, out_type)
 
 
 def _input_ports(
-    instance: WiredNode, interface: GroupInterface, inner: _Inner, first_link: int
+    instance: WiredNode, interface: GroupInterface, inner: _Inner, outside: _Outside
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
-    """One port for each output outside that feeds the group, however many inner inputs it feeds."""
+    """One port for each output outside that feeds the group, however many inner inputs it feeds.
+    The editor connects them anew, so a link between types that don't fit is lost."""
     ends: dict[tuple[str, int], list[tuple[WiredNode, int]]] = {}
     for index, slots in enumerate(interface.inputs):
         for name, place in slots.items():
             link = instance.inputs[place].link if place < len(instance.inputs) else None
             node = inner.laid_out[index]
             found = [i for i, slot in enumerate(node.inputs) if slot.name == name]
-            if link is not None and found:
+            if link is None or not found:
+                continue
+            if are_compatible(outside.origin_type(link), node.inputs[found[0]].type):
                 ends.setdefault((link.origin, link.origin_slot), []).append((node, found[0]))
     ports: list[Port] = []
     links: list[Link] = []
@@ -183,19 +223,21 @@ def _input_ports(
             ids.append(link_id)
         first = targets[0][0].inputs[targets[0][1]]
         ports.append(Port(f"{first.name} {number}", first.type, tuple(ids)))
-        outer_id = first_link + number
+        outer_id = max(outside.links, default=0) + 1 + number
         feeding.append(Link(outer_id, origin, slot, instance.node.id, number))
     return tuple(ports), links, feeding
 
 
 def _output_ports(
-    root: Graph, old_id: str, new_id: str, interface: GroupInterface, inner: _Inner
+    old_id: str, new_id: str, interface: GroupInterface, inner: _Inner, outside: _Outside
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
     ports: dict[tuple[int, int], int] = {}
     fed = []
-    for link in root.links.values():
+    for link in outside.links.values():
         source = interface.outputs.get(link.origin_slot) if link.origin == old_id else None
-        if source is not None:
+        if source is None:
+            continue
+        if are_compatible(_output_type(inner, *source), outside.target_type(link)):
             place = ports.setdefault(source, len(ports))
             fed.append(link._replace(origin=new_id, origin_slot=place))
     links: list[Link] = []
@@ -204,6 +246,10 @@ def _output_ports(
         node = inner.laid_out[index]
         link = Link(MINTED_LINKS * 4 + place, node.node.id, slot, SUBGRAPH_OUTPUT_ID, place)
         links.append(link)
-        slot_type = node.outputs[slot] if slot < len(node.outputs) else "*"
-        made.append(Port(f"output {place}", slot_type, (link.id,)))
+        made.append(Port(f"output {place}", _output_type(inner, index, slot), (link.id,)))
     return tuple(made), links, fed
+
+
+def _output_type(inner: _Inner, index: int, slot: int) -> str:
+    outputs = inner.laid_out[index].outputs
+    return outputs[slot] if slot < len(outputs) else ANY_TYPE

@@ -9,6 +9,7 @@ class Limits(NamedTuple):
     nodes_max: int = 200_000  # after expansion of all subgraphs
     links_max: int = 1_000_000
     subgraph_depth_max: int = 100
+    group_nodes_max: int = 1_000  # of the old kind, which take longer the more there are
     value_depth_max: int = 100
     dynamic_rows_max: int = 1_000
     text_characters_max: int = 10_000_000

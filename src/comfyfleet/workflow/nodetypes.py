@@ -171,22 +171,23 @@ def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> tup
     order = entry.get("input_order") or {}
     names = order.get("required") or ()
     specs = [input_spec(name, required[name]) for name in names if name in required]
-    if optional:
-        names = order.get("optional") or ()
-        specs += [
-            input_spec(name, optional[name], optional=True) for name in names if name in optional
-        ]
-    if len(specs) < len(required) + len(optional):
+    rest: list[InputSpec] = []
+    if len(specs) < len(required):
         seen = {spec.name for spec in specs}
-        specs += [input_spec(name, required[name]) for name in required if name not in seen]
-        seen.update(required)
-        specs += [
-            input_spec(name, optional[name], optional=True) for name in optional if name not in seen
-        ]
-    button = _upload_button(specs)
+        rest = [input_spec(name, required[name]) for name in required if name not in seen]
+    button = _upload_button(specs + rest if rest else specs)
     if button is not None:
-        specs = [spec for spec in specs if spec.name != button.name] + [button]
-    return tuple(specs)
+        specs = [spec for spec in specs if spec.name != button.name]
+        rest = [*(spec for spec in rest if spec.name != button.name), button]
+    if not optional:
+        return (*specs, *rest)
+    names = order.get("optional") or ()
+    listed = [input_spec(name, optional[name], optional=True) for name in names if name in optional]
+    seen = {spec.name for spec in (*specs, *rest, *listed)}
+    unlisted = [
+        input_spec(name, optional[name], optional=True) for name in optional if name not in seen
+    ]
+    return (*specs, *listed, *rest, *unlisted)
 
 
 def _widgets_of_behaviour(behaviour: Behaviour) -> Iterator[Widget]:

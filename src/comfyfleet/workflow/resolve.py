@@ -48,6 +48,7 @@ Resolved = Source | HostValue | None
 class Resolver:
     def __init__(self, scopes: Sequence[Scope]) -> None:
         self._known: dict[tuple[str, str, int, bool, str], Resolved] = {}
+        self._setters: dict[str, dict[tuple[str, str], list[WiredNode]]] = {}
         self._first_scope: dict[str, Scope] = {}
         for scope in scopes:
             self._first_scope.setdefault(scope.wired.graph.id, scope)
@@ -143,22 +144,27 @@ class Resolver:
     def _past_getter(self, at: _At, setter_type: str, *, outward: bool) -> _At | None:
         """Goes on at the input of the setter, or, out of a subgraph, at what feeds that input."""
         name = first_value(at.node)
-        if not name:
+        if not name or not isinstance(name, str):
             return None
-        setter = find_setter(at.scope, setter_type, name)
-        if setter is not None:
+        for setter in self._setters_in(at.scope, setter_type, name):
             has_input = 0 <= at.slot < len(setter.inputs)
             at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
             return at_setter if has_input else None
         around = at.scope.parent if outward else None
         found: list[tuple[Scope, WiredNode]] = []
         while around is not None:
-            found.extend((around, node) for node in setters_in(around, setter_type, name))
+            found.extend((around, node) for node in self._setters_in(around, setter_type, name))
             around = around.parent
         if len(found) != 1:  # of several around it the editor takes none
             return None
         scope, setter = found[0]
         return self._at_source(scope, setter, at)
+
+    def _setters_in(self, scope: Scope, setter_type: str, name: str) -> list[WiredNode]:
+        graph_id = scope.wired.graph.id
+        if graph_id not in self._setters:
+            self._setters[graph_id] = _setters(scope)
+        return self._setters[graph_id].get((setter_type, name), [])
 
     def _at_source(self, scope: Scope, setter: WiredNode, at: _At) -> _At | None:
         link = setter.inputs[at.slot].link if 0 <= at.slot < len(setter.inputs) else None
@@ -170,16 +176,15 @@ class Resolver:
         return _At(first, origin, link.origin_slot, is_output=True, wanted=at.wanted)
 
 
-def find_setter(scope: Scope, setter_type: str, name: str) -> WiredNode | None:
-    return next(iter(setters_in(scope, setter_type, name)), None)
-
-
-def setters_in(scope: Scope, setter_type: str, name: str) -> list[WiredNode]:
-    return [
-        node
-        for node in scope.wired.nodes.values()
-        if node.node.type == setter_type and first_value(node) == name
-    ]
+def _setters(scope: Scope) -> dict[tuple[str, str], list[WiredNode]]:
+    """The nodes of a graph that name a wire, by their type and that name."""
+    found: dict[tuple[str, str], list[WiredNode]] = {}
+    for node in scope.wired.nodes.values():
+        behaviour = BEHAVIOURS.get(node.node.type)
+        name = first_value(node)
+        if behaviour is not None and behaviour.setter and isinstance(name, str):
+            found.setdefault((node.node.type, name), []).append(node)
+    return found
 
 
 def first_value(node: WiredNode) -> Any:

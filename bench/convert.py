@@ -1,0 +1,152 @@
+"""How fast workflows are converted, against comfy-cli's converter in the same run.
+
+    make bench        or        python bench/convert.py [--rounds N]
+
+Three tables: all recorded workflows of the oracle (median and 95th percentile of the time per
+workflow, each the best of several alternating rounds), time per node from 10 to 10,000 nodes, and
+time per pass for a file of 200 nodes. CPU time is measured, so that other load disturbs less.
+"""
+
+import argparse
+import contextlib
+import gc
+import gzip
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from comfy_cli.workflow_to_api import convert_ui_to_api
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from comfyfleet.workflow import convert
+from comfyfleet.workflow.emit import Emission, emit
+from comfyfleet.workflow.ids import unique_ids
+from comfyfleet.workflow.limits import DEFAULT_LIMITS
+from comfyfleet.workflow.naming import Patterns
+from comfyfleet.workflow.nodetypes import NodeTypes
+from comfyfleet.workflow.parse import parse
+from comfyfleet.workflow.primitives import apply_primitives
+from comfyfleet.workflow.resolve import Resolver
+from comfyfleet.workflow.scopes import expand
+from comfyfleet.workflow.slottypes import settle_types
+from comfyfleet.workflow.subgraphs import wire_all
+from generate import CLASSES, generated
+
+SHARED = Path(os.environ.get("COMFYFLEET_SHARED", Path(__file__).parents[2] / "shared"))
+ORACLE = SHARED / "oracle"
+SETS = (("core", "core"), ("custom", "custom"), ("synthetic", "custom"))
+RATIO_MAX = 0.5
+Converter = Callable[[Any, Any], Any]
+Case = tuple[dict[str, Any], dict[str, Any]]
+
+console = Console()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=5)
+    rounds = options.parse_args().rounds
+    logging.disable(logging.CRITICAL)  # comfy-cli tells what it can't convert
+    if ORACLE.is_dir():
+        compare(load_cases(), rounds)
+    else:
+        console.print(f"The editor's recordings are not at {ORACLE}: no comparison over them.")
+    scale(rounds)
+    passes(rounds)
+
+
+def load_cases() -> list[Case]:
+    cases = []
+    for name, info in SETS:
+        object_info = json.loads(
+            gzip.decompress((ORACLE / f"object_info.{info}.json.gz").read_bytes())
+        )
+        lines = gzip.decompress((ORACLE / f"{name}.jsonl.gz").read_bytes()).splitlines()
+        cases += [(json.loads(line)["workflow"], object_info) for line in lines]
+    return cases
+
+
+def spent(function: Callable[[], Any]) -> float:
+    """CPU milliseconds; a converter that gives up is timed until then."""
+    start = time.process_time_ns()
+    with contextlib.suppress(Exception):
+        function()
+    return (time.process_time_ns() - start) / 1e6
+
+
+def best(cases: list[Case], converter: Converter, so_far: list[float]) -> list[float]:
+    times = [spent(lambda case=case: converter(*case)) for case in cases]  # type: ignore[misc]
+    return list(map(min, times, so_far)) if so_far else times
+
+
+def compare(cases: list[Case], rounds: int) -> None:
+    gc.collect()
+    gc.freeze()  # the loaded cases are not part of what is measured
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in track(range(rounds), "over the recorded workflows", console=console, transient=True):
+        ours = best(cases, convert, ours)
+        theirs = best(cases, convert_ui_to_api, theirs)
+    table = Table(
+        "ms per workflow", "comfyfleet", "comfy-cli", "ratio", title=f"{len(cases)} workflows"
+    )
+    for name, of in (("median", statistics.median), ("95th percentile", percentile_95)):
+        mine, other = of(ours), of(theirs)
+        verdict = "" if mine / other <= RATIO_MAX else f" (target {RATIO_MAX})"
+        table.add_row(name, f"{mine:.3f}", f"{other:.3f}", f"{mine / other:.2f}{verdict}")
+    console.print(table)
+
+
+def percentile_95(times: list[float]) -> float:
+    return sorted(times)[int(len(times) * 0.95)]
+
+
+def scale(rounds: int) -> None:
+    table = Table("nodes", "ms", "µs per node", "comfy-cli µs per node", title="size")
+    for size in (10, 100, 1_000, 10_000):
+        case = (generated(size), CLASSES)
+        mine = min(spent(lambda case=case: convert(*case)) for _ in range(rounds))  # type: ignore[misc]
+        other = min(spent(lambda case=case: convert_ui_to_api(*case)) for _ in range(rounds))  # type: ignore[misc]
+        per_node = f"{mine / size * 1000:.1f}", f"{other / size * 1000:.1f}"
+        table.add_row(f"{size:,}", f"{mine:.2f}", *per_node)
+    console.print(table)
+
+
+def passes(rounds: int) -> None:
+    document = generated(200)
+    parsed = unique_ids(parse(document))
+    types = NodeTypes(CLASSES)
+    graphs = {key: settle_types(wired) for key, wired in wire_all(parsed, types).items()}
+    ready = {key: apply_primitives(wired, str) for key, wired in graphs.items()}
+    steps: dict[str, Callable[[], Any]] = {
+        "parse": lambda: parse(document),
+        "wire: widgets, subgraphs": lambda: wire_all(parsed, NodeTypes(CLASSES)),
+        "types of slots": lambda: [settle_types(wired) for wired in graphs.values()],
+        "virtual wires: primitives": lambda: [apply_primitives(g, str) for g in graphs.values()],
+        "virtual wires and bypass, emit": lambda: emitted(ready),
+        "whole conversion": lambda: convert(document, CLASSES),
+    }
+    table = Table(
+        "pass", "ms", title="200 nodes, half of them reroutes, Set/Get, bypassed, primitives"
+    )
+    for name, step in steps.items():
+        table.add_row(name, f"{min(spent(step) for _ in range(rounds * 4)):.2f}")
+    console.print(table)
+
+
+def emitted(graphs: Any) -> Any:
+    scopes = expand(graphs, DEFAULT_LIMITS)
+    return emit(
+        scopes, Emission(Resolver(scopes), Patterns(graphs, None), DEFAULT_LIMITS, None, False)
+    )
+
+
+if __name__ == "__main__":
+    main()
