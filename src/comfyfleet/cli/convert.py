@@ -38,7 +38,6 @@ class ConversionOptions:
     unknown: Annotated[
         Literal["drop", "keep"],
         Parameter(
-            show_default=True,
             help="Without --strict, nodes of types that the server lacks are left out, or sent as the editor does.",
         ),
     ] = "drop"

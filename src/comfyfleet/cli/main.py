@@ -8,22 +8,29 @@ from cyclopts import App, CycloptsError, Parameter
 
 from comfyfleet import __version__
 from comfyfleet.cli.convert import convert
+from comfyfleet.cli.engine import engine
 from comfyfleet.cli.inspect import inspect
 from comfyfleet.cli.world import World, real_world
 from comfyfleet.kernel.errors import FleetError
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
+
+def _default_in_help(value: object) -> str | None:
+    """That a switch is off, or nothing is given, goes without saying."""
+    return None if value in (None, False, ()) else str(value)
+
+
 app = App(
     name="comfyfleet",
     help="Run ComfyUI as a production service: any saved workflow, any number of GPUs, one durable queue.",
     version=__version__,
     help_format="markdown",
-    # Switches have no opposite, and "default: False" tells nothing.
-    default_parameter=Parameter(negative=(), show_default=False),
+    default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
 app.command(convert)
 app.command(inspect)
+app.command(engine)
 
 
 def main() -> None:
