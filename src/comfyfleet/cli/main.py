@@ -18,7 +18,7 @@ FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def _default_in_help(value: object) -> str | None:
     """That a switch is off, or nothing is given, goes without saying."""
-    return None if value in (None, False, ()) else str(value)
+    return None if value is None or value is False or value == () else str(value)
 
 
 app = App(
