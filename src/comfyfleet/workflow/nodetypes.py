@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
-from comfyfleet.workflow.model import ANY_TYPE
+from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.slots import Input
 from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
 from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
@@ -99,11 +99,13 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     match: dict[str, tuple[str, str]] = {}
     sockets: list[Widget] = []
     widgets: list[Widget] = []
-    is_dynamic = False
+    is_dynamic = has_forced = False
     for spec in specs:
         if spec.type in DYNAMIC:
             is_dynamic = True
-        if is_widget(spec):
+        if spec.forced:
+            has_forced = True
+        if spec.widget_type in WITH_WIDGET and not spec.forced:
             widgets.extend(widgets_of_spec(spec, name))
         elif spec.type in (AUTOGROW, MATCH_TYPE):
             sockets.extend(_sockets(spec, match))
@@ -113,13 +115,13 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         widgets.extend(_widgets_of_behaviour(behaviour))
     slots = sockets + widgets
     inputs = tuple(inputs_of(slots))
-    return NodeType(
+    fields: tuple[Any, ...] = (
         name,
         entry.get("display_name") or name,
         specs,
         tuple(slots),
         inputs,
-        {slot.name: index for index, slot in enumerate(inputs)},
+        {slot[0]: index for index, slot in enumerate(inputs)},
         {widget.name: widget.default for widget in widgets},
         tuple([widget.name for widget in widgets if widget.stored]),
         _output_types(entry.get("output") or ()),
@@ -127,35 +129,36 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         behaviour,
         bool(entry.get("output_node")),
         is_dynamic,
-        not is_dynamic and _is_plain(name, specs, widgets, behaviour),
+        not is_dynamic and not has_forced and _are_plain(name, widgets, behaviour),
         str(entry.get("python_module") or ""),
     )
+    return made(NodeType, fields)
 
 
 def is_widget(spec: InputSpec) -> bool:
     return spec.widget_type in WITH_WIDGET and not spec.forced
 
 
-def _is_plain(
-    name: str,
-    specs: Iterable[InputSpec],
-    widgets: Iterable[Widget],
-    behaviour: Behaviour | None,
-) -> bool:
-    """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
+def _are_plain(name: str, widgets: Iterable[Widget], behaviour: Behaviour | None) -> bool:
+    """Nothing left out of widgets_values, no kind with a will of its own."""
     if name == CUSTOM_COMBO:
         return False
     if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
         return False
-    for widget in widgets:
-        if not widget.stored or widget.kind in SPECIAL_KINDS:
-            return False
-    return not any(spec.forced for spec in specs)
+    return all([widget.stored and widget.kind not in SPECIAL_KINDS for widget in widgets])  # noqa: C419
 
 
 def inputs_of(widgets: Iterable[Widget]) -> list[Input]:
     return [
-        Input(widget.name, widget.input_type, None if widget.kind == "socket" else widget.name)
+        made(
+            Input,
+            (
+                widget.name,
+                widget.input_type,
+                None if widget.kind == "socket" else widget.name,
+                None,
+            ),
+        )
         for widget in widgets
         if widget.socket
     ]

@@ -20,6 +20,7 @@ from comfyfleet.workflow.model import (
     Port,
     Slot,
     Workflow,
+    made,
 )
 from comfyfleet.workflow.places import join_places
 
@@ -140,7 +141,7 @@ def _node(data: Any) -> Node:
     if not isinstance(node_type, str):
         raise _Malformed(f"`type` is {shape_of(node_type)}, not a text")
     inputs, outputs = get("inputs"), get("outputs")
-    return Node(
+    fields: tuple[Any, ...] = (
         _id(get("id", UNASSIGNED)),
         node_type,
         title if isinstance(title, str) else "",
@@ -149,7 +150,9 @@ def _node(data: Any) -> Node:
         _output_types(outputs) if outputs else (),
         get("widgets_values"),
         properties if isinstance(properties, dict) else {},
+        {},
     )
+    return made(Node, fields)
 
 
 def _slots(entries: Any) -> tuple[Slot, ...]:
@@ -161,14 +164,13 @@ def _slots(entries: Any) -> tuple[Slot, ...]:
             raise _Malformed(f"an input is {shape_of(entry)}, not an object")
         get = entry.get
         name, kind, link, widget = get("name"), get("type"), get("link"), get("widget")
-        slots.append(
-            Slot(
-                name if isinstance(name, str) else _text(name),
-                kind if isinstance(kind, str) else slot_type(kind),
-                link if link is None or type(link) is int else _index(link),
-                _text(widget.get("name")) if isinstance(widget, dict) else None,
-            )
+        fields = (
+            name if isinstance(name, str) else _text(name),
+            kind if isinstance(kind, str) else slot_type(kind),
+            link if link is None or type(link) is int else _index(link),
+            _text(widget.get("name")) if isinstance(widget, dict) else None,
         )
+        slots.append(made(Slot, fields))
     return tuple(slots)
 
 
@@ -217,7 +219,8 @@ def _link(entry: Any) -> Link:
     else:
         raise _Malformed("is neither a list of 6 members nor an object")
     if type(number) is type(origin_slot) is type(target_slot) is int:
-        return Link(number, _id(origin), origin_slot, _id(target), target_slot, slot_type(kind))
+        ends = _id(origin), origin_slot, _id(target), target_slot
+        return made(Link, (number, *ends, slot_type(kind)))
     slots = _index(origin_slot), _index(target_slot)
     return Link(_index(number), _id(origin), slots[0], _id(target), slots[1], slot_type(kind))
 

@@ -35,8 +35,13 @@ def common_type(types: Sequence[str]) -> str | None:
 
 
 def settle_types(wired: WiredGraph) -> WiredGraph:
-    matching = [node for node in wired.nodes.values() if node.type and node.type.match]
-    rerouting = any(node.node.type == REROUTE for node in wired.nodes.values())
+    matching = []
+    rerouting = False
+    for node in wired.nodes.values():
+        if node.type is None:
+            rerouting = rerouting or node.node.type == REROUTE
+        elif node.type.match is not None:
+            matching.append(node)
     if not matching and not rerouting:
         return wired
     nodes = dict(wired.nodes)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from comfyfleet.workflow.model import made
+
 COMBO = "COMBO"
 UNKNOWN = "UNKNOWN"
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -27,7 +29,8 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
         return InputSpec(name, UNKNOWN, widget_type=UNKNOWN)
     kind = declared[0]
     if len(declared) == 1 and isinstance(kind, str):
-        return InputSpec(name, kind, NO_OPTIONS, [] if kind == COMBO else None, False, kind)
+        choices: list[Any] | None = [] if kind == COMBO else None
+        return made(InputSpec, (name, kind, NO_OPTIONS, choices, False, kind))
     options = declared[1] if len(declared) > 1 and isinstance(declared[1], dict) else NO_OPTIONS
     choices = None
     if isinstance(kind, list):
@@ -39,4 +42,5 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
         kind = UNKNOWN
     # An optional input that is a socket by default was the older way to say so.
     forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
-    return InputSpec(name, kind, options, choices, forced, options.get("widgetType") or kind)
+    fields = (name, kind, options, choices, forced, options.get("widgetType") or kind)
+    return made(InputSpec, fields)

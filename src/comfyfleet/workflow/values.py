@@ -15,7 +15,7 @@ from comfyfleet.workflow.behaviours import (
     SAMPLER_CLASSES,
 )
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
-from comfyfleet.workflow.model import Node
+from comfyfleet.workflow.model import Node, made
 from comfyfleet.workflow.nodetypes import DYNAMIC_GROUP, NodeType
 from comfyfleet.workflow.packs import compared_images, deal_named, listed_loras, named_values
 from comfyfleet.workflow.widgettypes import LOADING, Widget
@@ -36,7 +36,7 @@ def deal_values(node_type: NodeType, node: Node, *, limits: Limits = DEFAULT_LIM
         values.update(zip(node_type.stored, saved, strict=False))
         if node_type.name in SAMPLER_CLASSES:
             _cut_old_prefix(values)
-        return Dealt(node_type.widgets, values, len(node_type.stored))
+        return made(Dealt, (node_type.widgets, values, len(node_type.stored)))
     positional = positional_values(node_type, saved)
     special = _deal_special(node_type, node, positional)
     if special is not None:

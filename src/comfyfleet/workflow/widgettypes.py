@@ -7,6 +7,7 @@ button. Companions take their place in `widgets_values` though most are never se
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from comfyfleet.workflow.model import made
 from comfyfleet.workflow.specs import InputSpec
 from comfyfleet.workflow.texts import javascript_text
 
@@ -105,15 +106,20 @@ class Widget(NamedTuple):
     @classmethod
     def socket_only(cls, name: str, slot_type: str) -> "Widget":
         """A plain socket, so that sockets and widgets can stand in one list of slots."""
-        return cls(name, "socket", None, False, False, True, slot_type)
+        fields: tuple[Any, ...] = (
+            name, "socket", None, False, False, True, slot_type, None, {}, None, None,
+        )  # fmt: skip
+        return made(cls, fields)
 
     @property
     def is_widget(self) -> bool:
         return self.kind != "socket"
 
 
-def _made(spec: InputSpec, kind: str, default: Any) -> Widget:
-    return Widget(spec.name, kind, default, True, True, True, spec.type, None, spec.options)
+def _plain(spec: InputSpec, kind: str, default: Any) -> Widget:
+    name, slot_type, options, *_ = spec
+    fields = (name, kind, default, True, True, True, slot_type, None, options, None, None)
+    return made(Widget, fields)
 
 
 def _companion(name: str, kind: str, default: Any = None, *, sent: bool = True) -> Widget:
@@ -133,31 +139,31 @@ def widgets_of(spec: InputSpec, class_name: str) -> Sequence[Widget]:
 
 def _int(spec: InputSpec, _: str) -> Sequence[Widget]:
     default, control = spec.options.get("default"), spec.options.get("control_after_generate")
-    made = _made(spec, "int", 0 if default is None else default)
+    widget = _plain(spec, "int", 0 if default is None else default)
     if control or (control is None and spec.name in SEED_NAMES):
-        return (made, _CONTROL)
-    return (made,)
+        return (widget, _CONTROL)
+    return (widget,)
 
 
 def _float(spec: InputSpec, _: str) -> Sequence[Widget]:
     default = spec.options.get("default")
-    made = _made(spec, "float", 0 if default is None else default)
-    return (made, _CONTROL) if spec.options.get("control_after_generate") else (made,)
+    widget = _plain(spec, "float", 0 if default is None else default)
+    return (widget, _CONTROL) if spec.options.get("control_after_generate") else (widget,)
 
 
 def _boolean(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "toggle", spec.option("default", False)),)
+    return (_plain(spec, "toggle", spec.option("default", False)),)
 
 
 def _string(spec: InputSpec, _: str) -> Sequence[Widget]:
     default = spec.options.get("default")
     if not isinstance(default, str):
         default = "" if default is None else javascript_text(default)
-    return (_made(spec, "multiline" if spec.options.get("multiline") else "text", default),)
+    return (_plain(spec, "multiline" if spec.options.get("multiline") else "text", default),)
 
 
 def _markdown(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "multiline", ""),)  # the declared default is shown but not sent
+    return (_plain(spec, "multiline", ""),)  # the declared default is shown but not sent
 
 
 def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
@@ -165,7 +171,8 @@ def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
     if "remote" in options or "multi_select" in options or "control_after_generate" in options:
         return _special_combo(spec)
     default = options.get("default") or (choices[0] if choices else ABSENT)
-    return (Widget(name, "combo", default, True, True, True, kind, choices, options),)
+    fields = (name, "combo", default, True, True, True, kind, choices, options, None, None)
+    return (made(Widget, fields),)
 
 
 def _special_combo(spec: InputSpec) -> Sequence[Widget]:
@@ -173,10 +180,10 @@ def _special_combo(spec: InputSpec) -> Sequence[Widget]:
     options = spec.options
     control = (_CONTROL, _FILTER) if options.get("control_after_generate") else ()
     if options.get("multi_select") is not None:
-        return (_made(spec, "multiselect", []), *control)  # its declared default is not used
+        return (_plain(spec, "multiselect", []), *control)  # its declared default is not used
     kind = "remote" if options.get("remote") else "combo"
-    made = _made(spec, kind, _combo_default(spec))._replace(choices=spec.choices)
-    return (made, *_refreshing(options.get("remote")), *control)
+    widget = _plain(spec, kind, _combo_default(spec))._replace(choices=spec.choices)
+    return (widget, *_refreshing(options.get("remote")), *control)
 
 
 def _refreshing(remote: Any) -> Sequence[Widget]:
@@ -196,15 +203,15 @@ def _combo_default(spec: InputSpec) -> Any:
 
 
 def _upload(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "button", "image")._replace(sent=False),)
+    return (_plain(spec, "button", "image")._replace(sent=False),)
 
 
 def _audio_view(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", "")._replace(stored=False, sent=False),)
+    return (_plain(spec, "view", "")._replace(stored=False, sent=False),)
 
 
 def _audio_record(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", ""), _companion("record", "button", sent=False))
+    return (_plain(spec, "view", ""), _companion("record", "button", sent=False))
 
 
 def _bounding_box(spec: InputSpec, _: str) -> Sequence[Widget]:
@@ -213,17 +220,17 @@ def _bounding_box(spec: InputSpec, _: str) -> Sequence[Widget]:
         _companion(field, "int", box.get(field), sent=False)
         for field in ("x", "y", "width", "height")
     ]
-    return (_made(spec, "box", dict(box)), *fields)
+    return (_plain(spec, "box", dict(box)), *fields)
 
 
 def _view_3d(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", ""),)
+    return (_plain(spec, "view", ""),)
 
 
 def _load_3d(spec: InputSpec, class_name: str) -> Sequence[Widget]:
     if class_name in VIEWPORT_STATE_CLASSES:
-        return (_made(spec, "viewport", VIEWPORT_STATE)._replace(name="viewport_state"),)
-    view = _made(spec, "view", "")._replace(name="image")
+        return (_plain(spec, "viewport", VIEWPORT_STATE)._replace(name="viewport_state"),)
+    view = _plain(spec, "view", "")._replace(name="image")
     return (*_LOAD_3D_BUTTONS, view) if class_name == "Load3D" else (view,)
 
 
@@ -237,16 +244,16 @@ _LOAD_3D_BUTTONS = (
 
 def _load_3d_advanced(spec: InputSpec, _: str) -> Sequence[Widget]:
     state = {key: VIEWPORT_STATE[key] for key in ("camera_info", "model_3d_info")}
-    return (_made(spec, "viewport", state)._replace(name="viewport_state"),)
+    return (_plain(spec, "viewport", state)._replace(name="viewport_state"),)
 
 
 def _curve(spec: InputSpec, _: str) -> Sequence[Widget]:
     straight = {"points": [[0, 0], [1, 1]], "interpolation": "monotone_cubic"}
-    return (_made(spec, "curve", spec.option("default", straight)),)
+    return (_plain(spec, "curve", spec.option("default", straight)),)
 
 
 def _image_compare(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", ["", ""])._replace(stored=False),)
+    return (_plain(spec, "view", ["", ""])._replace(stored=False),)
 
 
 def _video_edit(spec: InputSpec, _: str) -> Sequence[Widget]:
@@ -256,22 +263,22 @@ def _video_edit(spec: InputSpec, _: str) -> Sequence[Widget]:
         default["trim"] = {"start_time": 0, "duration": 0}
     if "crop" in features:
         default["crop"] = {"x": 0, "y": 0, "width": 0, "height": 0}
-    return (_made(spec, "video_edit", spec.option("default", default)),)
+    return (_plain(spec, "video_edit", spec.option("default", default)),)
 
 
 def _with_default(kind: str, default: Any) -> Callable[[InputSpec, str], Sequence[Widget]]:
     def make(spec: InputSpec, _: str) -> Sequence[Widget]:
-        return (_made(spec, kind, spec.option("default", default)),)
+        return (_plain(spec, kind, spec.option("default", default)),)
 
     return make
 
 
 def _hidden(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", None)._replace(stored=False, sent=False),)
+    return (_plain(spec, "view", None)._replace(stored=False, sent=False),)
 
 
 def _stored_only(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_made(spec, "view", "")._replace(sent=False),)
+    return (_plain(spec, "view", "")._replace(sent=False),)
 
 
 WIDGET_TYPES: Mapping[str, Callable[[InputSpec, str], Sequence[Widget]]] = {

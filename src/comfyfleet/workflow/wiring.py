@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
-from comfyfleet.workflow.model import ANY_TYPE, INACTIVE, Graph, Link, Node, Slot
+from comfyfleet.workflow.model import ANY_TYPE, INACTIVE, Graph, Link, Node, Slot, made
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, inputs_of
 from comfyfleet.workflow.slots import Input, Workbench, link_dynamic_inputs, link_inputs
 from comfyfleet.workflow.values import Dealt, as_laid_out, deal_values
@@ -94,17 +94,8 @@ def wire_node(
     inputs = _linked_by_name(node, node_type, links)
     if inputs is None:
         inputs = _linked_step_by_step(node, node_type, dealt, links)
-    return WiredNode(
-        node,
-        inputs,
-        outputs,
-        node_type,
-        dealt.widgets,
-        dealt.values,
-        dealt.slots,
-        None,
-        node.mode not in INACTIVE,
-    )
+    is_executed = node.mode not in INACTIVE
+    return made(WiredNode, (node, inputs, outputs, node_type, *dealt, None, is_executed))
 
 
 def _linked_by_name(
@@ -113,6 +104,9 @@ def _linked_by_name(
     """The quick way, for a node whose saved inputs are those of its class and name all its links."""
     if node_type.is_dynamic:
         return None
+    if not links:
+        known = all([slot.name in node_type.slots for slot in node.inputs])  # noqa: C419
+        return node_type.inputs if known else None
     inputs = list(node_type.inputs)
     by_id = {link.id: link for link in links}
     for slot in node.inputs:
@@ -126,7 +120,7 @@ def _linked_by_name(
         if link is not None:
             if taken is not None:
                 return None
-            inputs[index] = Input(name, kind, widget, link)
+            inputs[index] = made(Input, (name, kind, widget, link))
     return None if by_id else tuple(inputs)
 
 
