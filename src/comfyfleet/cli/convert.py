@@ -1,0 +1,145 @@
+"""`comfyfleet convert`: a workflow as ComfyUI's editor saves it becomes the prompt that ComfyUI runs."""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from comfyfleet.cli.files import FILE_HELP, STANDARD_STREAM, open_file, write_file
+from comfyfleet.cli.nodetypes import (
+    NO_NODE_TYPES,
+    KnownTypes,
+    NodeTypeOptions,
+    find_types,
+    need_types,
+)
+from comfyfleet.cli.settings import NO_SETTINGS, SettingOptions, apply_settings
+from comfyfleet.cli.world import InWorld, World, counted
+from comfyfleet.workflow import Conversion, convert_with_report
+from comfyfleet.workflow.media import Opened
+from comfyfleet.workflow.report import Warning
+
+CONVERSION = Group("Conversion", sort_key=5)
+# The person switched these off and knows it: one line for all of them.
+SWITCHED_OFF = ("muted", "bypassed")
+
+
+@Parameter(name="*", group=CONVERSION)
+@dataclass(frozen=True)
+class ConversionOptions:
+    strict: Annotated[
+        bool,
+        Parameter(help="Fail if the server lacks a node type, and list all it lacks."),
+    ] = False
+    unknown: Annotated[
+        Literal["drop", "keep"],
+        Parameter(
+            help="Without --strict, nodes of types that the server lacks are left out, or sent as the editor does.",
+        ),
+    ] = "drop"
+    reachable_only: Annotated[
+        bool,
+        Parameter(help="Leave out nodes that no output node needs."),
+    ] = False
+    seed_rng: Annotated[
+        int | None,
+        Parameter(metavar="N", help="Choose among {a|b} in texts the same way each time."),
+    ] = None
+
+
+AS_THE_EDITOR = ConversionOptions()
+
+
+def convert(
+    file: Annotated[str, Parameter(help=FILE_HELP, allow_leading_hyphen=True)],
+    /,
+    *,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"], metavar="OUT", help="Write to this file instead of stdout."
+        ),
+    ] = None,
+    node_types: NodeTypeOptions = NO_NODE_TYPES,
+    settings: SettingOptions = NO_SETTINGS,
+    conversion: ConversionOptions = AS_THE_EDITOR,
+    world: InWorld,
+) -> None:
+    """Turn a workflow into the prompt that ComfyUI's own editor would send.
+
+    The prompt goes to stdout as JSON; what there is to say goes to stderr.
+
+    ```
+    comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
+    comfyfleet convert flow.json --object-info object_info.json --set 3.seed=7
+    curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
+    ```
+
+    `comfyfleet inspect FILE` shows what can be set.
+    """
+    opened = open_file(file, world.stdin)
+    for note in opened.notes:
+        world.warn(note)
+    needs_types = opened.workflow is not None or bool(settings)
+    known = find_types(node_types, opened, world) if needs_types else None
+    converted = _converted(opened, known, conversion, world)
+    prompt = apply_settings(converted.prompt, known, settings, world)
+    _tell(_still_true(converted, prompt), world)
+    _write(prompt, output, world)
+
+
+def _converted(
+    opened: Opened, known: KnownTypes | None, conversion: ConversionOptions, world: World
+) -> Conversion:
+    if opened.workflow is None:
+        return Conversion(opened.prompt or {}, ())
+    if known is None and opened.prompt is not None:
+        world.warn("without node types the prompt is taken that was saved beside the workflow")
+        return Conversion(opened.prompt, ())
+    known = need_types(known)
+    return convert_with_report(
+        opened.workflow,
+        known.object_info,
+        now=world.now(),
+        rng=random.Random(conversion.seed_rng),  # noqa: S311 (it picks words, not keys)
+        unknown=conversion.unknown,
+        strict=conversion.strict,
+        reachable_only=conversion.reachable_only,
+        remote_choices=known.remote_choices,
+    )
+
+
+def _still_true(converted: Conversion, prompt: dict[str, Any]) -> list[Warning]:
+    """A value that the server would refuse may have been set to another one since."""
+    return [
+        each
+        for each in converted.warnings
+        if each.code != "refused_value"
+        or converted.prompt[each.node_id]["inputs"][each.input]
+        == prompt[each.node_id]["inputs"].get(each.input)
+    ]
+
+
+def _tell(warnings: Iterable[Warning], world: World) -> None:
+    switched_off = 0
+    for each in warnings:
+        if each.code in SWITCHED_OFF:
+            switched_off += 1
+        else:
+            world.warn(each.message)
+    if switched_off:
+        world.say(f"{counted(switched_off, 'node is', 'nodes are')} left out: muted or bypassed")
+
+
+def _write(prompt: dict[str, Any], output: Path | None, world: World) -> None:
+    text = json.dumps(prompt, indent=2, ensure_ascii=False) + "\n"
+    if output is None or str(output) == STANDARD_STREAM:
+        world.stdout.write(text.encode())
+        world.stdout.flush()
+        return
+    write_file(output, text.encode())
+    world.say(f"wrote {counted(len(prompt), 'node', 'nodes')} to {output}")

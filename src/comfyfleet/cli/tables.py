@@ -1,0 +1,221 @@
+"""An inspection as tables for people."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from comfyfleet.cli.world import printable
+from comfyfleet.workflow.inspection.model import (
+    Inspection,
+    Made,
+    Missing,
+    NamedFile,
+    NodeRef,
+    Taken,
+    UsedPack,
+)
+
+# So that an inspection fits a few screens; --all and --json show everything.
+ROWS_MAX = 40
+NAMES_MAX = 6
+VALUE_CHARACTERS_MAX = 100
+CHOICES_SHOWN_MAX = 3
+LIMIT_SHOWN_MAX = 2**31
+
+
+class Section:
+    """A heading, and a table under it that keeps to its maximum of rows."""
+
+    def __init__(self, title: str, *columns: str, rows_max: int | None) -> None:
+        self._title = title
+        self._rows_max = rows_max
+        self._left_out = 0
+        self._table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for index, column in enumerate(columns):
+            # The first column is what people copy, so it stays in one piece.
+            self._table.add_column(column, overflow="fold", no_wrap=index == 0)
+
+    def add(self, *cells: str | Text) -> None:
+        if self._rows_max is not None and self._table.row_count >= self._rows_max:
+            self._left_out += 1
+            return
+        self._table.add_row(*(cell if isinstance(cell, Text) else plain(cell) for cell in cells))
+
+    def shown(self, *remarks: str) -> RenderableType:
+        more = [f"… and {self._left_out} more (--all shows them)"] if self._left_out else []
+        lines = [plain(f"  {remark}", "dim") for remark in (*more, *remarks)]
+        heading = Text(self._title, style="bold")
+        return Group(heading, Padding(self._table, (0, 0, 0, 2)), *lines, Text())
+
+
+def plain(text: str, style: str = "") -> Text:
+    """As it is: brackets in a title are no markup."""
+    return Text(printable(text), style=style)
+
+
+def sections(found: Inspection, *, everything: bool) -> Iterator[RenderableType]:
+    rows_max = None if everything else ROWS_MAX
+    yield from _takes(found.takes, everything=everything)
+    yield from _makes(found.makes, rows_max)
+    yield from _files(found.files, rows_max)
+    yield from _packs(found, rows_max)
+    yield from _parts(found, rows_max)
+    if found.missing is not None:
+        yield _missing(found.missing, rows_max)
+
+
+def _takes(takes: Sequence[Taken], *, everything: bool) -> Iterator[RenderableType]:
+    chosen = [each for each in takes if everything or _matters(each)] or list(takes)
+    if not chosen:
+        return
+    rows_max = None if everything else ROWS_MAX
+    section = Section("Takes", "set with", "or", "value", "node", "type", rows_max=rows_max)
+    for each in chosen:
+        section.add(
+            plain(each.address or "–", "cyan"),
+            f"--{each.shorthands[0]}" if each.shorthands else "",
+            _shortened(each.value),
+            _node_name(each.node, each.exposed_as),
+            _type_name(each),
+        )
+    rest = len(takes) - len(chosen)
+    yield section.shown(*([f"and {rest} other values (--all shows them)"] if rest else []))
+
+
+def _matters(taken: Taken) -> bool:
+    return taken.exposed_as is not None or taken.role in ("file", "text", "seed", "size", "steps")
+
+
+def _makes(makes: Sequence[Made], rows_max: int | None) -> Iterator[RenderableType]:
+    if not makes:
+        yield Group(Text("Makes nothing: no node saves or shows a result.", style="bold"), Text())
+        return
+    section = Section("Makes", "node", "media", "", "kept as", rows_max=rows_max)
+    for each in makes:
+        kept = each.file_name_prefix or "yes" if each.saved else "only shown"
+        section.add(each.node.id, each.media, _node_name(each.node), kept)
+    yield section.shown()
+
+
+def _files(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
+    if not files:
+        return
+    section = Section("Names these files", "kind", "", "file", "used by", rows_max=rows_max)
+    for each in files:
+        section.add(each.kind, _file_state(each), _file_name(each), _listed(each.addresses))
+    yield section.shown()
+
+
+def _packs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    section = Section("Needs these nodes", "pack", "version", "node types", rows_max=rows_max)
+    counts = {each.class_type: each.count for each in found.node_types}
+    for pack in _with_unknown_pack(found):
+        names = sorted(pack.node_types, key=lambda name: -counts.get(name, 0))
+        section.add(pack.name, _listed(pack.versions, most=2), _counted(names, counts, rows_max))
+    if found.node_types:
+        yield section.shown()
+
+
+def _with_unknown_pack(found: Inspection) -> Iterator[UsedPack]:
+    yield from found.packs
+    unknown = tuple(each.class_type for each in found.node_types if each.pack is None)
+    if unknown:
+        yield UsedPack("not named", (), unknown)
+
+
+def _counted(names: Sequence[str], counts: dict[str, int], rows_max: int | None) -> str:
+    shown = [f"{name} ×{counts[name]}" if counts.get(name, 1) > 1 else name for name in names]
+    return _listed(shown, most=len(shown) if rows_max is None else 2 * NAMES_MAX)
+
+
+def _parts(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    if found.groups:
+        section = Section("Groups", "title", "nodes", rows_max=rows_max)
+        for group in found.groups:
+            section.add(group.title, str(group.nodes))
+        yield section.shown()
+    if found.subgraphs:
+        section = Section(
+            "Subgraphs", "name", "instances", "nodes", "takes", "gives", rows_max=rows_max
+        )
+        for each in found.subgraphs:
+            section.add(
+                each.name,
+                str(each.instances),
+                str(each.nodes),
+                _listed(each.inputs),
+                _listed(each.outputs),
+            )
+        yield section.shown()
+    if found.switched_off:
+        section = Section("Switched off", "node", "", "", rows_max=rows_max)
+        for off in found.switched_off:
+            section.add(off.node.id, _node_name(off.node), off.how)
+        yield section.shown()
+
+
+def _missing(missing: Missing, rows_max: int | None) -> RenderableType:
+    if not missing:
+        return Text("Nothing of that is missing on the server.", style="green")
+    section = Section("Missing on the server", "what", "where", "", rows_max=rows_max)
+    for each in missing.node_types:
+        pack = f"from {each.pack}" if each.pack else "the file doesn't name its pack"
+        where = _listed([ref.id for ref in each.nodes])
+        section.add("node type", where, f"{each.class_type}, {pack}")
+    for value in missing.values:
+        closest = f"; closest: {_listed(value.closest)}" if value.closest else ""
+        section.add("value", value.address, value.problem + closest)
+    for lost in missing.inputs:
+        section.add("input", lost.node.id, f"{lost.node.class_type} has no {lost.input} any more")
+    for file in missing.files:
+        section.add("input file", "", f"{file}: upload it before running")
+    return section.shown()
+
+
+def _node_name(node: NodeRef, exposed_as: str | None = None) -> str:
+    return exposed_as or " › ".join((*node.path, node.title))
+
+
+def _type_name(taken: Taken) -> str:
+    if taken.role == "file":
+        return "file"
+    if taken.choices is not None:
+        names = [str(choice) for choice in taken.choices]
+        return f"one of {_listed(names, most=CHOICES_SHOWN_MAX)}" if names else "an empty list"
+    return f"{taken.type} {_range(taken)}".strip()
+
+
+def _range(taken: Taken) -> str:
+    """Limits that no one reaches (2^64 of a seed) tell nothing."""
+    least = taken.min if taken.min is not None and abs(taken.min) < LIMIT_SHOWN_MAX else None
+    most = taken.max if taken.max is not None and abs(taken.max) < LIMIT_SHOWN_MAX else None
+    if least is None:
+        return "" if most is None else f"up to {most:g}"
+    return f"from {least:g}" if most is None else f"{least:g} – {most:.10g}"
+
+
+def _shortened(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"
+
+
+def _file_name(file: NamedFile) -> str:
+    return f"{file.directory}/{file.name}" if file.directory else file.name
+
+
+def _file_state(file: NamedFile) -> Text:
+    if not file.active:
+        return Text("switched off", style="dim")
+    if file.present is False:
+        return Text("missing", style="red")
+    return Text("there", style="green") if file.present else Text("")
+
+
+def _listed(names: Iterable[str], *, most: int = NAMES_MAX) -> str:
+    names = list(names)
+    more = f" … {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

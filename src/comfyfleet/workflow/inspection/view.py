@@ -1,0 +1,209 @@
+"""The nodes of a document in one shape, whether it is a workflow or a prompt.
+
+With an object_info a workflow is converted first, and what the prompt says is what is shown: so an
+address in an inspection is one that can be set. Without one the names of values are those that the
+file itself saves beside its inputs.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from comfyfleet.workflow.behaviours import is_virtual
+from comfyfleet.workflow.inspection.model import NodeRef
+from comfyfleet.workflow.inspection.saved import nodes_of_group, primitive_values, saved_values
+from comfyfleet.workflow.model import SUBGRAPH_INPUT_ID, Mode, Node, Prompt
+from comfyfleet.workflow.naming import title_of
+from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
+from comfyfleet.workflow.scopes import Scope
+from comfyfleet.workflow.slots import Input
+from comfyfleet.workflow.widgettypes import ABSENT
+from comfyfleet.workflow.wiring import WiredNode
+
+
+class Exposed(NamedTuple):
+    """An input of an inner node as its subgraph shows it, and the value that it has there."""
+
+    name: str
+    value: Any
+
+
+class SeenNode(NamedTuple):
+    """A node that is executed, or would be if it were not switched off."""
+
+    ref: NodeRef
+    values: Mapping[str, Any]  # of inputs that are not linked
+    linked: tuple[str, ...]  # names of inputs that are
+    feeds: bool  # others use what it makes
+    type: NodeType | None = None
+    mode: int = Mode.ALWAYS
+    properties: Mapping[str, Any] = {}
+    exposed: Mapping[str, Exposed] = {}
+    saved_widgets: tuple[str, ...] = ()  # names of widgets that the file knows of
+    unnamed_values: tuple[Any, ...] = ()  # where the file doesn't tell which is which
+
+    @property
+    def is_active(self) -> bool:
+        return self.mode not in (Mode.MUTED, Mode.BYPASSED)
+
+
+def is_link(value: Any) -> bool:
+    """As ComfyUI sees it: a list of two is a link, whatever is in it."""
+    return isinstance(value, list) and len(value) == 2
+
+
+def is_node(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("class_type"), str)
+        and isinstance(entry.get("inputs", {}), dict)
+    )
+
+
+def seen_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[SeenNode]:
+    """Entries that are no nodes are passed over: some tools put notes of their own beside the nodes."""
+    entries = {key: entry for key, entry in prompt.items() if is_node(entry)}
+    origins = _origins(entries)
+    return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
+
+
+def seen_in_scopes(
+    scopes: list[Scope], prompt: Prompt | None, group_nodes: Mapping[str, Any]
+) -> Iterator[SeenNode]:
+    """`prompt` is what the scopes were converted to, where they could be."""
+    shown_outside = _ShownOutside()
+    for scope in scopes:
+        feeding = {link.origin for link in scope.wired.graph.links.values()}
+        for node in scope.wired.nodes.values():
+            inner = list(nodes_of_group(node.node, group_nodes)) if node.type is None else []
+            yield from (_from_group(node.node, each) for each in inner)
+            if not inner and node.definition is None and not _is_only_drawn(node):
+                exposed = dict(shown_outside.of(scope, node))
+                yield _from_scope(scope, node, exposed, prompt, feeds=node.node.id in feeding)
+
+
+def _is_only_drawn(node: WiredNode) -> bool:
+    return node.type is None and is_virtual(node.node.type)
+
+
+def _inputs(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    return entry.get("inputs") or {}
+
+
+def _origins(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {
+        str(value[0])
+        for entry in entries.values()
+        for value in _inputs(entry).values()
+        if is_link(value)
+    }
+
+
+def _from_entry(key: str, entry: Mapping[str, Any], types: NodeTypes, *, feeds: bool) -> SeenNode:
+    values, linked = _split(_inputs(entry))
+    meta = entry.get("_meta")
+    meta = meta if isinstance(meta, dict) else {}
+    node_type = types.get(entry["class_type"])
+    title = meta.get("title")
+    if not isinstance(title, str):
+        title = node_type.display_name if node_type else entry["class_type"]
+    ref = NodeRef(key, entry["class_type"], title)
+    return SeenNode(ref, values, linked, feeds, node_type, properties=meta)
+
+
+def _from_scope(
+    scope: Scope,
+    node: WiredNode,
+    exposed: Mapping[str, Exposed],
+    prompt: Prompt | None,
+    *,
+    feeds: bool,
+) -> SeenNode:
+    key = f"{scope.prefix}{node.node.id}"
+    values, linked = _inputs_of(scope, node, exposed, (prompt or {}).get(key))
+    saved = node.node.values if isinstance(node.node.values, list) else []
+    return SeenNode(
+        NodeRef(key, node.node.type, title_of(node), _path_of(scope)),
+        values,
+        linked,
+        feeds,
+        node.type,
+        node.node.mode,
+        node.node.properties,
+        exposed,
+        saved_widgets=tuple(slot.widget for slot in node.node.inputs if slot.widget),
+        unnamed_values=tuple(saved) if node.type is None and not values else (),
+    )
+
+
+def _inputs_of(
+    scope: Scope, node: WiredNode, exposed: Mapping[str, Exposed], entry: Any
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """From the prompt; a prompt that is older than the workflow may have another node under that id."""
+    if is_node(entry) and entry["class_type"] == node.node.type:
+        return _split(_inputs(entry))
+    outside = {name: each.value for name, each in exposed.items() if each.value is not ABSENT}
+    outside.update(primitive_values(scope.wired, node))
+    values = {**saved_values(node), **outside}
+    return values, tuple(
+        slot.name for slot in node.inputs if slot.link is not None and slot.name not in outside
+    )
+
+
+def _from_group(instance: Node, node: Node) -> SeenNode:
+    """A node inside a group node that was not expanded, as a server's node types are needed for it."""
+    return SeenNode(
+        NodeRef(node.id, node.type, node.title or node.type, (instance.title or instance.type,)),
+        values={},
+        linked=(),
+        feeds=True,
+        mode=instance.mode,
+        properties=node.properties,
+        unnamed_values=tuple(node.values) if isinstance(node.values, list) else (),
+    )
+
+
+def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    values = {name: value for name, value in inputs.items() if not is_link(value)}
+    return values, tuple(name for name in inputs if name not in values)
+
+
+def _path_of(scope: Scope) -> tuple[str, ...]:
+    names: list[str] = []
+    while scope.instance is not None and scope.parent is not None:
+        names.append(scope.instance.node.title or scope.wired.graph.name)
+        scope = scope.parent
+    return tuple(reversed(names))
+
+
+class _ShownOutside:
+    """Which inputs of inner nodes their subgraphs show as their own."""
+
+    def __init__(self) -> None:
+        self._values: dict[
+            str, Mapping[str, Any]
+        ] = {}  # of instances, by the prefix of their scope
+
+    def of(self, scope: Scope, node: WiredNode) -> Iterator[tuple[str, Exposed]]:
+        for slot in node.inputs:
+            exposed = self._exposed(scope, slot)
+            if exposed is not None:
+                yield slot.name, exposed
+
+    def _exposed(self, scope: Scope, slot: Input) -> Exposed | None:
+        """None if in the end a link feeds the input."""
+        exposed = None
+        while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
+            instance, place = scope.instance, slot.link.origin_slot
+            if instance is None or scope.parent is None or place >= len(instance.inputs):
+                return None
+            slot = instance.inputs[place]
+            title = instance.node.title or scope.wired.graph.name
+            value = self._values_of(scope, instance).get(slot.name, ABSENT)
+            exposed = Exposed(f"{title}.{slot.name}", value)
+            scope = scope.parent
+        return None if slot.link is not None else exposed
+
+    def _values_of(self, scope: Scope, instance: WiredNode) -> Mapping[str, Any]:
+        if scope.prefix not in self._values:
+            self._values[scope.prefix] = saved_values(instance)
+        return self._values[scope.prefix]

@@ -1,0 +1,57 @@
+"""Runs `comfyfleet` in this process, in a world of its own."""
+
+import io
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from comfyfleet.cli.main import run
+from comfyfleet.cli.servers import Servers
+from comfyfleet.cli.world import World
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OBJECT_INFO = str(EXAMPLES / "object_info.json")
+NEGATIVE = str(EXAMPLES / "workflows" / "negative.json")
+SOFTEN = str(EXAMPLES / "workflows" / "soften.json")
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+def comfyfleet(
+    *arguments: str,
+    stdin: bytes = b"",
+    environ: dict[str, str] | None = None,
+    servers: Servers | None = None,
+    width: int = 80,
+) -> Result:
+    stdout = io.BytesIO()
+    printed, err = io.StringIO(), io.StringIO()
+    world = World(
+        stdin=io.BytesIO(stdin),
+        stdout=stdout,
+        out=Console(file=printed, width=width),
+        err=Console(file=err, width=width),
+        environ=environ or {},
+        now=lambda: NOW,
+        servers=servers or Servers(),
+    )
+    code = run(arguments, world)
+    return Result(code, stdout.getvalue().decode() + printed.getvalue(), err.getvalue())
