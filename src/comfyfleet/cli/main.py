@@ -3,12 +3,14 @@
 from cyclopts import App
 
 from comfyfleet import __version__
+from comfyfleet.cli.engine import engine
 
 app = App(
     name="comfyfleet",
     help="Run ComfyUI as a production service: any saved workflow, any number of GPUs, one durable queue.",
     version=__version__,
 )
+app.command(engine)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ FleetError
  │   └─ NoWorkflowFound   the file holds no workflow; says what was found instead
  ├─ LimitExceeded         larger, deeper or longer than we accept
  ├─ UnknownNodeTypes      the server lacks node types that the workflow needs
+ ├─ NodeFailed            a node of the built-in engine could not do its work
+ ├─ Interrupted           the run was cancelled while a node was at work
  └─ ServerUnavailable     a server we asked did not answer as one
 """
 
@@ -47,6 +49,14 @@ class LimitExceeded(FleetError):
 
 class UnknownNodeTypes(FleetError):
     code = "unknown_node_types"
+
+
+class NodeFailed(FleetError):
+    code = "node_failed"
+
+
+class Interrupted(FleetError):
+    code = "interrupted"
 
 
 class ServerUnavailable(FleetError):

@@ -1,0 +1,6 @@
+"""The built-in CPU backend: speaks ComfyUI's protocol and really executes. No torch, no GPU."""
+
+from comfyfleet.engine.engine import DataFolder, Engine
+from comfyfleet.engine.serve import Served, serving
+
+__all__ = ["DataFolder", "Engine", "Served", "serving"]

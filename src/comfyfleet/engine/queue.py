@@ -1,0 +1,148 @@
+"""Prompts that wait, the one that runs, and who may take it back."""
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from comfyfleet.engine.validate import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A prompt in the queue. Smaller numbers run first."""
+
+    number: float
+    prompt_id: str
+    prompt: Prompt
+    extra_data: Mapping[str, Any]
+    outputs: tuple[str, ...]
+
+    @property
+    def client_id(self) -> Any:
+        return self.extra_data.get("client_id")
+
+    def row(self) -> list[Any]:
+        """As queue and history show it."""
+        return [self.number, self.prompt_id, self.prompt, self.extra_data, list(self.outputs)]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The prompt at work; `interrupted` is its own, so that no other prompt can be hit."""
+
+    item: Item
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+
+Entry = tuple[Any, ...]
+Order = Callable[[Item, int], Entry]
+
+
+def by_number_then_arrival(item: Item, arrival: int) -> Entry:
+    return (item.number, item.prompt_id, arrival, item)
+
+
+def as_comfyui_compares(item: Item, arrival: int) -> Entry:
+    """ComfyUI compares whole items: two with equal number and id end in comparing dicts."""
+    return (item.number, item.prompt_id, item.prompt, item.extra_data, item)
+
+
+class PromptQueue:
+    """Shared by the event loop and the worker thread. Every change is told while it is locked."""
+
+    def __init__(
+        self, changed: Callable[[int], None], order: Order = by_number_then_arrival
+    ) -> None:
+        self._changed = changed
+        self._order = order
+        self._awake = threading.Condition(threading.RLock())
+        self._heap: list[Entry] = []
+        self._running: Running | None = None
+        self._arrivals = itertools.count()
+        self._woken = False
+
+    def remaining(self) -> int:
+        with self._awake:
+            return len(self._heap) + (self._running is not None)
+
+    def put(self, item: Item) -> None:
+        with self._awake:
+            heapq.heappush(self._heap, self._order(item, next(self._arrivals)))
+            self._tell()
+            self._awake.notify()
+
+    def take(self) -> Running | None:
+        """Wait for the next prompt and let it run; None when woken for something else."""
+        with self._awake:
+            while not self._heap and not self._woken:
+                self._awake.wait()
+            self._woken = False
+            if not self._heap:
+                return None
+            self._running = Running(heapq.heappop(self._heap)[-1])
+            self._tell()
+            return self._running
+
+    def wake(self) -> None:
+        """Let the worker look up although no prompt has come."""
+        with self._awake:
+            self._woken = True
+            self._awake.notify()
+
+    def done(self, record: Callable[[], None]) -> None:
+        """The running prompt has ended; it is recorded before anybody is told."""
+        with self._awake:
+            self._running = None
+            record()
+            self._tell()
+
+    def listed(self) -> tuple[list[Item], list[Item]]:
+        """Running and waiting prompts, the latter as they lie in the heap: not sorted."""
+        with self._awake:
+            running = [self._running.item] if self._running else []
+            return running, list(self._waiting())
+
+    def clear(self) -> None:
+        with self._awake:
+            self._heap = []
+            self._tell()
+
+    def delete(self, prompt_id: str) -> bool:
+        """Take back one waiting prompt of this id."""
+        with self._awake:
+            for index, item in enumerate(self._waiting()):
+                if item.prompt_id == prompt_id:
+                    self._remove(index)
+                    return True
+        return False
+
+    def interrupt(self, prompt_id: str | None = None) -> bool:
+        """Stop the running prompt, if it is that one (or whichever it is)."""
+        with self._awake:
+            if self._running is None or prompt_id not in (None, self._running.item.prompt_id):
+                return False
+            self._running.interrupted.set()
+            return True
+
+    def cancel(self, prompt_id: str) -> bool:
+        """Stop or take back, whatever it needs. One lock: it can't slip from one to the other."""
+        with self._awake:
+            return self.interrupt(prompt_id) or self.delete(prompt_id)
+
+    def _waiting(self) -> Iterator[Item]:
+        return (entry[-1] for entry in self._heap)
+
+    def _remove(self, index: int) -> None:
+        # ComfyUI tells twice when it was the last one; clients count on nothing, tests do.
+        if len(self._heap) == 1:
+            self.clear()
+        else:
+            del self._heap[index]
+            heapq.heapify(self._heap)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed(self.remaining())

@@ -1,0 +1,1 @@
+"""The routes of a ComfyUI server, by what they are about."""

@@ -1,0 +1,142 @@
+"""An engine on a port: for as long as the process lives, or for the length of a `with`."""
+
+import contextlib
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from comfyfleet.engine.app import create_app
+from comfyfleet.engine.engine import DataFolder, Engine
+from comfyfleet.engine.node import NodeType
+from comfyfleet.engine.nodes import registry
+from comfyfleet.kernel.errors import ServerUnavailable
+
+START_SECONDS_MAX = 10.0
+STOP_SECONDS_MAX = 10.0
+GRACE_SECONDS = 3
+# As long as ComfyUI's: clients that keep connections would find them closed.
+KEEP_ALIVE_SECONDS = 75
+LISTEN_BACKLOG = 128
+
+AppOf = Callable[[Engine], ASGIApp]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running engine and where it is."""
+
+    url: str
+    engine: Engine
+
+
+@contextlib.contextmanager
+def serving(
+    *,
+    data: Path | None = None,
+    nodes: Mapping[str, NodeType] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    mortal: bool = False,
+    app_of: AppOf = create_app,
+) -> Iterator[Served]:
+    """An engine in a thread of this process; port 0 takes any that is free.
+
+    Without `data` its files are gone afterwards. `mortal` lets it die where ComfyUI does.
+    """
+    with contextlib.ExitStack() as stack:
+        root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine = Engine(DataFolder(root), registry() if nodes is None else nodes, mortal=mortal)
+        listener = stack.enter_context(listen(host, port))
+        server = uvicorn.Server(_config(app_of(engine)))
+        stack.enter_context(_in_thread(server, listener))
+        yield Served(url_of(listener), engine)
+
+
+def serve(engine: Engine, listener: socket.socket, app_of: AppOf = create_app) -> None:
+    """Serve until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
+    _StoppableServer(_config(app_of(engine))).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ServerUnavailable(f"{host}:{port} can't be listened on: {error}") from error
+    listener.listen(LISTEN_BACKLOG)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ws="websockets-sansio",
+        # A node that holds the interpreter must not look like a dead connection.
+        ws_ping_interval=None,
+        # Frames stay on the machine or in the rack: packing them costs more than sending them.
+        ws_per_message_deflate=False,
+    )
+
+
+class _StoppableServer(uvicorn.Server):
+    """uvicorn raises the signal again once it has stopped; to us a stop on demand is no failure."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.should_exit = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _in_thread(server: uvicorn.Server, listener: socket.socket) -> Iterator[None]:
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listener]}, name="engine-server", daemon=True
+    )
+    thread.start()
+    try:
+        _wait_until_started(server, thread)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(STOP_SECONDS_MAX)
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    pause = threading.Event()
+    for _ in range(int(START_SECONDS_MAX / 0.01)):
+        if server.started:
+            return
+        if not thread.is_alive():
+            break
+        pause.wait(0.01)
+    raise ServerUnavailable("the engine did not start")

@@ -1,0 +1,125 @@
+"""Who listens, and what reaches whom.
+
+The worker thread speaks, the event loop delivers. A client id stands for one socket: a second one
+takes its place, and when either closes the id is deaf. That is ComfyUI's rule, and clients that
+share an id must find it here, too.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from comfyfleet.engine import frames
+
+# A client that does not read is cut off rather than fed from ever more memory.
+BACKLOG_FRAMES_MAX = 10_000
+
+Frame = str | bytes
+
+
+class Audience(Protocol):
+    """What the executor needs of the outside. `to` None means everybody.
+
+    Data goes on changing after the call: what is to be kept must be copied or written at once.
+    """
+
+    def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None: ...
+
+    def send_frame(self, frame: bytes, to: Any = None) -> None: ...
+
+    def wants_metadata(self, client_id: Any) -> bool:
+        """Whether the client said that it understands previews with metadata."""
+
+
+class Socket:
+    """The frames that one connection has still to send."""
+
+    def __init__(self) -> None:
+        self.features: Mapping[str, Any] = {}
+        self.overrun = asyncio.Event()
+        self._backlog: asyncio.Queue[Frame] = asyncio.Queue(BACKLOG_FRAMES_MAX)
+
+    def push(self, frame: Frame) -> None:
+        try:
+            self._backlog.put_nowait(frame)
+        except asyncio.QueueFull:
+            self.overrun.set()
+
+    async def next_frame(self) -> Frame:
+        return await self._backlog.get()
+
+
+class Sockets:
+    """All connections by client id."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, list[Socket]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._outbox: list[tuple[Frame, Any]] = []
+
+    def attach(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+
+    def connect(self, client_id: str) -> Socket:
+        """The one socket of this id from now on."""
+        self._sockets[client_id] = [Socket()]
+        return self._sockets[client_id][0]
+
+    def disconnect(self, client_id: str) -> None:
+        self._sockets.pop(client_id, None)
+
+    def join(self, client_id: str) -> Socket:
+        """One more socket of this id: Comfy Cloud tells all of a user's connections everything."""
+        socket = Socket()
+        self._sockets.setdefault(client_id, []).append(socket)
+        return socket
+
+    def leave(self, client_id: str, socket: Socket) -> None:
+        others = [other for other in self._sockets.get(client_id, ()) if other is not socket]
+        if others:
+            self._sockets[client_id] = others
+        else:
+            self.disconnect(client_id)
+
+    def wants_metadata(self, client_id: Any) -> bool:
+        wishes = [
+            socket.features.get("supports_preview_metadata") for socket in self._of(client_id)
+        ]
+        return bool(wishes) and all(wish is True for wish in wishes)
+
+    def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
+        # Most runs are watched by one client or none: don't write what nobody reads.
+        if self._is_heard(to):
+            self._post(frames.message(event, data), to)
+
+    def send_frame(self, frame: bytes, to: Any = None) -> None:
+        if self._is_heard(to):
+            self._post(frame, to)
+
+    def _is_heard(self, to: Any) -> bool:
+        return bool(self._sockets if to is None else self._of(to))
+
+    def _of(self, client_id: Any) -> list[Socket]:
+        return self._sockets.get(client_id, []) if isinstance(client_id, str) else []
+
+    def _post(self, frame: Frame, to: Any) -> None:
+        """One wake-up of the loop for all that gathers until it comes round."""
+        with self._lock:
+            self._outbox.append((frame, to))
+            first = len(self._outbox) == 1
+        if first and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            outbox, self._outbox = self._outbox, []
+        for frame, to in outbox:
+            for socket in self._receivers(to):
+                socket.push(frame)
+
+    def _receivers(self, to: Any) -> list[Socket]:
+        if to is None:
+            return [socket for sockets in self._sockets.values() for socket in sockets]
+        return self._of(to)
