@@ -9,7 +9,16 @@ FleetError
  ├─ UnknownNodeTypes      the server lacks node types that the workflow needs
  ├─ NodeFailed            a node of the built-in engine could not do its work
  ├─ Interrupted           the run was cancelled while a node was at work
- └─ ServerUnavailable     a server we asked did not answer as one
+ ├─ ServerUnavailable     a server we asked did not answer as one
+ ├─ AccessDenied          a server wants a key, or another one
+ ├─ UnexpectedAnswer      a server answered in a shape that we don't know; carries what was received
+ ├─ PromptRefused         a backend will not run the prompt, or not all of it; carries the problems
+ ├─ OutcomeUnknown        a prompt was sent, and nobody can tell whether it was taken
+ ├─ RunLost               a backend no longer knows a run that it had taken
+ ├─ RunStalled            a run showed no progress for too long; it may still be going on
+ ├─ RunTimedOut           a run took longer than allowed; it may still be going on
+ ├─ CancelUnconfirmed     a run was to be cancelled and had not ended when time was up
+ └─ FileGone              a backend names an output that it no longer has
 """
 
 from collections.abc import Mapping
@@ -61,3 +70,39 @@ class Interrupted(FleetError):
 
 class ServerUnavailable(FleetError):
     code = "server_unavailable"
+
+
+class AccessDenied(FleetError):
+    code = "access_denied"
+
+
+class UnexpectedAnswer(FleetError):
+    code = "unexpected_answer"
+
+
+class PromptRefused(FleetError):
+    code = "prompt_refused"
+
+
+class OutcomeUnknown(FleetError):
+    code = "outcome_unknown"
+
+
+class RunLost(FleetError):
+    code = "run_lost"
+
+
+class RunStalled(FleetError):
+    code = "run_stalled"
+
+
+class RunTimedOut(FleetError):
+    code = "run_timed_out"
+
+
+class CancelUnconfirmed(FleetError):
+    code = "cancel_unconfirmed"
+
+
+class FileGone(FleetError):
+    code = "file_gone"

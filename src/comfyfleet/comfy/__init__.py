@@ -1,0 +1,1 @@
+"""Backends: things that execute prompts, behind one interface."""

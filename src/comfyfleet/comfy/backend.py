@@ -1,0 +1,156 @@
+"""What every backend can do. ComfyServer and ComfyCloud are the implementations."""
+
+import enum
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from comfyfleet.comfy.events import Event
+
+Prompt: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    kind: str
+    memory_bytes: int
+    memory_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """`object_info` is the server's own, unread; `version` is empty where it is not told."""
+
+    object_info: Mapping[str, Any]
+    version: str
+    devices: tuple[Device, ...]
+    system_stats: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """Where the backend put a file: often under another name than we gave."""
+
+    name: str
+    subfolder: str = ""
+    folder: str = "input"
+
+    @property
+    def value(self) -> str:
+        """What a loader node's input takes."""
+        return f"{self.subfolder}/{self.name}" if self.subfolder else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`run_id` names the run to the backend from now on; ours, where it lets us choose.
+
+    `adopted`: it was there already and has not been sent again.
+    """
+
+    run_id: str
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """`key` is the node's word for it: images, gifs, video, audio, 3d…
+
+    `folder`: output, input or temp; those in temp vanish when the server restarts.
+    `reused`: made by an earlier run, so the file may be gone. `reference` is for the backend alone.
+    """
+
+    node_id: str
+    key: str
+    filename: str
+    subfolder: str = ""
+    folder: str = "output"
+    reused: bool = False
+    reference: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputText:
+    node_id: str
+    key: str
+    text: str
+    reused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """In the order of the backend's answer. `reused`: nodes that an earlier run had done."""
+
+    files: tuple[OutputFile, ...] = ()
+    texts: tuple[OutputText, ...] = ()
+    reused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    path: Path
+    size_bytes: int
+    content_type: str
+
+
+class Cancellation(enum.Enum):
+    """What is certain after a cancel."""
+
+    CANCELLED = "cancelled"
+    ENDED_BEFORE = "ended_before"  # it succeeded or failed by itself, see `follow`
+    NOT_FOUND = "not_found"  # the backend has no such run, and so runs none
+
+
+class Backend(Protocol):
+    """A thing that executes prompts. One instance serves many runs, also at once.
+
+    All methods raise ServerUnavailable (after retries), AccessDenied and UnexpectedAnswer.
+    """
+
+    async def describe(self) -> Description: ...
+
+    async def queue_length(self) -> int:
+        """Prompts that wait or run, of all clients."""
+        ...
+
+    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
+        """Without `name` it keeps its own. Use the returned value, not the name given."""
+        ...
+
+    async def submit(
+        self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        """Queue a prompt exactly once. `prompt_id`: a lower-case UUID, new for each run.
+
+        Raises PromptRefused, and OutcomeUnknown when it may or may not have been taken: `adopt`
+        tells later.
+        """
+        ...
+
+    async def adopt(self, prompt_id: str) -> Submitted | None:
+        """The run of a caller that has gone, by the id given to `submit`; None: there is none."""
+        ...
+
+    def follow(self, run_id: str) -> AsyncIterator[Event]:
+        """Every event until the end. Raises RunLost, RunStalled, RunTimedOut."""
+        ...
+
+    async def outputs(self, run_id: str) -> Outputs:
+        """Of a run that has ended. Raises RunLost."""
+        ...
+
+    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+        """Stream it to the path `to`, which appears only when complete. Raises FileGone."""
+        ...
+
+    async def cancel(self, run_id: str) -> Cancellation:
+        """Stop it, and make sure. Raises CancelUnconfirmed."""
+        ...
+
+    async def free(self) -> None:
+        """Let go of models and kept results, where the backend can."""
+        ...
+
+    async def aclose(self) -> None: ...

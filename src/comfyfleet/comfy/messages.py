@@ -1,0 +1,240 @@
+"""ComfyUI's websocket messages, parsed once. Checked against ComfyUI 0.7.0 and 0.28.0.
+
+Most become an event of a run at once. A message that does not name its run gets the empty run id:
+the server runs one prompt at a time, so it is about the one that runs.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comfyfleet.comfy.events import (
+    Blocked,
+    Cached,
+    Cancelled,
+    Event,
+    Failed,
+    NodeDone,
+    NodeStarted,
+    NodeText,
+    Preview,
+    Progress,
+    Started,
+    Succeeded,
+)
+from comfyfleet.comfy.shapes import (
+    list_in,
+    mapping_in,
+    number_at,
+    parse_json,
+    text_at,
+    texts_at,
+    unexpected,
+)
+
+CURRENT_RUN = ""
+BLOCKED = "ExecutionBlocked"
+CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
+WORD = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How many prompts wait or run; told to everybody."""
+
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStates:
+    """The nodes that have been done, of one run."""
+
+    run_id: str
+    done: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """The last message of a run, whatever its end: from now on history has it."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Of another version, or of a custom node: not for us."""
+
+    kind: str
+
+
+Message: TypeAlias = Event | Status | NodeStates | RunOver | Unknown
+Data: TypeAlias = Mapping[str, Any]
+
+
+def parse_message(raw: str | bytes) -> Message:
+    """Raises UnexpectedAnswer for a known kind of an unknown shape."""
+    if isinstance(raw, bytes):
+        return _parse_frame(raw)
+    message = mapping_in(parse_json(raw, "a websocket message"), "a websocket message")
+    kind = text_at(message, "type", "a websocket message")
+    parse = PARSERS.get(kind)
+    if parse is None:
+        return Unknown(kind)
+    return parse(mapping_in(message.get("data"), f"the data of {kind!r}"))
+
+
+def parse_failure(data: Data) -> Failed | Blocked:
+    what = "'execution_error'"
+    exception_type = text_at(data, "exception_type", what)
+    run_id, node_id = text_at(data, "prompt_id", what), _optional(data, "node_id")
+    node_type = _optional(data, "node_type")
+    message = str(data.get("exception_message") or exception_type).strip()
+    if exception_type == BLOCKED:
+        return Blocked(run_id, node_id or "", node_type or "", message)
+    trace = data.get("traceback")
+    lines = tuple(map(str, trace)) if isinstance(trace, list) else ()
+    return Failed(run_id, message, node_id, node_type, exception_type, lines)
+
+
+def _status(data: Data) -> Message:
+    status = mapping_in(data.get("status"), "'status'")
+    info = mapping_in(status.get("exec_info"), "'exec_info'")
+    return Status(int(number_at(info, "queue_remaining", "'exec_info'")))
+
+
+def _started(data: Data) -> Message:
+    return Started(text_at(data, "prompt_id", "'execution_start'"))
+
+
+def _cached(data: Data) -> Message:
+    what = "'execution_cached'"
+    return Cached(text_at(data, "prompt_id", what), texts_at(data, "nodes", what))
+
+
+def _executing(data: Data) -> Message:
+    run_id = _optional(data, "prompt_id") or CURRENT_RUN
+    if data.get("node") is None:
+        return RunOver(run_id)
+    node_id = text_at(data, "node", "'executing'")
+    return NodeStarted(run_id, node_id, _optional(data, "display_node") or node_id)
+
+
+def _progress(data: Data) -> Message:
+    what = "'progress'"
+    return Progress(
+        _optional(data, "prompt_id") or CURRENT_RUN,
+        _optional(data, "node") or "",
+        number_at(data, "value", what),
+        number_at(data, "max", what),
+    )
+
+
+def _progress_state(data: Data) -> Message:
+    what = "'progress_state'"
+    nodes = mapping_in(data.get("nodes"), f"'nodes' of {what}")
+    done = (
+        node_id
+        for node_id, state in nodes.items()
+        if mapping_in(state, f"a node of {what}").get("state") == "finished"
+    )
+    return NodeStates(text_at(data, "prompt_id", what), tuple(done))
+
+
+def _executed(data: Data) -> Message:
+    what = "'executed'"
+    output = data.get("output")
+    return NodeDone(
+        text_at(data, "prompt_id", what),
+        text_at(data, "node", what),
+        None if output is None else mapping_in(output, f"the output of {what}"),
+    )
+
+
+def _succeeded(data: Data) -> Message:
+    return Succeeded(text_at(data, "prompt_id", "'execution_success'"))
+
+
+def _interrupted(data: Data) -> Message:
+    run_id = text_at(data, "prompt_id", "'execution_interrupted'")
+    return Cancelled(run_id, _optional(data, "node_id"))
+
+
+PARSERS: Mapping[str, Callable[[Data], Message]] = {
+    "status": _status,
+    "execution_start": _started,
+    "execution_cached": _cached,
+    "executing": _executing,
+    "progress": _progress,
+    "progress_state": _progress_state,
+    "executed": _executed,
+    "execution_success": _succeeded,
+    "execution_error": parse_failure,
+    "execution_interrupted": _interrupted,
+}
+
+
+def parse_log(messages: object) -> tuple[Message, ...]:
+    """The messages that history keeps of a run: `[[type, data], …]`, in order."""
+    return tuple(map(_parse_logged, list_in(messages, "'messages' of a history item")))
+
+
+def _parse_logged(entry: object) -> Message:
+    pair = list_in(entry, "a message of a history item")
+    if len(pair) != 2 or not isinstance(pair[0], str):
+        raise unexpected("a message of a history item should be [type, data]", entry)
+    parse = PARSERS.get(pair[0])
+    return parse(mapping_in(pair[1], f"the data of {pair[0]!r}")) if parse else Unknown(pair[0])
+
+
+def _parse_frame(raw: bytes) -> Message:
+    kind, rest = _word(raw)
+    match kind:
+        case 1:
+            picture_format, picture = _word(rest)
+            content_type = CONTENT_TYPES.get(picture_format, "application/octet-stream")
+            return Preview(CURRENT_RUN, None, content_type, picture)
+        case 3:
+            node_id, text = _sized(rest)
+            return NodeText(CURRENT_RUN, _decoded(node_id), _decoded(text))
+        case 4:
+            return _preview_with_metadata(rest)
+    return Unknown(f"binary {kind}")
+
+
+def _preview_with_metadata(rest: bytes) -> Message:
+    what = "the metadata of a preview"
+    header, picture = _sized(rest)
+    data = mapping_in(parse_json(header, what), what)
+    return Preview(
+        _optional(data, "prompt_id") or CURRENT_RUN,
+        _optional(data, "node_id"),
+        _optional(data, "image_type") or "application/octet-stream",
+        picture,
+    )
+
+
+def _word(raw: bytes) -> tuple[int, bytes]:
+    if len(raw) < WORD.size:
+        raise unexpected("a binary frame is too short", raw)
+    return WORD.unpack_from(raw)[0], raw[WORD.size :]
+
+
+def _sized(raw: bytes) -> tuple[bytes, bytes]:
+    size, rest = _word(raw)
+    if size > len(rest):
+        raise unexpected("a binary frame is shorter than it says", raw)
+    return rest[:size], rest[size:]
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise unexpected("a binary frame should hold UTF-8", raw) from error
+
+
+def _optional(data: Data, key: str) -> str | None:
+    """Custom nodes give numbers where a text belongs."""
+    value = data.get(key)
+    return None if value is None else str(value)
