@@ -1,1 +1,38 @@
 """Backends: things that execute prompts, behind one interface."""
+
+from comfyfleet.comfy.backend import (
+    Backend,
+    Cancellation,
+    Description,
+    Fetched,
+    OutputFile,
+    Outputs,
+    OutputText,
+    Prompt,
+    Submitted,
+    Uploaded,
+)
+from comfyfleet.comfy.meter import Meter, Tally
+from comfyfleet.comfy.refusals import NodeProblem
+from comfyfleet.comfy.server import ComfyServer
+from comfyfleet.comfy.settings import Limits, ServerSettings, server_settings
+
+__all__ = [
+    "Backend",
+    "Cancellation",
+    "ComfyServer",
+    "Description",
+    "Fetched",
+    "Limits",
+    "Meter",
+    "NodeProblem",
+    "OutputFile",
+    "OutputText",
+    "Outputs",
+    "Prompt",
+    "ServerSettings",
+    "Submitted",
+    "Tally",
+    "Uploaded",
+    "server_settings",
+]

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 
@@ -24,14 +24,17 @@ NETWORK_ERRORS = (httpx.TransportError,)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `route` is its path without ids, for logs and metrics; neither has the query."""
+    """One request. `route` is its path without ids, for logs and metrics; neither has the query.
+
+    `files`: field to (name, open file).
+    """
 
     method: str
     route: str
     path: str | None = None
     params: Mapping[str, str] | None = None
     json: object = None
-    files: Mapping[str, Any] | None = None
+    files: Mapping[str, tuple[str, BinaryIO]] | None = None
     data: Mapping[str, str] | None = None
     headers: Mapping[str, str] | None = None
 
@@ -136,6 +139,8 @@ class Calls:
         return ServerUnavailable(f"{call.operation} at {place} failed: {reason}")
 
     def _request(self, call: Call) -> httpx.Request:
+        for part in (call.files or {}).values():
+            part[1].seek(0)
         return self.client.build_request(
             call.method,
             call.path or call.route,

@@ -1,0 +1,112 @@
+"""Where a run is on a ComfyUI server: its queue and its history, read as one answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comfyfleet.comfy.calls import Call, Calls
+from comfyfleet.comfy.events import Cached, Cancelled, End, Failed, Succeeded
+from comfyfleet.comfy.messages import parse_log
+from comfyfleet.comfy.shapes import list_in, mapping_in, unexpected
+
+QUEUE = Call("GET", "/queue")
+HISTORY_ROUTE = "/history/{id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """`ahead`: prompts that run before it. `running`: the run that is at work meanwhile."""
+
+    client_id: str | None
+    ahead: int
+    running: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    client_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    end: End
+    cached: tuple[str, ...]
+    outputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Never taken, deleted, or forgotten in a restart."""
+
+
+Place: TypeAlias = Waiting | Running | Ended | Absent
+
+
+async def locate(calls: Calls, run_id: str) -> Place:
+    """Queue first, then history: a run moves from one to the other at once, never back."""
+    answer = await calls.ask_json(QUEUE)
+    with calls.reading(QUEUE.operation):
+        place = _in_queue(answer, run_id)
+    return place or await ended(calls, run_id) or Absent()
+
+
+async def ended(calls: Calls, run_id: str) -> Ended | None:
+    call = Call("GET", HISTORY_ROUTE, f"/history/{run_id}")
+    answer = await calls.ask_json(call)
+    with calls.reading(call.operation):
+        return _in_history(answer, run_id)
+
+
+def _in_queue(answer: object, run_id: str) -> Waiting | Running | None:
+    data = mapping_in(answer, "the queue")
+    running = [_row(row) for row in list_in(data.get("queue_running"), "'queue_running'")]
+    pending = [_row(row) for row in list_in(data.get("queue_pending"), "'queue_pending'")]
+    for row in running:
+        if row[1] == run_id:
+            return Running(_client_id(row))
+    for row in pending:
+        if row[1] == run_id:
+            # Pending rows are a heap: their order in the list says nothing.
+            ahead = len(running) + sum(other[0] < row[0] for other in pending)
+            return Waiting(_client_id(row), ahead, running[0][1] if running else None)
+    return None
+
+
+def _row(row: object) -> Sequence[Any]:
+    items = list_in(row, "a row of the queue")
+    if len(items) < 2 or not isinstance(items[0], int | float) or not isinstance(items[1], str):
+        raise unexpected("a row of the queue should be [number, prompt id, …]", row)
+    return items
+
+
+def _client_id(row: Sequence[Any]) -> str | None:
+    extra_data = row[3] if len(row) > 3 else None
+    client_id = extra_data.get("client_id") if isinstance(extra_data, dict) else None
+    return client_id if isinstance(client_id, str) else None
+
+
+def _in_history(answer: object, run_id: str) -> Ended | None:
+    item = mapping_in(answer, "the history").get(run_id)
+    if item is None:
+        return None
+    data = mapping_in(item, "a history item")
+    status = data.get("status")
+    known: Mapping[str, Any] = mapping_in(status, "'status' of a history item") if status else {}
+    log = parse_log(known.get("messages") or [])
+    cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
+    # The server's own verdict may be that of the run before; its messages are of this one.
+    ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
+    end = ends[-1] if ends else _by_verdict(run_id, known)
+    if isinstance(end, Succeeded):
+        end = Succeeded(run_id, cached)
+    return Ended(end, cached, mapping_in(data.get("outputs"), "'outputs' of a history item"))
+
+
+def _by_verdict(run_id: str, status: Mapping[str, Any]) -> End:
+    """Of a run without messages: what the server says of it."""
+    match status.get("status_str"):
+        case "success":
+            return Succeeded(run_id)
+        case "error":
+            return Failed(run_id, "the server says that the run failed, and no more")
+    raise unexpected("a history item should say success or error", dict(status))

@@ -1,0 +1,1 @@
+"""What tests of backends share: prompts, a meddling proxy, a server that follows a script."""

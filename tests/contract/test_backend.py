@@ -1,0 +1,349 @@
+"""What every backend does alike. Against a real ComfyUI, too, when COMFYUI_URL names one."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run, slow
+from tests.contract.stages import Stage, StageOf, engine_stage, server_stage
+
+from comfyfleet.comfy import Backend, Cancellation
+from comfyfleet.comfy.events import (
+    Cached,
+    Cancelled,
+    Failed,
+    NodeStarted,
+    Progress,
+    Queued,
+    Started,
+    Succeeded,
+)
+from comfyfleet.kernel.errors import FileGone, PromptRefused, RunLost
+
+COMFYUI_URL = os.environ.get("COMFYUI_URL")
+STAGES: dict[str, StageOf] = {"engine": engine_stage}
+if COMFYUI_URL:
+    STAGES["comfyui"] = lambda: server_stage(str(COMFYUI_URL))
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d494844520000000100000001080200000090"
+    "7753de0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
+)
+
+
+@pytest.fixture(params=STAGES)
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    async with STAGES[request.param]() as stage:
+        yield stage
+
+
+@pytest.fixture
+def backend(stage: Stage) -> Backend:
+    return stage.backend
+
+
+async def test_it_describes_itself(backend: Backend) -> None:
+    description = await backend.describe()
+    assert description.object_info["SaveImage"]["output_node"] is True
+    assert description.version
+    assert description.devices
+
+
+async def test_an_idle_backend_has_an_empty_queue(backend: Backend) -> None:
+    assert await backend.queue_length() == 0
+
+
+async def test_a_run_succeeds_and_its_file_can_be_fetched(backend: Backend, tmp_path: Path) -> None:
+    run_id, events = await run(backend, picture(new_color(), size=24))
+    outputs = await backend.outputs(run_id)
+    assert events[-1] == Succeeded(run_id)
+    assert [(file.node_id, file.key, file.folder) for file in outputs.files] == [
+        ("9", "images", "output")
+    ]
+    fetched = await backend.fetch(outputs.files[0], tmp_path / "deep" / "x.png")
+    data = fetched.path.read_bytes()
+    assert data.startswith(PNG[:8])
+    assert (fetched.size_bytes, fetched.content_type) == (len(data), "image/png")
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.png"]
+
+
+async def test_events_come_in_order_and_end_once(backend: Backend) -> None:
+    run_id, events = await run(backend, picture(new_color()))
+    assert kinds(events) == [
+        "Queued",
+        "Started",
+        "Cached",
+        "NodeStarted",
+        "NodeDone",
+        "NodeStarted",
+        "NodeDone",
+        "Succeeded",
+    ]
+    started = [event.node_id for event in events if isinstance(event, NodeStarted)]
+    assert started == ["1", "9"]
+    assert {event.run_id for event in events} == {run_id}
+
+
+async def test_a_cached_run_succeeds_and_says_so(backend: Backend) -> None:
+    prompt = picture(new_color())
+    first, _ = await run(backend, prompt)
+    second, events = await run(backend, prompt)
+    before, after = await backend.outputs(first), await backend.outputs(second)
+    assert Cached(second, ("1", "9")) in events
+    assert events[-1] == Succeeded(second, reused=("1", "9"))
+    assert (before.reused, after.reused) == ((), ("1", "9"))
+    assert [file.reused for file in (*before.files, *after.files)] == [False, True]
+    assert before.files[0].filename == after.files[0].filename
+
+
+async def test_texts_are_outputs_too(backend: Backend) -> None:
+    color = new_color()
+    run_id, _ = await run(
+        backend,
+        {
+            "1": node("PrimitiveInt", value=color),
+            "2": node("PreviewAny", source=["1", 0]),
+        },
+    )
+    outputs = await backend.outputs(run_id)
+    assert [(text.node_id, text.key, text.text) for text in outputs.texts] == [
+        ("2", "text", str(color))
+    ]
+
+
+async def test_temporary_files_can_be_fetched(backend: Backend, tmp_path: Path) -> None:
+    prompt = picture(new_color())
+    prompt["9"] = node("PreviewImage", images=["1", 0])
+    run_id, _ = await run(backend, prompt)
+    file = (await backend.outputs(run_id)).files[0]
+    assert file.folder == "temp"
+    assert (await backend.fetch(file, tmp_path / "p.png")).size_bytes > 0
+
+
+async def test_a_refusal_names_node_title_input_and_values(backend: Backend) -> None:
+    prompt = picture(0)
+    prompt["1"]["inputs"]["width"] = 0
+    prompt["1"]["_meta"] = {"title": "My canvas"}
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=new_id())
+    (problem,) = caught.value.details["problems"]
+    assert (problem.node_id, problem.title, problem.class_type) == ("1", "My canvas", "EmptyImage")
+    assert (problem.kind, problem.input_name, problem.received) == (
+        "value_smaller_than_min",
+        "width",
+        0,
+    )
+    assert problem.message == "Value 0 smaller than min of 1"
+    assert "at least 1" in problem.allowed
+    assert "node 1 (My canvas), input width" in caught.value.message
+
+
+async def test_a_refused_choice_shows_what_is_allowed(backend: Backend) -> None:
+    prompt = picture(new_color())
+    prompt["5"] = node(
+        "ImageScale", image=["1", 0], upscale_method="magic", width=8, height=8, crop="disabled"
+    )
+    prompt["9"]["inputs"]["images"] = ["5", 0]
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=new_id())
+    (problem,) = caught.value.details["problems"]
+    assert (problem.input_name, problem.received) == ("upscale_method", "magic")
+    assert "lanczos" in problem.allowed
+
+
+async def test_a_prompt_that_would_run_in_part_is_refused_and_does_not_run(
+    backend: Backend,
+) -> None:
+    prompt = slow(new_color())
+    prompt["50"] = node("SaveImage", filename_prefix="x")
+    prompt_id = new_id()
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=prompt_id)
+    (problem,) = caught.value.details["problems"]
+    assert (problem.node_id, problem.input_name) == ("50", "images")
+    assert await backend.queue_length() == 0
+
+
+async def test_an_unknown_node_type_is_named(backend: Backend) -> None:
+    prompt = {"1": node("NoSuchNode")}
+    with pytest.raises(PromptRefused, match="NoSuchNode"):
+        await backend.submit(prompt, prompt_id=new_id())
+
+
+async def test_a_failing_node_is_named_with_its_error(backend: Backend, tmp_path: Path) -> None:
+    broken = tmp_path / f"{new_id()}.png"
+    broken.write_bytes(b"no picture at all")
+    uploaded = await backend.upload(broken)
+    prompt = {
+        "1": node("LoadImage", image=uploaded.value),
+        "9": node("PreviewImage", images=["1", 0]),
+    }
+    run_id, events = await run(backend, prompt)
+    failed = events[-1]
+    assert isinstance(failed, Failed)
+    assert (failed.run_id, failed.node_id, failed.node_type) == (run_id, "1", "LoadImage")
+    assert failed.message
+    assert failed.exception_type
+
+
+async def test_an_upload_is_used_under_the_name_that_comes_back(
+    backend: Backend, tmp_path: Path
+) -> None:
+    name = f"{new_id()}.png"
+    first, other = tmp_path / "a" / name, tmp_path / "b" / name
+    for path, data in ((first, PNG), (other, PNG + b"other")):
+        path.parent.mkdir()
+        path.write_bytes(data)
+    uploads = [await backend.upload(path) for path in (first, first, other)]
+    assert uploads[0].value == uploads[1].value != uploads[2].value
+    prompt = {
+        "1": node("LoadImage", image=uploads[2].value),
+        "9": node("PreviewImage", images=["1", 0]),
+    }
+    _, events = await run(backend, prompt)
+    assert isinstance(events[-1], Succeeded)
+
+
+async def test_a_file_that_is_not_there_is_told_as_gone(backend: Backend, tmp_path: Path) -> None:
+    run_id, _ = await run(backend, picture(new_color()))
+    file = (await backend.outputs(run_id)).files[0]
+    gone = type(file)("9", "images", f"{new_id()}.png")
+    with pytest.raises(FileGone):
+        await backend.fetch(gone, tmp_path / "x.png")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_running_run_is_cancelled_for_certain(backend: Backend) -> None:
+    submitted = await backend.submit(slow(new_color(), blurs=6), prompt_id=new_id())
+    events: list[Any] = []
+    async for event in backend.follow(submitted.run_id):
+        events.append(event)
+        if event == NodeStarted(submitted.run_id, "2", "2"):
+            assert await backend.cancel(submitted.run_id) is Cancellation.CANCELLED
+    assert isinstance(events[-1], Cancelled)
+    assert await backend.queue_length() == 0
+
+
+async def test_a_waiting_run_is_cancelled_and_its_follower_told(backend: Backend) -> None:
+    first = await backend.submit(slow(new_color()), prompt_id=new_id())
+    second = await backend.submit(picture(new_color()), prompt_id=new_id())
+    following = asyncio.create_task(_events(backend, second.run_id))
+    assert await backend.cancel(second.run_id) is Cancellation.CANCELLED
+    assert (await following)[-1] == Cancelled(second.run_id)
+    await backend.cancel(first.run_id)
+
+
+async def test_a_cancel_after_the_end_says_so(backend: Backend) -> None:
+    run_id, _ = await run(backend, picture(new_color()))
+    assert await backend.cancel(run_id) is Cancellation.ENDED_BEFORE
+
+
+async def test_a_run_that_never_was_is_not_found(backend: Backend) -> None:
+    assert await backend.cancel(new_id()) is Cancellation.NOT_FOUND
+    assert await backend.adopt(new_id()) is None
+    with pytest.raises(RunLost):
+        await backend.outputs(new_id())
+    with pytest.raises(RunLost):
+        await _events(backend, new_id())
+
+
+async def test_a_run_that_waits_tells_how_many_are_ahead(stage: Stage) -> None:
+    first = await stage.backend.submit(slow(new_color()), prompt_id=new_id())
+    second = await stage.backend.submit(picture(new_color()), prompt_id=new_id())
+    other = stage.another()
+    assert await other.queue_length() == 2
+    assert await anext(aiter(other.follow(second.run_id))) == Queued(second.run_id, ahead=1)
+    await stage.backend.cancel(second.run_id)
+    await stage.backend.cancel(first.run_id)
+
+
+async def test_a_lost_connection_in_mid_run_loses_nothing_but_events(stage: Stage) -> None:
+    if stage.drop is None:
+        pytest.skip("no connection is kept")
+    backend = stage.backend
+    submitted = await backend.submit(slow(new_color()), prompt_id=new_id())
+    events: list[Any] = []
+    async for event in backend.follow(submitted.run_id):
+        events.append(event)
+        if event == NodeStarted(submitted.run_id, "2", "2"):
+            assert stage.drop()
+    assert events[-1] == Succeeded(submitted.run_id)
+    assert kinds(events).count("Reconnected") == 1
+    assert kinds(events).count("Started") == 1
+    assert (await backend.outputs(submitted.run_id)).files
+
+
+async def test_the_next_run_after_a_lost_connection_hears_everything(stage: Stage) -> None:
+    if stage.drop is None:
+        pytest.skip("no connection is kept")
+    await run(stage.backend, picture(new_color()))
+    stage.drop()
+    await asyncio.sleep(0.1)
+    _, events = await run(stage.backend, picture(new_color()))
+    assert kinds(events)[-3:] == ["NodeStarted", "NodeDone", "Succeeded"]
+
+
+async def test_a_restarted_caller_adopts_its_run(stage: Stage) -> None:
+    prompt_id = new_id()
+    submitted = await stage.backend.submit(slow(new_color()), prompt_id=prompt_id)
+    await _until_started(stage.backend, submitted.run_id)
+    await stage.backend.aclose()
+    heir = stage.another()
+    adopted = await heir.adopt(prompt_id)
+    assert adopted is not None
+    assert adopted.adopted
+    events = await _events(heir, adopted.run_id)
+    assert events[0] == Started(adopted.run_id)
+    assert events[-1] == Succeeded(adopted.run_id)
+    assert (await heir.outputs(adopted.run_id)).files
+
+
+async def test_a_run_that_ended_meanwhile_is_adopted_with_its_end(stage: Stage) -> None:
+    prompt_id = new_id()
+    submitted = await stage.backend.submit(picture(new_color()), prompt_id=prompt_id)
+    assert (await _events(stage.backend, submitted.run_id))[-1] == Succeeded(submitted.run_id)
+    await stage.backend.aclose()
+    heir = stage.another()
+    adopted = await heir.adopt(prompt_id)
+    assert adopted is not None
+    events = await _events(heir, adopted.run_id)
+    assert (events[0], events[-1]) == (Started(adopted.run_id), Succeeded(adopted.run_id))
+
+
+async def test_after_free_nothing_is_kept(backend: Backend) -> None:
+    prompt = picture(new_color())
+    await run(backend, prompt)
+    await backend.free()
+    await asyncio.sleep(0.5)
+    run_id, events = await run(backend, prompt)
+    assert events[-1] == Succeeded(run_id)
+    assert Cached(run_id, ()) in events
+
+
+async def test_runs_at_once_are_told_apart(backend: Backend) -> None:
+    results = await asyncio.gather(*(run(backend, picture(new_color())) for _ in range(8)))
+    for run_id, events in results:
+        assert events[-1] == Succeeded(run_id)
+        assert {event.run_id for event in events} == {run_id}
+
+
+async def test_progress_counts_up_to_the_total(backend: Backend) -> None:
+    if "ComfyfleetSteps" not in (await backend.describe()).object_info:
+        pytest.skip("no node of this server reports steps")
+    prompt = {"1": node("ComfyfleetSteps", steps=3, step_ms=1, previews=True)}
+    _, events = await run(backend, prompt)
+    steps = [(event.done, event.total) for event in events if isinstance(event, Progress)]
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert kinds(events).count("Preview") == 3
+
+
+async def _events(backend: Backend, run_id: str) -> list[Any]:
+    return [event async for event in backend.follow(run_id)]
+
+
+async def _until_started(backend: Backend, run_id: str) -> None:
+    async for event in backend.follow(run_id):
+        if isinstance(event, NodeStarted):
+            return
