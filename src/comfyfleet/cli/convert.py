@@ -21,6 +21,7 @@ from comfyfleet.cli.settings import NO_SETTINGS, SettingOptions, apply_settings
 from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.workflow import Conversion, convert_with_report
 from comfyfleet.workflow.media import Opened
+from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.report import Warning
 
 CONVERSION = Group("Conversion", sort_key=5)
@@ -86,10 +87,21 @@ def convert(
         world.warn(note)
     needs_types = opened.workflow is not None or bool(settings)
     known = find_types(node_types, opened, world) if needs_types else None
+    _write(make_prompt(opened, known, settings, conversion, world), output, world)
+
+
+def make_prompt(
+    opened: Opened,
+    known: KnownTypes | None,
+    settings: SettingOptions,
+    conversion: ConversionOptions,
+    world: World,
+) -> Prompt:
+    """Converted, with the values set, and told what there is to say about it."""
     converted = _converted(opened, known, conversion, world)
     prompt = apply_settings(converted.prompt, known, settings, world)
     _tell(_still_true(converted, prompt), world)
-    _write(prompt, output, world)
+    return prompt
 
 
 def _converted(
@@ -135,11 +147,18 @@ def _tell(warnings: Iterable[Warning], world: World) -> None:
         world.say(f"{counted(switched_off, 'node is', 'nodes are')} left out: muted or bypassed")
 
 
-def _write(prompt: dict[str, Any], output: Path | None, world: World) -> None:
-    text = json.dumps(prompt, indent=2, ensure_ascii=False) + "\n"
+def print_prompt(prompt: Prompt, world: World) -> None:
+    world.stdout.write(_json_of(prompt))
+    world.stdout.flush()
+
+
+def _json_of(prompt: Prompt) -> bytes:
+    return json.dumps(prompt, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _write(prompt: Prompt, output: Path | None, world: World) -> None:
     if output is None or str(output) == STANDARD_STREAM:
-        world.stdout.write(text.encode())
-        world.stdout.flush()
+        print_prompt(prompt, world)
         return
-    write_file(output, text.encode())
+    write_file(output, _json_of(prompt))
     world.say(f"wrote {counted(len(prompt), 'node', 'nodes')} to {output}")

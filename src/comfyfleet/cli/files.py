@@ -42,6 +42,12 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     return data
 
 
+def need_file(path: Path) -> Path:
+    """A file that can be read, or an error that says why it can't."""
+    with _explained(path), path.open("rb"):
+        return path
+
+
 def write_file(path: Path, data: bytes) -> None:
     """A reader of that file sees the old content or the new one, never half of either."""
     with _explained(path):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from comfyfleet import __version__
+from comfyfleet.cli import helps
 from comfyfleet.cli.convert import convert
 from comfyfleet.cli.engine import engine
 from comfyfleet.cli.inspect import inspect
@@ -28,6 +29,9 @@ app = App(
     help_format="markdown",
     default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
+# By name: what they import (httpx, websockets) takes longer than a conversion.
+app.command("comfyfleet.cli.run:run", help=helps.RUN)
+app.command("comfyfleet.cli.watch:watch", help=helps.WATCH)
 app.command(convert)
 app.command(inspect)
 app.command(engine)

@@ -27,10 +27,10 @@ _HELP = {each.name: each.help for each in SHORTHANDS}
 _ALIASES = {each.name: each.aliases for each in SHORTHANDS}
 
 
-def shorthand(name: str) -> Parameter:
-    """Its words are those of the one table of shorthands."""
+def shorthand(name: str, *options: str) -> Parameter:
+    """Its words are those of the one table of shorthands; `options` where its name is taken."""
     return Parameter(
-        name=[f"--{each}" for each in (name, *_ALIASES[name])],
+        name=[f"--{each}" for each in options or (name, *_ALIASES[name])],
         group=USUAL_VALUES,
         metavar="VALUE",
         help=f"{_HELP[name][:1].upper()}{_HELP[name][1:]}.",
@@ -41,6 +41,8 @@ def shorthand(name: str) -> Parameter:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ShorthandOptions:
+    """One for each shorthand, under its name."""
+
     prompt: Annotated[str | None, shorthand("prompt")] = None
     negative: Annotated[str | None, shorthand("negative")] = None
     lyrics: Annotated[str | None, shorthand("lyrics")] = None

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +27,8 @@ class World:
     environ: Mapping[str, str]
     now: Callable[[], datetime]
     servers: Servers = field(default_factory=Servers)
+    clock: Callable[[], float] = time.monotonic
+    new_id: Callable[[], str] = lambda: str(uuid.uuid4())
 
     def say(self, text: str) -> None:
         self._line("", text)

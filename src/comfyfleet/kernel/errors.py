@@ -14,6 +14,7 @@ FleetError
  ├─ UnexpectedAnswer      a server answered in a shape that we don't know; carries what was received
  ├─ PromptRefused         a backend will not run the prompt, or not all of it; carries the problems
  ├─ OutcomeUnknown        a prompt was sent, and nobody can tell whether it was taken
+ ├─ RunFailed             a run ended without success; carries the node and what it said
  ├─ RunLost               a backend no longer knows a run that it had taken
  ├─ RunStalled            a run showed no progress for too long; it may still be going on
  ├─ RunTimedOut           a run took longer than allowed; it may still be going on
@@ -86,6 +87,10 @@ class PromptRefused(FleetError):
 
 class OutcomeUnknown(FleetError):
     code = "outcome_unknown"
+
+
+class RunFailed(FleetError):
+    code = "run_failed"
 
 
 class RunLost(FleetError):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue, LimitExceeded
 from comfyfleet.workflow.model import ObjectInfo, Prompt
-from comfyfleet.workflow.setting.addressing import Directory, find_place
+from comfyfleet.workflow.setting.addressing import Directory, Place, find_place
 from comfyfleet.workflow.setting.changing import Change, change_input, with_entries
 from comfyfleet.workflow.setting.entries import read_entries
 from comfyfleet.workflow.setting.wording import quoted
@@ -38,6 +38,12 @@ def parse_assignment(text: str) -> Assignment:
     if "." not in target.strip(" ."):
         raise InvalidInput(f"{quoted(text)} names no input: {_EXAMPLE}")
     return Assignment(target.strip(), value)
+
+
+def find_input(prompt: Mapping[str, Any], object_info: ObjectInfo, target: str) -> Place:
+    """The one input that `node.input` means in this prompt."""
+    entries = read_entries(prompt, object_info)
+    return find_place(Directory(entries), entries, target)
 
 
 def set_values(

@@ -108,7 +108,12 @@ SHORTHANDS: tuple[Shorthand, ...] = (
     Shorthand("size", "width and height in pixels, such as 1024x768", _sides),
     Shorthand("width", "width in pixels", _widths),
     Shorthand("height", "height in pixels", _heights),
-    Shorthand("batch", "how many at once", _role(role_of_latents, "INT", "batch_size")),
+    Shorthand(
+        "batch",
+        "how many at once",
+        _role(role_of_latents, "INT", "batch_size"),
+        aliases=("batch-size",),
+    ),
     Shorthand(
         "frames",
         "length of a video in frames",

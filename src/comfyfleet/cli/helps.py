@@ -1,0 +1,27 @@
+"""Help of the commands that are imported only when they run."""
+
+RUN = """Run a workflow and save what it makes.
+
+Input files that the workflow names and that lie beside it are uploaded, and so are those that you
+give. The paths of the results go to stdout; progress and remarks go to stderr. Ctrl-C cancels the
+run on the server.
+
+```
+comfyfleet run flow.json --image cat.png
+comfyfleet run cat.png --server gpu1:8188 --server gpu2:8188 --seed 7
+comfyfleet run flow.json --set 3.steps=30 --input 12.image=mask.png --dry-run
+comfyfleet run flow.json --batch values.csv -o results
+comfyfleet run flow.json --server gpu1:8188 --detach
+```
+
+`comfyfleet inspect FILE` shows what can be set.
+"""
+
+WATCH = """Follow a run that was started before, and save what it makes.
+
+With several servers the one is found that has it. Ctrl-C only stops watching: the run goes on.
+
+```
+comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
+```
+"""

@@ -1,0 +1,1 @@
+"""Parts of `comfyfleet run`: where, what goes in, how far it is, what came out."""

@@ -1,0 +1,51 @@
+"""Names for the files that came out: readable, safe, and never one that is taken."""
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+
+STEM_CHARACTERS_MAX = 120
+SUFFIX_CHARACTERS_MAX = 16
+SAME_NAMES_MAX = 100_000
+# What ComfyUI appends to be unique in its own folder: cat_00012_.png, clip_00003-audio.mp4.
+_COUNTER = re.compile(r"_\d{5}_?(?=$|-)")
+_PREVIEW = re.compile(r"ComfyUI_temp_[a-z]{5}")
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*]+')
+
+
+def readable_name(filename: str) -> str:
+    """`cat_00012_.png` is `cat.png`; whatever a server says, the name stays inside its folder."""
+    base = filename.replace("\\", "/").rpartition("/")[2]
+    stem, dot, suffix = base.rpartition(".")
+    if not stem:
+        stem, dot, suffix = base, "", ""
+    stem = _PREVIEW.sub("preview", _COUNTER.sub("", _UNSAFE.sub("_", stem)), count=1)
+    stem = stem.strip(" .")[:STEM_CHARACTERS_MAX] or "output"
+    return stem + dot + _UNSAFE.sub("_", suffix)[:SUFFIX_CHARACTERS_MAX]
+
+
+def numbered(name: str) -> Iterator[str]:
+    """`cat.png`, `cat-2.png`, `cat-3.png` …"""
+    yield name
+    path = Path(name)
+    for number in count(2):
+        yield f"{path.stem}-{number}{path.suffix}"
+
+
+def reserve(folder: Path, name: str) -> Path:
+    """A new empty file in that folder: once made, no other run can take its name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for candidate, _ in zip(numbered(name), range(SAME_NAMES_MAX), strict=False):
+            path = folder / candidate
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise InvalidInput(f"{folder}: {error.strerror or error}") from error
+    raise LimitExceeded(f"{folder} has {SAME_NAMES_MAX:,} files named like {name}")

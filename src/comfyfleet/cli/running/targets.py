@@ -1,0 +1,163 @@
+"""Where a prompt runs: the least busy of some servers, Comfy Cloud, or the built-in engine."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from cyclopts import Group, Parameter, validators
+
+from comfyfleet.cli.engine import NEEDS
+from comfyfleet.cli.nodetypes import SERVER_VARIABLE, KnownTypes, NodeTypeOptions, find_types
+from comfyfleet.cli.servers import base_url, shown
+from comfyfleet.cli.world import World, counted
+from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy.settings import limits as limits_of
+from comfyfleet.kernel.errors import FleetError, InvalidInput, InvalidValue, ServerUnavailable
+from comfyfleet.workflow.media import Opened
+
+WHERE = Group(
+    "Where",
+    help="Without any of these the built-in engine runs it, if it has every node type.",
+    validator=validators.mutually_exclusive,
+    sort_key=1,
+)
+PATIENCE = Group("Patience", sort_key=6)
+BUILT_IN = "the built-in engine"
+QUEUE_SECONDS_MAX = 10.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TargetOptions:
+    server: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=WHERE,
+            metavar="URL",
+            help=f"Address of a running ComfyUI. Repeatable: the least busy takes it. By default that in ${SERVER_VARIABLE}.",
+        ),
+    ] = ()
+    timeout: Annotated[
+        float | None,
+        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest time of a run. By default $COMFYUI_TIMEOUT, or 300."),
+    ] = None  # fmt: skip
+    max_retries: Annotated[
+        int | None,
+        Parameter(group=PATIENCE, metavar="N", help="Attempts after a broken connection. By default $COMFYUI_MAX_RETRIES, or 3."),
+    ] = None  # fmt: skip
+    poll_interval: Annotated[
+        float | None,
+        Parameter(group=PATIENCE, metavar="SECONDS", help="How often to look at a silent server. By default $COMFYUI_POLL_INTERVAL, or 5."),
+    ] = None  # fmt: skip
+
+
+ANYWHERE = TargetOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`options` name it to `comfyfleet watch`; without them it is gone when this process ends."""
+
+    name: str
+    options: str | None
+    connect: Callable[[], Backend]
+    types: Callable[[Opened, World], KnownTypes | None]
+
+
+@contextlib.contextmanager
+def chosen_target(options: TargetOptions, world: World) -> Iterator[Target]:
+    limits = limits_in(options, world)
+    urls = server_urls(options, world)
+    if urls:
+        yield server_target(least_busy(urls, limits, world), limits)
+        return
+    with _built_in_url() as url:
+        yield replace(server_target(url, limits), name=BUILT_IN, options=None)
+
+
+def lasting_targets(options: TargetOptions, world: World) -> list[Target]:
+    """Those that outlive this process, for runs that were left alone."""
+    limits = limits_in(options, world)
+    targets = [server_target(url, limits) for url in server_urls(options, world)]
+    if not targets:
+        raise InvalidInput(
+            "no server is named, and the built-in engine ends with the command that started it",
+            hint=f"Add --server http://127.0.0.1:8188, or set {SERVER_VARIABLE}.",
+        )
+    return targets
+
+
+def limits_in(options: TargetOptions, world: World) -> Limits:
+    limits = limits_of(world.environ)
+    given = {
+        "job_seconds": options.timeout,
+        "max_retries": options.max_retries,
+        "poll_seconds": options.poll_interval,
+    }
+    for name, value in given.items():
+        if value is not None and not 0 <= value < float("inf"):
+            raise InvalidValue(f"{value} can't be: {name.replace('_', ' ')} are not negative")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(limits, **chosen)  # type: ignore[arg-type]  # each of its own type
+
+
+def server_urls(options: TargetOptions, world: World) -> list[str]:
+    named = options.server or tuple(filter(None, [world.environ.get(SERVER_VARIABLE)]))
+    return list(dict.fromkeys(map(base_url, named)))
+
+
+def server_target(url: str, limits: Limits) -> Target:
+    def types(opened: Opened, world: World) -> KnownTypes | None:
+        return find_types(NodeTypeOptions(server=url), opened, world)
+
+    settings = ServerSettings(url, limits)
+    return Target(shown(url), f"--server {shown(url)}", lambda: ComfyServer(settings), types)
+
+
+def least_busy(urls: Sequence[str], limits: Limits, world: World) -> str:
+    """Of those that answer; of equally busy ones the first."""
+    if len(urls) == 1:
+        return urls[0]
+    impatient = replace(limits, max_retries=0, answer_seconds=QUEUE_SECONDS_MAX)
+    lengths = asyncio.run(_queue_lengths(urls, impatient))
+    answering: dict[str, int] = {}
+    for url, length in zip(urls, lengths, strict=True):
+        if isinstance(length, FleetError):
+            world.warn(f"{shown(url)} is left out: {length.message}")
+        else:
+            answering[url] = length
+    if not answering:
+        raise ServerUnavailable(f"none of {len(urls)} servers answers")
+    chosen = min(answering, key=answering.__getitem__)
+    world.say(
+        f"{shown(chosen)} is the least busy: {counted(answering[chosen], 'prompt', 'prompts')} in its queue"
+    )
+    return chosen
+
+
+async def _queue_lengths(urls: Sequence[str], limits: Limits) -> list[int | FleetError]:
+    return await asyncio.gather(*(_queue_length(url, limits) for url in urls))
+
+
+async def _queue_length(url: str, limits: Limits) -> int | FleetError:
+    async with ComfyServer(ServerSettings(url, limits)) as server:
+        try:
+            return await server.queue_length()
+        except FleetError as error:
+            return error
+
+
+@contextlib.contextmanager
+def _built_in_url() -> Iterator[str]:
+    # Imported late: numpy and its friends take longer than a conversion.
+    try:
+        from comfyfleet.engine import serving
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"there is no server to run it: {error.name} is not installed",
+            hint=f"Add --server http://127.0.0.1:8188. {NEEDS}",
+        ) from error
+    with serving() as served:
+        yield served.url

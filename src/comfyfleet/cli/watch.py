@@ -1,0 +1,56 @@
+"""`comfyfleet watch`: back to a run that was left alone."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from comfyfleet.cli.run import INTO_OUTPUT, ResultOptions, print_results, reporter_for
+from comfyfleet.cli.running.progress import Plan
+from comfyfleet.cli.running.reporting import Reporter
+from comfyfleet.cli.running.session import Made, Session
+from comfyfleet.cli.running.targets import ANYWHERE, Target, TargetOptions, lasting_targets
+from comfyfleet.cli.world import InWorld, World
+from comfyfleet.kernel.errors import FleetError, RunLost
+
+
+def watch(
+    run_id: Annotated[str, Parameter(metavar="ID", help="What `comfyfleet run --detach` printed.")],
+    /,
+    *,
+    where: TargetOptions = ANYWHERE,
+    results: ResultOptions = INTO_OUTPUT,
+    world: InWorld,
+) -> None:
+    """See helps.WATCH."""
+    targets = lasting_targets(where, world)
+    with reporter_for(results, run_id[:8], world) as reporter:
+        try:
+            target, made = asyncio.run(_finished(run_id, targets, reporter, results, world))
+        except FleetError as error:
+            reporter.failed(error)
+            raise
+        except KeyboardInterrupt:
+            world.say(f"no longer watched; run {run_id} goes on")
+            raise
+    if not results.as_json:
+        print_results(made, target, world)
+
+
+async def _finished(
+    run_id: str,
+    targets: Sequence[Target],
+    reporter: Reporter,
+    results: ResultOptions,
+    world: World,
+) -> tuple[Target, Made]:
+    for target in targets:
+        async with aclosing(target.connect()) as backend:
+            if await backend.adopt(run_id) is None:
+                continue
+            session = Session(backend, target, reporter, results.output_dir, world)
+            return target, await session.finish(run_id, Plan({}))
+    names = ", ".join(target.name for target in targets)
+    raise RunLost(f"no run {run_id} is known to {names}", hint="Is it the right --server?")

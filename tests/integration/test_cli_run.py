@@ -1,0 +1,317 @@
+"""`comfyfleet run` and `watch` against an engine that is really served."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import PIL.Image
+import pytest
+from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
+
+from comfyfleet.engine import Served, serving
+
+VIDEO = str(EXAMPLES / "workflows" / "video.json")
+PHOTO = str(EXAMPLES / "inputs" / "photo.png")
+CLIP = str(EXAMPLES / "inputs" / "clip.mp4")
+WAIT_SECONDS_MAX = 10.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(data=tmp_path_factory.mktemp("engine")) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, served: Served | None = None) -> Result:
+    where = ("--server", served.url) if served else ()
+    return comfyfleet("run", *arguments, *where)
+
+
+def node(class_type: str, title: str = "", **inputs: Any) -> dict[str, Any]:
+    meta = {"_meta": {"title": title}} if title else {}
+    return {"class_type": class_type, "inputs": inputs, **meta}
+
+
+def saved(path: Path, **nodes: Any) -> str:
+    """A prompt in a file; node `n1` is node 1."""
+    path.write_text(json.dumps({name.removeprefix("n"): entry for name, entry in nodes.items()}))
+    return str(path)
+
+
+def steps(folder: Path, steps: int, step_ms: int) -> str:
+    slow = node("ComfyfleetSteps", "Slow", steps=steps, step_ms=step_ms, previews=True)
+    kept = node("SaveImage", images=["1", 0], filename_prefix="slow")
+    return saved(folder / "steps.json", n1=slow, n2=kept)
+
+
+def events(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.out.splitlines()]
+
+
+def wait_for(happened: Any) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_workflow_runs_on_the_built_in_engine_without_any_option(folder: Path) -> None:
+    result = run(NEGATIVE)
+    assert (result.code, result.out) == (0, "output/negative_384.png\n")
+    assert "done in" in result.lines[-1]
+    with PIL.Image.open(folder / "output" / "negative_384.png") as picture:
+        assert picture.size == (192, 192)
+        # The workflow is in the picture, as the editor puts it there.
+        assert json.loads(picture.info["workflow"])["nodes"]
+
+
+def test_nothing_is_overwritten(engine: Served, folder: Path) -> None:
+    names = [run(NEGATIVE, "-o", "made", served=engine).out.strip() for _ in range(3)]
+    assert names == ["made/negative_384.png", "made/negative_384-2.png", "made/negative_384-3.png"]
+
+
+def test_a_picture_is_uploaded_and_its_name_set(engine: Served) -> None:
+    result = run(SOFTEN, "--image", PHOTO, served=engine)
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == ["output/softened.png", "output/softened-2.png"]
+    assert f"uploaded {PHOTO}" in result.lines
+
+
+def test_a_video_keeps_its_frames(engine: Served) -> None:
+    result = run(VIDEO, "--video", CLIP, served=engine)
+    assert result.code == 0, result.err
+    assert result.out == "output/inverted.mp4\n"
+    with av.open(CLIP) as before, av.open("output/inverted.mp4") as after:
+        assert sum(1 for _ in after.decode(video=0)) == sum(1 for _ in before.decode(video=0))
+
+
+def test_a_file_that_lies_beside_the_workflow_is_uploaded(engine: Served, folder: Path) -> None:
+    PIL.Image.new("RGB", (8, 8), "red").save(folder / "mine.png")
+    passed = node("ComfyfleetPassFile", file="mine.png", filename_prefix="copy")
+    result = run(saved(folder / "flow.json", n1=passed), served=engine)
+    assert result.out == "output/copy.png\n"
+    assert Path("output/copy.png").read_bytes() == (folder / "mine.png").read_bytes()
+
+
+def test_values_are_set_as_in_convert(engine: Served) -> None:
+    run(NEGATIVE, "--set", "Canvas.width=64", "--set", "Canvas.height=32", "--prefix", "tiny", served=engine)  # fmt: skip
+    with PIL.Image.open("output/tiny.png") as picture:
+        assert picture.size == (32, 16)
+
+
+def test_a_failure_names_the_node_and_the_reason(engine: Served, folder: Path) -> None:
+    failing = node("ComfyfleetFail", "Break it", fail=True, message="no luck today", after_ms=0)
+    result = run(saved(folder / "flow.json", n5=failing), served=engine)
+    assert (result.code, result.out) == (1, "")
+    assert result.lines[-1] == 'error: node 5 "Break it" (ComfyfleetFail) failed: no luck today'
+    assert not Path("output").exists()
+
+
+def test_a_refusal_names_node_input_and_what_is_allowed(engine: Served, folder: Path) -> None:
+    canvas = node("EmptyImage", "Canvas", width=-5, height=64, batch_size=1, color=0)
+    kept = node("SaveImage", images=["1", 0], filename_prefix="x")
+    result = run(saved(folder / "flow.json", n1=canvas, n2=kept), served=engine)
+    assert result.code == 1
+    problem = next(line for line in result.lines if "node 1" in line)
+    assert "(Canvas), input width" in problem
+    assert "received -5" in problem
+    assert "at least 1" in problem
+
+
+def test_a_file_that_is_nowhere_is_told_before_the_refusal(engine: Served, folder: Path) -> None:
+    load = node("LoadImage", "Photo", image="nowhere.png")
+    kept = node("SaveImage", images=["1", 0], filename_prefix="x")
+    result = run(saved(folder / "flow.json", n1=load, n2=kept), served=engine)
+    assert result.code == 1
+    assert result.lines[0].startswith("warning: nowhere.png neither lies beside the file nor is on")
+    assert any("Invalid image file: nowhere.png" in line for line in result.lines)
+
+
+def test_missing_node_types_are_listed_with_what_to_do(folder: Path) -> None:
+    sampler = {"id": 3, "type": "KSampler", "title": "Main", "properties": {"cnr_id": "comfy-core"}}
+    other = {"id": 4, "type": "FancyNode", "properties": {"cnr_id": "fancy-pack"}}
+    path = folder / "flow.json"
+    path.write_text(json.dumps({"nodes": [sampler, other], "links": [], "version": 0.4}))
+    result = run(str(path))
+    assert (result.code, result.out) == (1, "")
+    assert result.lines[0] == "error: the built-in engine lacks 2 node types:"
+    assert result.lines[1] == "  FancyNode: node 4 (node pack fancy-pack)"
+    assert 'KSampler: node 3 "Main"' in result.lines[2]
+    assert "--server" in result.lines[-1]
+
+
+def test_missing_node_types_of_a_prompt_are_listed_too(engine: Served, folder: Path) -> None:
+    result = run(saved(folder / "flow.json", n3=node("KSampler", seed=1)), served=engine)
+    assert result.lines[0] == f"error: {engine.url} lacks 1 node type:"
+
+
+def test_a_dry_run_prints_the_prompt_and_the_uploads(engine: Served) -> None:
+    (engine.engine.folders.input / "photo.png").unlink(missing_ok=True)
+    before = httpx.get(f"{engine.url}/history").json()
+    result = run(SOFTEN, "--image", PHOTO, "--dry-run", served=engine)
+    assert result.json["1"]["inputs"]["image"] == "photo.png"
+    assert f"would upload {PHOTO} for 1.image" in result.lines
+    assert result.lines[-1] == f"would run 1 prompt on {engine.url}"
+    assert httpx.get(f"{engine.url}/history").json() == before
+    assert not (engine.engine.folders.input / "photo.png").exists()
+    assert not Path("output").exists()
+
+
+def test_events_are_told_as_json_lines(engine: Served, folder: Path) -> None:
+    told = events(run(steps(folder, 3, 5), "--json", served=engine))
+    names = [event["event"] for event in told]
+    assert names[0] == "submitted"
+    assert names[-2:] == ["succeeded", "saved"]
+    assert {"queued", "started", "node_started", "progress", "preview"} <= set(names)
+    progress = [event for event in told if event["event"] == "progress"]
+    assert progress[-1]["done"] == progress[-1]["total"] == 3
+    assert [event["fraction"] for event in told if "fraction" in event][-1] == 1.0
+    assert told[-1]["path"] == "output/slow.png"
+
+
+def test_a_failure_is_an_event_too(engine: Served, folder: Path) -> None:
+    failing = node("ComfyfleetFail", fail=True, message="no luck", after_ms=0)
+    result = run(saved(folder / "flow.json", n5=failing), "--json", served=engine)
+    assert result.code == 1
+    assert events(result)[-1]["code"] == "run_failed"
+
+
+def test_a_batch_runs_once_per_row_and_goes_on_after_a_failure(
+    engine: Served, folder: Path
+) -> None:
+    canvas = node("EmptyImage", "Canvas", width=8, height=8, batch_size=1, color=0)
+    gate = node(
+        "ComfyfleetFail", "Gate", fail=False, message="row broke", after_ms=0, value=["1", 0]
+    )
+    kept = node("SaveImage", images=["2", 0], filename_prefix="b")
+    flow = saved(folder / "flow.json", n1=canvas, n2=gate, n3=kept)
+    (folder / "values.csv").write_text(
+        "Canvas.width,Gate.fail,prefix\n16,,first\n8,true,\n24,,third\n"
+    )
+    result = run(flow, "--batch", "values.csv", served=engine)
+    assert result.code == 1
+    assert result.lines[-1] == "error: 1 of 3 rows failed: 2"
+    table = [line.strip().split(maxsplit=2) for line in result.out.splitlines()]
+    assert table[0] == ["row", "seconds", "result"]
+    assert [(row[0], row[2]) for row in table[1:4]] == [
+        ("1", "output/first.png"),
+        ("2", 'node 2 "Gate" (ComfyfleetFail) failed: row broke'),
+        ("3", "output/third.png"),
+    ]
+    with PIL.Image.open("output/third.png") as picture:
+        assert picture.size == (24, 8)
+
+
+def test_a_row_may_name_a_file_beside_the_table(engine: Served, folder: Path) -> None:
+    (folder / "table").mkdir()
+    for name, side in (("a.png", 4), ("b.png", 6)):
+        PIL.Image.new("RGB", (side, side)).save(folder / "table" / name)
+    (folder / "table" / "values.csv").write_text("image\na.png\nb.png\n")
+    load = node("LoadImage", image="photo.png")
+    kept = node("SaveImage", images=["1", 0], filename_prefix="row")
+    flow = saved(folder / "flow.json", n1=load, n2=kept)
+    result = run(flow, "--batch", "table/values.csv", served=engine)
+    assert result.code == 0, result.err
+    with PIL.Image.open("output/row-2.png") as picture:
+        assert picture.size == (6, 6)
+
+
+def test_the_least_busy_of_two_servers_takes_it(engine: Served, folder: Path) -> None:
+    with serving() as other:
+        busy = json.loads(Path(steps(folder, 20, 100)).read_text())
+        httpx.post(f"{other.url}/prompt", json={"prompt": busy}).raise_for_status()
+        result = run(NEGATIVE, "--server", other.url, "--server", engine.url)
+        httpx.post(f"{other.url}/interrupt")
+    assert result.code == 0, result.err
+    assert result.lines[0] == f"{engine.url} is the least busy: 0 prompts in its queue"
+    assert f"on {engine.url}" in result.lines[-1]
+
+
+def test_a_server_that_does_not_answer_is_left_out(engine: Served) -> None:
+    result = run(NEGATIVE, "--server", "http://127.0.0.1:1", "--server", engine.url)
+    assert result.code == 0
+    assert result.lines[0].startswith("warning: http://127.0.0.1:1 is left out: ")
+
+
+def test_what_was_left_alone_can_be_watched(engine: Served, folder: Path) -> None:
+    left = run(steps(folder, 10, 50), "--detach", served=engine)
+    run_id = left.out.strip()
+    assert left.lines[-1] == f"watch it with: comfyfleet watch {run_id} --server {engine.url}"
+    watched = comfyfleet("watch", run_id, "--server", engine.url)
+    assert watched.code == 0, watched.err
+    assert watched.out == "output/slow.png\n"
+    again = comfyfleet("watch", run_id, "--server", engine.url)
+    assert again.out == "output/slow-2.png\n"
+
+
+def test_nothing_can_be_left_with_the_built_in_engine() -> None:
+    result = run(NEGATIVE, "--detach")
+    assert result.code == 1
+    assert "ends with this command" in result.lines[-2]
+
+
+def test_a_run_that_nobody_knows(engine: Served) -> None:
+    result = comfyfleet("watch", "00000000-0000-4000-8000-000000000000", "--server", engine.url)
+    assert result.code == 1
+    assert "no run 00000000" in result.lines[-2]
+
+
+def test_a_run_that_another_client_cancels_is_no_success(engine: Served, folder: Path) -> None:
+    def cancel() -> None:
+        wait_for(lambda: queue(engine)["queue_running"])
+        httpx.post(f"{engine.url}/interrupt")
+
+    other = threading.Thread(target=cancel)
+    other.start()
+    result = run(steps(folder, 100, 50), served=engine)
+    other.join()
+    assert result.code == 1
+    assert result.lines[-1] == "error: the run was cancelled on the server"
+
+
+def queue(engine: Served) -> Any:
+    return httpx.get(f"{engine.url}/queue").json()
+
+
+def test_ctrl_c_cancels_on_the_server(engine: Served, folder: Path) -> None:
+    flow = steps(folder, 200, 50)
+    command = [sys.executable, "-c", "from comfyfleet.cli import main; main()", "run", flow]
+    process = subprocess.Popen(
+        [*command, "--server", engine.url],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    wait_for(lambda: queue(engine)["queue_running"])
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_SECONDS_MAX)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1].startswith(f"cancelled on {engine.url}: run ")
+    assert not queue(engine)["queue_running"]
+    run_id = err.split()[-1]
+    history = httpx.get(f"{engine.url}/history/{run_id}").json()
+    assert "execution_interrupted" in [name for name, _ in history[run_id]["status"]["messages"]]
+
+
+def test_a_run_that_takes_too_long_tells_the_way_back(engine: Served, folder: Path) -> None:
+    result = run(steps(folder, 200, 50), "--timeout", "0.3", served=engine)
+    httpx.post(f"{engine.url}/interrupt")
+    assert result.code == 1
+    assert "has not ended after 0.3 s" in result.lines[-2]
+    assert f"--server {engine.url}" in result.lines[-1]

@@ -1,0 +1,58 @@
+"""Names of the files that came out."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from comfyfleet.cli.running.naming import numbered, readable_name, reserve
+from comfyfleet.kernel.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("on_server", "here"),
+    [
+        ("softened_00001_.png", "softened.png"),
+        ("clip_00012_.mp4", "clip.mp4"),
+        ("clip_00003-audio.mp4", "clip-audio.mp4"),
+        ("year_2024.png", "year_2024.png"),
+        ("ComfyUI_temp_abcde_00001_.png", "preview.png"),
+        ("no suffix", "no suffix"),
+        (".hidden", "hidden"),
+        ("a.tar.gz", "a.tar.gz"),
+    ],
+)
+def test_names_lose_the_servers_counter(on_server: str, here: str) -> None:
+    assert readable_name(on_server) == here
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["../../etc/passwd", "..\\..\\boot.ini", "/etc/passwd", "..", "", "a\nb.png", "x" * 500, "..."],
+)
+def test_no_name_leads_out_of_the_folder(hostile: str, tmp_path: Path) -> None:
+    path = reserve(tmp_path, readable_name(hostile))
+    assert path.parent == tmp_path
+    assert path.is_file()
+    assert path.name.isprintable()
+
+
+def test_names_are_numbered_from_the_second_on() -> None:
+    assert list(islice(numbered("a.b.png"), 3)) == ["a.b.png", "a.b-2.png", "a.b-3.png"]
+
+
+def test_a_taken_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_text("mine")
+    assert reserve(tmp_path / ".", "cat.png").name == "cat-2.png"
+    assert reserve(tmp_path, "cat.png").name == "cat-3.png"
+    assert (tmp_path / "cat.png").read_text() == "mine"
+
+
+def test_the_folder_is_made(tmp_path: Path) -> None:
+    assert reserve(tmp_path / "a" / "b", "cat.png").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("")
+    with pytest.raises(InvalidInput, match="output"):
+        reserve(tmp_path / "output", "cat.png")
