@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
 	@touch $@
 
-demo: setup  ## Convert and inspect an example workflow
+demo: setup  ## Run an image and a video workflow on the built-in engine
 	@$(BIN)/python tools/demo.py
 
 test: setup  ## Run the tests

@@ -1,6 +1,7 @@
 """Shows the main job on the embedded defaults. `make demo` runs it."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,35 +12,38 @@ from comfyfleet.cli.main import run
 from comfyfleet.cli.world import real_world
 
 ROOT = Path(__file__).parents[1]
-WORKFLOW = "examples/workflows/negative.json"
-NODE_TYPES = ("--object-info", "examples/object_info.json")
-PROMPT = "demo-output/negative.prompt.json"
+OUTPUT = "demo-output"
+PICTURE, CLIP = "examples/workflows/soften.json", "examples/workflows/video.json"
 STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
-        "What does a workflow take, make and need? This one is in the format of ComfyUI's editor.",
-        ("inspect", WORKFLOW, *NODE_TYPES),
+        "A workflow in the format of ComfyUI's editor: what does it take, make and need?",
+        ("inspect", PICTURE, "--object-info", "examples/object_info.json"),
     ),
     (
-        "Now the prompt that ComfyUI executes, the same that its editor would send, only smaller.",
-        ("convert", WORKFLOW, *NODE_TYPES, "--set", "Shrink.scale_by=0.25", "-o", PROMPT),
+        "Run it with a picture. No server is named, so the built-in engine runs it, on the CPU.",
+        ("run", PICTURE, "--image", "examples/inputs/photo.png", "-o", OUTPUT),
     ),
     (
-        "A prompt is a file like any other: its subgraph is expanded, its muted node gone.",
-        ("inspect", PROMPT, *NODE_TYPES, "--all"),
+        "A video: its frames are inverted, its sound and frame rate stay.",
+        ("run", CLIP, "--video", "examples/inputs/clip.mp4", "-o", OUTPUT),
     ),
 )
-NEXT = f"""Try with a file of yours (a workflow, or a picture that ComfyUI saved), and your ComfyUI:
+NEXT = """The results are in {folder}:
+
+{files}
+
+Try with a file of yours (a workflow, or a picture that ComfyUI saved), and your ComfyUI:
 
   .venv/bin/comfyfleet inspect cat.png
-  .venv/bin/comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
-  .venv/bin/comfyfleet convert --help
+  .venv/bin/comfyfleet run cat.png --server http://127.0.0.1:8188
+  .venv/bin/comfyfleet run --help
 
-The prompt is in {PROMPT}, more workflows are in examples/workflows."""
+More workflows are in examples/workflows."""
 
 
 def main() -> int:
     os.chdir(ROOT)
-    Path(PROMPT).parent.mkdir(exist_ok=True)
+    shutil.rmtree(OUTPUT, ignore_errors=True)
     console = Console(highlight=False)
     for words, arguments in STEPS:
         console.rule(style="dim")
@@ -50,8 +54,13 @@ def main() -> int:
             return code
         console.print()
     console.rule(style="dim")
-    console.print(Text(NEXT), soft_wrap=True)
+    console.print(Text(NEXT.format(folder=OUTPUT, files=_made())), soft_wrap=True)
     return 0
+
+
+def _made() -> str:
+    files = sorted(Path(OUTPUT).iterdir())
+    return "\n".join(f"  {file}  {file.stat().st_size:,} bytes" for file in files)
 
 
 if __name__ == "__main__":
