@@ -57,6 +57,7 @@ OBJECT_INFO: dict[str, Any] = {
         "", output_node=True, images="IMAGE", fps=SEED, filename_prefix=TEXT
     ),
     "FrameRate": _class("INT", value=SEED),
+    "CountFrames": _class("INT", images="IMAGE"),
 }  # fmt: skip
 
 
@@ -122,6 +123,14 @@ class Drawing:
             self._link(node, {slot_type: source})
         return int(node["id"])
 
+    def feed(self, node: int, widget: str, source: Output) -> None:
+        """Makes an input of a widget, as the editor does, and links it."""
+        target = next(entry for entry in self.nodes if entry["id"] == node)
+        link = self._add_link(source, node, len(target["inputs"]), "INT")
+        target["inputs"].append(
+            {"name": widget, "type": "INT", "widget": {"name": widget}, "link": link}
+        )
+
     def group(self, title: str, left: float, top: float, width: float, height: float) -> None:
         self.groups.append({"title": title, "bounding": [left, top, width, height]})
 
@@ -146,6 +155,8 @@ class Drawing:
             "inputs": self._ports, "outputs": self._outlets, "nodes": self.nodes,
             "links": [dict(zip(keys, link, strict=True)) for link in self.links],
             "groups": self.groups,
+            "inputNode": {"id": -10, "bounding": [-400, 0, 120, 60]},
+            "outputNode": {"id": -20, "bounding": [1400, 0, 120, 60]},
         }  # fmt: skip
 
     def _place(
@@ -190,7 +201,7 @@ def port(slot: int) -> Output:
 
 def _port(text: str) -> dict[str, Any]:
     name, slot_type = text.split(":")
-    return {"name": name, "type": slot_type, "linkIds": []}
+    return {"id": f"port {name}", "name": name, "type": slot_type, "linkIds": []}
 
 
 def _inputs_of(class_name: str, links: dict[str, Output]) -> dict[str, str]:

@@ -287,6 +287,25 @@ def test_dead_shells_are_found_at_every_level() -> None:
     assert [shell.id for shell in dead_shells(document)] == ["2:31", "3:31"]
 
 
+def test_enabling_a_dead_shell_enables_what_is_in_it() -> None:
+    dead = switch(nested(), bypass=["Scaler", "Inner", "ImageScale", "PreviewImage"]).document
+    assert [shell.id for shell in dead_shells(dead)] == ["2", "3"]
+    result = switch(dead, enable=["2"])
+    assert 'enabled all that is in instance 2 "Outer"' in result.done
+    assert [shell.id for shell in dead_shells(result.document)] == ["3"]
+    prompt = convert(result.document, OBJECT_INFO)
+    assert sum(key.startswith("2:") for key in prompt) == 3
+    assert not any(key.startswith("3:") for key in prompt)
+
+
+def test_of_a_dead_shell_only_what_is_named_may_be_enabled() -> None:
+    dead = switch(two_instances(), bypass=["Inner", "ImageScale", "PreviewImage"]).document
+    prompt = convert(switch(dead, enable=["2", "2:22"]).document, OBJECT_INFO)
+    assert [entry["inputs"]["width"] for key, entry in prompt.items() if ":" in key] == [128]
+    prompt = convert(switch(dead, enable=["2"], mute=["2:23"]).document, OBJECT_INFO)
+    assert sum(key.startswith("2:") for key in prompt) == 2
+
+
 def test_notes_alone_make_no_dead_shell() -> None:
     document = two_instances()
     document["definitions"]["subgraphs"][0]["nodes"] = [{"id": 90, "type": "Note", "mode": 4}]

@@ -39,6 +39,10 @@ def graph_at(document: JsonObject, path: Path) -> JsonObject:
     return document
 
 
+def nodes_of(graph: JsonObject) -> list[JsonObject]:
+    return graph.get("nodes") or []
+
+
 def with_graph(document: JsonObject, path: Path, edit: Edit) -> JsonObject:
     graph = edit(graph_at(document, path))
     for depth in range(len(path) - 1, -1, -1):
@@ -58,7 +62,7 @@ def with_nodes(graph: JsonObject, changes: Mapping[int, Mapping[str, Any]]) -> J
     """`changes` are new members of nodes, by the index of the node."""
     nodes = [
         {**node, **changes[index]} if index in changes else node
-        for index, node in enumerate(graph["nodes"])
+        for index, node in enumerate(nodes_of(graph))
     ]
     return {**graph, "nodes": nodes}
 

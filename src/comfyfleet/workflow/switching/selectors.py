@@ -6,18 +6,20 @@ without a title of its own is called by its type, an instance by the name of its
 a word could mean several of these, `id:`, `title:` or `group:` in front of it decide.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.model import Graph, Group, Node, Workflow
 from comfyfleet.workflow.parse import parse_groups
-from comfyfleet.workflow.switching.documents import JsonObject, graph_at, graph_paths
-from comfyfleet.workflow.switching.insides import is_inside
+from comfyfleet.workflow.places import graph_place, join_places, node_place
+from comfyfleet.workflow.switching.documents import JsonObject, graph_at, graph_paths, nodes_of
+from comfyfleet.workflow.switching.insides import Canvas
 
+T = TypeVar("T")
 NAMES_COMPARED_MAX = 2_000  # for the closest ones in a message
 NAMES_OFFERED_MAX = 3
 NAME_CHARACTERS_MAX = 100
@@ -30,6 +32,9 @@ class Meaning(IntEnum):
     GROUP = 0
     TITLE = 1
     ID = 2
+
+
+PREFIXES = {"id": Meaning.ID, "title": Meaning.TITLE, "group": Meaning.GROUP}
 
 
 class Spot(NamedTuple):
@@ -55,50 +60,55 @@ class Catalogue:
         self.workflow = workflow
         self._ids = _ids_by_graph(workflow)
         self._titles: dict[str, list[Spot]] = {}
-        self._groups: dict[str, list[Spot]] = {}
+        self._groups: dict[str, list[tuple[str, Group]]] = {}
+        self._saved: dict[str, JsonObject] = {}
         paths = graph_paths(document)
         for graph in (workflow.root, *workflow.definitions.values()):
-            self._add_graph(graph, graph_at(document, paths[graph.id]))
-
-    def _add_graph(self, graph: Graph, saved: JsonObject) -> None:
-        for index, node in enumerate(graph.nodes):
-            self._titles.setdefault(name_of(node, self.workflow), []).append(Spot(graph.id, index))
-        for group in parse_groups(saved):
-            spots = [Spot(graph.id, index) for index in indices_inside(saved, group)]
-            self._groups.setdefault(group.title, []).extend(spots)
+            self._saved[graph.id] = graph_at(document, paths[graph.id])
+            for index, node in enumerate(graph.nodes):
+                spots = self._titles.setdefault(name_of(node, workflow), [])
+                spots.append(Spot(graph.id, index))
+            for group in parse_groups(self._saved[graph.id]):
+                self._groups.setdefault(group.title, []).append((graph.id, group))
 
     def select(self, selector: str) -> Selection:
         """Raises InvalidInput where that is nothing, or two things."""
         prefix, _, name = selector.partition(":")
         if prefix == "title":
-            return self._all(Meaning.TITLE, _by_name(self._titles, name), selector)
-        if prefix == "group":
-            return self._all(Meaning.GROUP, _by_name(self._groups, name), selector)
-        found = self._by_id(name if prefix == "id" else selector)
-        if found is None and prefix == "id":
-            raise self._unknown(selector, Meaning.ID)
+            spots = _named(self._titles, name) or _named(self._titles, name, fold=_folded)
+            found = Selection(Meaning.TITLE, tuple(spots)) if spots else None
+        elif prefix == "group":
+            groups = _named(self._groups, name) or _named(self._groups, name, fold=_folded)
+            found = self._in_groups(groups, selector) if groups else None
+        else:
+            found = self._by_id(name if prefix == "id" else selector)
+        if found is None and prefix in PREFIXES:
+            raise self._unknown(selector, PREFIXES[prefix])
         return found or self._by_any_title(selector)
 
-    def _all(self, meaning: Meaning, spots: tuple[Spot, ...] | None, selector: str) -> Selection:
-        if spots is None:
-            raise self._unknown(selector, meaning)
+    def _in_groups(self, groups: Sequence[tuple[str, Group]], selector: str) -> Selection:
+        spots = dict.fromkeys(
+            Spot(graph, index)
+            for graph, group in groups
+            for index in Canvas(nodes_of(self._saved[graph])).inside(group)
+        )
         if not spots:
             raise InvalidInput(f"{selector}: this group has no nodes in it")
-        return Selection(meaning, spots)
+        return Selection(Meaning.GROUP, tuple(spots))
 
     def _by_any_title(self, selector: str) -> Selection:
-        for exact in (True, False):
-            nodes = _named(self._titles, selector, exact=exact)
-            groups = _named(self._groups, selector, exact=exact)
+        for fold in (str, _folded):
+            nodes = _named(self._titles, selector, fold=fold)
+            groups = _named(self._groups, selector, fold=fold)
             if nodes and groups:
                 raise InvalidInput(
                     f"{selector}: is the title of a node and of a group; "
                     f"say title:{selector} or group:{selector}"
                 )
             if nodes:
-                return Selection(Meaning.TITLE, nodes)
-            if groups is not None:
-                return self._all(Meaning.GROUP, groups, selector)
+                return Selection(Meaning.TITLE, tuple(nodes))
+            if groups:
+                return self._in_groups(groups, selector)
         raise self._unknown(selector, None)
 
     def _by_id(self, name: str) -> Selection | None:
@@ -122,7 +132,7 @@ class Catalogue:
             Meaning.GROUP: list(self._groups),
             None: [*self._titles, *self._groups, *self._ids[""]],
         }[meaning]
-        what = "no node or group" if meaning is None else _NOTHING[meaning]
+        what = {None: "no node or group", Meaning.GROUP: "no group"}.get(meaning, "no node")
         wanted = selector if meaning is None else selector.partition(":")[2]
         return InvalidInput(f"{selector}: {what} of that name{_closest(wanted, names)}")
 
@@ -134,17 +144,17 @@ class Catalogue:
                 yield f"{shown}:{inner}"
 
 
-_NOTHING = {Meaning.ID: "no node", Meaning.TITLE: "no node", Meaning.GROUP: "no group"}
-
-
 def name_of(node: Node, workflow: Workflow) -> str:
     definition = workflow.definitions.get(node.type)
     return node.title or (definition.name if definition else node.type)
 
 
-def indices_inside(saved: JsonObject, group: Group) -> list[int]:
-    """Of the nodes that a group holds; `saved` is the graph that both are in."""
-    return [index for index, node in enumerate(saved["nodes"]) if is_inside(node, group)]
+def place_of(node: Node, workflow: Workflow, graph: Graph | None = None) -> str:
+    """As in other messages; but an instance by its name, for its type is an id."""
+    if node.type not in workflow.definitions:
+        return node_place(node, graph)
+    around = graph_place(graph) if graph else ""
+    return join_places(around, f'instance {node.id} "{name_of(node, workflow)}"')
 
 
 def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
@@ -173,18 +183,12 @@ def _kept_indices(saved: Graph, shown: Graph) -> Sequence[int]:
     return list(first.values())
 
 
-def _by_name(names: Mapping[str, Sequence[Spot]], wanted: str) -> tuple[Spot, ...] | None:
-    """None for an unknown name. Other capitals are fine where nothing is written just so."""
-    found = _named(names, wanted, exact=True)
-    return _named(names, wanted, exact=False) if found is None else found
-
-
 def _named(
-    names: Mapping[str, Sequence[Spot]], wanted: str, *, exact: bool
-) -> tuple[Spot, ...] | None:
-    fold = str if exact else _folded
-    matching = [spots for name, spots in names.items() if fold(name) == fold(wanted)]
-    return tuple(spot for spots in matching for spot in spots) if matching else None
+    names: Mapping[str, Sequence[T]], wanted: str, *, fold: Callable[[str], str] = str
+) -> list[T]:
+    """Everything of that name, as written; or as folded, for other capitals."""
+    wanted = fold(wanted)
+    return [thing for name, things in names.items() if fold(name) == wanted for thing in things]
 
 
 def _folded(name: str) -> str:

@@ -7,17 +7,22 @@ from typing import Any, NamedTuple
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.model import Mode, Node, Workflow
 from comfyfleet.workflow.parse import parse
-from comfyfleet.workflow.places import node_place
-from comfyfleet.workflow.switching.copies import count_instances, with_own_definition
+from comfyfleet.workflow.switching.copies import (
+    count_instances,
+    with_all_inside,
+    with_own_definition,
+)
 from comfyfleet.workflow.switching.documents import (
     JsonObject,
     graph_at,
     graph_paths,
+    nodes_of,
     with_graph,
     with_nodes,
 )
 from comfyfleet.workflow.switching.model import Switched
-from comfyfleet.workflow.switching.selectors import Catalogue, Selection, Spot
+from comfyfleet.workflow.switching.selectors import Catalogue, Selection, Spot, place_of
+from comfyfleet.workflow.switching.shells import dead_definitions
 
 NODES_LISTED_MAX = 12  # in one message
 IN_WORDS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
@@ -41,12 +46,13 @@ def switch(
     Where two contradict each other, an id wins over a title and a title over a group: so all of a
     group but one node can be switched. A node named through its instance (`57:3`) changes in that
     instance only, which gets its own copy of the definition if it shares it with others. A title
-    or a group in a definition means it in all instances.
+    or a group in a definition means it in all instances. A dead shell that is enabled is enabled
+    with all that is in it, unless nodes in it are named: else it could still make nothing.
     """
     workflow = parse(document)
     catalogue = Catalogue(document, workflow)
     wishes = _wishes(catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable})
-    result = Switched(document)
+    result = _revived(document, wishes, workflow)
     for wish in sorted(wishes, key=lambda wish: wish.selection.meaning):
         result = _fulfil(result, wish, workflow)
     return result
@@ -81,6 +87,26 @@ def _contradictions(wishes: list[_Wish], workflow: Workflow) -> list[str]:
     return found
 
 
+def _revived(document: JsonObject, wishes: list[_Wish], workflow: Workflow) -> Switched:
+    """With all nodes enabled that are in the dead shells to be enabled."""
+    dead = dead_definitions(workflow)
+    enabling = [wish.selection for wish in wishes if wish.mode == Mode.ALWAYS]
+    named = {
+        selection.through[:end]
+        for selection in enabling
+        for end in range(len(selection.through) + 1)
+    }
+    done: list[str] = []
+    for selection in enabling:
+        for spot in selection.spots:
+            if _node(spot, workflow).type in dead and (*selection.through, spot.at) not in named:
+                document, graph, notes = _entered(document, selection.through)
+                graph = graph if selection.through else spot.graph
+                document = with_all_inside(document, graph, spot.at, Mode.ALWAYS, dead)
+                done += [*notes, f"enabled all that is in {_place(spot, workflow)}"]
+    return Switched(document, tuple(done))
+
+
 def _fulfil(result: Switched, wish: _Wish, workflow: Workflow) -> Switched:
     document = result.document
     if wish.selection.through:
@@ -105,7 +131,7 @@ def _switch_all(document: JsonObject, wish: _Wish) -> JsonObject:
         by_graph.setdefault(spot.graph, []).append(spot.at)
     for graph, indices in by_graph.items():
         path = graph_paths(document)[graph]
-        nodes = graph_at(document, path)["nodes"]
+        nodes = nodes_of(graph_at(document, path))
         changes = {index: {"mode": int(wish.mode)} for index in indices}
         if any(nodes[index].get("mode", Mode.ALWAYS) != wish.mode for index in indices):
             document = with_graph(document, path, partial(with_nodes, changes=changes))
@@ -118,8 +144,16 @@ def _switch_inside(document: JsonObject, wish: _Wish) -> tuple[JsonObject, list[
     (spot,) = wish.selection.spots
     if _saved_node(document, graphs[-1], spot.at).get("mode", Mode.ALWAYS) == wish.mode:
         return document, []
+    document, graph, notes = _entered(document, wish.selection.through)
+    change = partial(with_nodes, changes={spot.at: {"mode": int(wish.mode)}})
+    return with_graph(document, graph_paths(document)[graph], change), notes
+
+
+def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject, str, list[str]]:
+    """Makes every instance on the way the only one of its definition; the graph at the end of it,
+    and which of them got a copy."""
     notes, graph = [], ""
-    for index in wish.selection.through:
+    for index in through:
         instance = _saved_node(document, graph, index)
         document, graph = with_own_definition(document, graph, index)
         if graph != instance["type"]:
@@ -127,8 +161,7 @@ def _switch_inside(document: JsonObject, wish: _Wish) -> tuple[JsonObject, list[
                 f"gave instance {instance.get('id')} its own copy of its subgraph, "
                 "so that no other instance changes"
             )
-    change = partial(with_nodes, changes={spot.at: {"mode": int(wish.mode)}})
-    return with_graph(document, graph_paths(document)[graph], change), notes
+    return document, graph, notes
 
 
 def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[str]:
@@ -140,8 +173,7 @@ def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[s
 
 
 def _saved_node(document: JsonObject, graph: str, index: int) -> JsonObject:
-    node: JsonObject = graph_at(document, graph_paths(document)[graph])["nodes"][index]
-    return node
+    return nodes_of(graph_at(document, graph_paths(document)[graph]))[index]
 
 
 def _cautions(document: JsonObject, wish: _Wish, workflow: Workflow) -> Iterator[str]:
@@ -184,4 +216,4 @@ def _node(spot: Spot, workflow: Workflow) -> Node:
 
 
 def _place(spot: Spot, workflow: Workflow) -> str:
-    return node_place(_node(spot, workflow), workflow.definitions.get(spot.graph))
+    return place_of(_node(spot, workflow), workflow, workflow.definitions.get(spot.graph))
