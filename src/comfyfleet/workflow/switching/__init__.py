@@ -2,6 +2,7 @@
 
 from comfyfleet.workflow.switching.chains import find_segments
 from comfyfleet.workflow.switching.model import Chain, DeadShell, Segment, Switched
+from comfyfleet.workflow.switching.segments import keep_segments
 from comfyfleet.workflow.switching.shells import dead_shells
 from comfyfleet.workflow.switching.switch import switch
 
@@ -12,5 +13,6 @@ __all__ = [
     "Switched",
     "dead_shells",
     "find_segments",
+    "keep_segments",
     "switch",
 ]
