@@ -67,6 +67,14 @@ def parse_node(data: Any, place: str) -> Node:
         raise InvalidWorkflow(f"{where}: {problem}") from None
 
 
+def node_id(value: Any, place: str) -> str:
+    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
+    try:
+        return _id(value)
+    except _Malformed as problem:
+        raise InvalidWorkflow(f"{place}: {problem}") from None
+
+
 def shape_of(value: Any) -> str:
     """A JSON value's kind in words, for messages."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
@@ -232,7 +240,6 @@ def _link(entry: Any) -> Link:
 
 
 def _id(value: Any) -> str:
-    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
     if type(value) is int:
         return str(value)
     if isinstance(value, str):
