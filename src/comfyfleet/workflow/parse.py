@@ -67,6 +67,14 @@ def parse_node(data: Any, place: str) -> Node:
         raise InvalidWorkflow(f"{where}: {problem}") from None
 
 
+def node_id(value: Any, place: str) -> str:
+    """Raises InvalidWorkflow where that is no id."""
+    try:
+        return _id(value)
+    except _Malformed as error:
+        raise InvalidWorkflow(f"{place}: {error}") from None
+
+
 def shape_of(value: Any) -> str:
     """A JSON value's kind in words, for messages."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
