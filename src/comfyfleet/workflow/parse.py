@@ -50,7 +50,8 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
 def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
     """The titled rectangles of a graph; ill-formed ones are decoration and passed over."""
     found = []
-    for group in _list(graph, "groups"):
+    groups = graph.get("groups")
+    for group in groups if isinstance(groups, list) else ():
         bounding = group.get("bounding") if isinstance(group, dict) else None
         if isinstance(bounding, list) and len(bounding) == 4 and all(map(_is_number, bounding)):
             left, top, width, height = map(float, bounding)
