@@ -76,7 +76,7 @@ ENTRIES = st.fixed_dictionaries(
 PROMPTS = st.dictionaries(st.text("123", max_size=2), ENTRIES | ANYTHING, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(WORKFLOWS, st.none() | PROMPTS, st.booleans())
 def test_any_workflow(workflow: dict[str, Any], prompt: Any, with_server: bool) -> None:
     with contextlib.suppress(FleetError):
@@ -84,7 +84,7 @@ def test_any_workflow(workflow: dict[str, Any], prompt: Any, with_server: bool) 
         json.dumps(asdict(inspect(opened, OBJECT_INFO if with_server else None)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(PROMPTS, st.booleans())
 def test_any_prompt(prompt: dict[str, Any], with_server: bool) -> None:
     with contextlib.suppress(FleetError):
