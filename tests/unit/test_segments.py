@@ -325,7 +325,9 @@ def test_a_cycle_through_the_chain_is_no_trouble() -> None:
     assert "nothing would feed node 2 LoadImage › input again" in refused(document, 1)
 
 
-JUNK = st.sampled_from([None, 0, 2, 4, "", "x", "12", [], {}, [None], {"id": 1}, 1.5, True])
+JUNK = st.sampled_from(
+    [None, 0, -1, "-10", 2, 4, "", "x", "12", [], {}, [None], {"id": 1}, 1.5, True]
+)
 
 
 def places_in(value: Any) -> list[tuple[Any, Any]]:

@@ -92,7 +92,7 @@ class _Outside:
     def origin_type(self, link: Link) -> str:
         node = self._laid_out(link.origin)
         outputs = node.outputs if node else ()
-        return outputs[link.origin_slot] if link.origin_slot < len(outputs) else ANY_TYPE
+        return outputs[link.origin_slot] if 0 <= link.origin_slot < len(outputs) else ANY_TYPE
 
     def target_type(self, link: Link) -> str:
         node = self._laid_out(link.target)

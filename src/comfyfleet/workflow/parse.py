@@ -69,11 +69,11 @@ def parse_node(data: Any, place: str) -> Node:
 
 
 def node_id(value: Any, place: str) -> str:
-    """Raises InvalidWorkflow where that is no id."""
+    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
     try:
         return _id(value)
-    except _Malformed as error:
-        raise InvalidWorkflow(f"{place}: {error}") from None
+    except _Malformed as problem:
+        raise InvalidWorkflow(f"{place}: {problem}") from None
 
 
 def shape_of(value: Any) -> str:
@@ -241,7 +241,6 @@ def _link(entry: Any) -> Link:
 
 
 def _id(value: Any) -> str:
-    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
     if type(value) is int:
         return str(value)
     if isinstance(value, str):
