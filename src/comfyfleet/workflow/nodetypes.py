@@ -24,6 +24,7 @@ DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
 UNUSUAL = DYNAMIC | {MATCH_TYPE}
 WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
 UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
+SIMPLE_TYPES = frozenset(("INT", "FLOAT", "BOOLEAN", "STRING"))
 # Widgets whose values are not simply dealt out in order.
 SPECIAL_KINDS = frozenset(("remote", "viewport", "comparer", "multiselect"))
 
@@ -42,7 +43,6 @@ class NodeType(NamedTuple):
     widgets: tuple[Widget, ...]  # sockets are widgets that are neither stored nor sent
     inputs: tuple[Input, ...]
     slots: Mapping[str, int]  # of the inputs, by name
-    defaults: Mapping[str, Any]
     stored: tuple[str, ...]  # names of the widgets in the order of widgets_values
     outputs: tuple[str, ...]
     match: MatchGroups | None
@@ -51,6 +51,10 @@ class NodeType(NamedTuple):
     is_dynamic: bool  # its inputs depend on its values or links
     is_plain: bool  # its values need nothing but to be dealt out
     pack: str
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {widget.name: widget.default for widget in self.widgets if widget.is_widget}
 
 
 class ObjectInfo(dict[str, Any]):
@@ -112,6 +116,7 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     sockets: list[Widget] = []
     widgets: list[Widget] = []
     is_dynamic = has_forced = False
+    is_plain = name != CUSTOM_COMBO
     for spec in specs:
         input_name, kind, _, _, forced, widget_type = spec
         if kind in UNUSUAL or forced:
@@ -122,11 +127,16 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
             else:
                 sockets.extend(_sockets(spec, match))
         elif widget_type in WIDGET_TYPES:
-            widgets.extend(WIDGET_TYPES[widget_type](spec, name))
+            made_now = WIDGET_TYPES[widget_type](spec, name)
+            widgets.extend(made_now)
+            if widget_type not in SIMPLE_TYPES:
+                is_plain = is_plain and _are_plain(made_now)
         else:
             sockets.append(made(Widget, (input_name, *SOCKET, kind, *PLAIN)))
     if behaviour is not None:
         widgets.extend(_widgets_of_behaviour(behaviour))
+        is_plain = is_plain and _are_plain(widgets)
+        is_plain = is_plain and not behaviour.named_values and not behaviour.lists_loras
     slots = sockets + widgets
     inputs = tuple(inputs_of(slots))
     fields: tuple[Any, ...] = (
@@ -136,14 +146,13 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         tuple(slots),
         inputs,
         {slot[0]: index for index, slot in enumerate(inputs)},
-        {widget.name: widget.default for widget in widgets},
         tuple([widget.name for widget in widgets if widget.stored]),
         _output_types(entry.get("output") or ()),
         MatchGroups(match, _match_outputs(entry)) if match else None,
         behaviour,
         bool(entry.get("output_node")),
         is_dynamic,
-        not is_dynamic and not has_forced and _are_plain(name, widgets, behaviour),
+        is_plain and not is_dynamic and not has_forced,
         str(entry.get("python_module") or ""),
     )
     return made(NodeType, fields)
@@ -153,12 +162,8 @@ def is_widget(spec: InputSpec) -> bool:
     return spec.widget_type in WITH_WIDGET and not spec.forced
 
 
-def _are_plain(name: str, widgets: Iterable[Widget], behaviour: Behaviour | None) -> bool:
+def _are_plain(widgets: Iterable[Widget]) -> bool:
     """Nothing left out of widgets_values, no kind with a will of its own."""
-    if name == CUSTOM_COMBO:
-        return False
-    if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
-        return False
     return all([widget.stored and widget.kind not in SPECIAL_KINDS for widget in widgets])  # noqa: C419
 
 

@@ -130,6 +130,8 @@ def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Inpu
 def _linked_step_by_step(
     node: Node, node_type: NodeType, dealt: Dealt, links: Links
 ) -> tuple[Input, ...]:
+    if not links and node_type.is_dynamic:
+        return tuple(inputs_of(dealt.widgets))
     ending = list(links.values())
     slots = inputs_of(dealt.widgets) if node_type.is_dynamic else list(node_type.inputs)
     extra = _extra_inputs(node.inputs, slots)
