@@ -14,7 +14,7 @@ from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.slots import Input
 from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
-from comfyfleet.workflow.widgettypes import PLAIN, SOCKET, WIDGET_TYPES, Growth, Widget, widgets_of
+from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"
@@ -24,7 +24,6 @@ DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
 UNUSUAL = DYNAMIC | {MATCH_TYPE}
 WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
 UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
-SIMPLE_TYPES = frozenset(("INT", "FLOAT", "BOOLEAN", "STRING"))
 # Widgets whose values are not simply dealt out in order.
 SPECIAL_KINDS = frozenset(("remote", "viewport", "comparer", "multiselect"))
 
@@ -40,7 +39,7 @@ class NodeType(NamedTuple):
     name: str
     display_name: str
     specs: tuple[InputSpec, ...]
-    widgets: tuple[Widget, ...]  # sockets are widgets that are neither stored nor sent
+    widgets: tuple[Widget, ...]  # and, in a dynamic class, sockets: neither stored nor sent
     inputs: tuple[Input, ...]
     slots: Mapping[str, int]  # of the inputs, by name
     stored: tuple[str, ...]  # names of the widgets in the order of widgets_values
@@ -113,38 +112,21 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     behaviour = behaviour_of(name)
     specs = _ordered_specs(entry, behaviour)
     match: dict[str, tuple[str, str]] = {}
-    sockets: list[Widget] = []
-    widgets: list[Widget] = []
-    is_dynamic = has_forced = False
-    is_plain = name != CUSTOM_COMBO
-    for spec in specs:
-        input_name, kind, _, _, forced, widget_type = spec
-        if kind in UNUSUAL or forced:
-            has_forced = has_forced or forced
-            is_dynamic = is_dynamic or kind in DYNAMIC
-            if is_widget(spec):
-                widgets.extend(widgets_of_spec(spec, name))
-            else:
-                sockets.extend(_sockets(spec, match))
-        elif widget_type in WIDGET_TYPES:
-            made_now = WIDGET_TYPES[widget_type](spec, name)
-            widgets.extend(made_now)
-            if widget_type not in SIMPLE_TYPES:
-                is_plain = is_plain and _are_plain(made_now)
-        else:
-            sockets.append(made(Widget, (input_name, *SOCKET, kind, *PLAIN)))
+    kinds = {spec.type for spec in specs}
+    if UNUSUAL.isdisjoint(kinds):
+        inputs, widgets = _plain_slots(specs, name)
+    else:
+        widgets = _unusual_slots(specs, name, match)
+        inputs = inputs_of(widgets)
     if behaviour is not None:
         widgets.extend(_widgets_of_behaviour(behaviour))
-        is_plain = is_plain and _are_plain(widgets)
-        is_plain = is_plain and not behaviour.named_values and not behaviour.lists_loras
-    slots = sockets + widgets
-    inputs = tuple(inputs_of(slots))
+    is_dynamic = not DYNAMIC.isdisjoint(kinds)
     fields: tuple[Any, ...] = (
         name,
         entry.get("display_name") or name,
         specs,
-        tuple(slots),
-        inputs,
+        tuple(widgets),
+        tuple(inputs),
         {slot[0]: index for index, slot in enumerate(inputs)},
         tuple([widget.name for widget in widgets if widget.stored]),
         _output_types(entry.get("output") or ()),
@@ -152,19 +134,60 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         behaviour,
         bool(entry.get("output_node")),
         is_dynamic,
-        is_plain and not is_dynamic and not has_forced,
+        not is_dynamic and _is_plain(name, specs, widgets, behaviour),
         str(entry.get("python_module") or ""),
     )
     return made(NodeType, fields)
+
+
+def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Input], list[Widget]]:
+    """For most classes: sockets need to be no more than inputs."""
+    inputs: list[Input] = []
+    widgets: list[Widget] = []
+    for spec in specs:
+        name, kind, _, _, forced, widget_type = spec
+        if widget_type in WIDGET_TYPES and not forced:
+            widgets.extend(WIDGET_TYPES[widget_type](spec, class_name))
+        else:
+            inputs.append(made(Input, (name, kind, None, None)))
+    inputs.extend(inputs_of(widgets))
+    return inputs, widgets
+
+
+def _unusual_slots(
+    specs: Iterable[InputSpec], class_name: str, match: dict[str, tuple[str, str]]
+) -> list[Widget]:
+    """With inputs that come and go, or match each other: sockets and widgets in one list."""
+    sockets: list[Widget] = []
+    widgets: list[Widget] = []
+    for spec in specs:
+        if is_widget(spec):
+            widgets.extend(widgets_of_spec(spec, class_name))
+        else:
+            sockets.extend(_sockets(spec, match))
+    return sockets + widgets
 
 
 def is_widget(spec: InputSpec) -> bool:
     return spec.widget_type in WITH_WIDGET and not spec.forced
 
 
-def _are_plain(widgets: Iterable[Widget]) -> bool:
-    """Nothing left out of widgets_values, no kind with a will of its own."""
-    return all([widget.stored and widget.kind not in SPECIAL_KINDS for widget in widgets])  # noqa: C419
+def _is_plain(
+    name: str,
+    specs: Iterable[InputSpec],
+    widgets: Iterable[Widget],
+    behaviour: Behaviour | None,
+) -> bool:
+    """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
+    if name == CUSTOM_COMBO:
+        return False
+    if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
+        return False
+    usual = [
+        widget.kind == "socket" or (widget.stored and widget.kind not in SPECIAL_KINDS)
+        for widget in widgets
+    ]
+    return all(usual) and not any([spec.forced for spec in specs])  # noqa: C419
 
 
 def inputs_of(widgets: Iterable[Widget]) -> list[Input]:

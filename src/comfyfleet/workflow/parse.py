@@ -193,8 +193,11 @@ def _widget_name(widget: Any) -> str | None:
 def _output_types(entries: Any) -> tuple[str, ...]:
     if not isinstance(entries, list):
         raise _Malformed(f"`outputs` should be a list, is {shape_of(entries)}")
-    types = [entry.get("type") if isinstance(entry, dict) else ANY_TYPE for entry in entries]
-    return tuple([kind if isinstance(kind, str) else slot_type(kind) for kind in types])
+    types = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else ANY_TYPE
+        types.append(kind if isinstance(kind, str) else slot_type(kind))
+    return tuple(types)
 
 
 def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:

@@ -107,8 +107,7 @@ def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Inpu
     if node_type.is_dynamic:
         return None
     if not links:
-        known = all([slot.name in node_type.slots for slot in node.inputs])  # noqa: C419
-        return node_type.inputs if known else None
+        return node_type.inputs
     inputs = list(node_type.inputs)
     placed = 0
     for slot in node.inputs:
