@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, comfyfleet
+from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
 from tests.unit.saved_files import chunk, png_with
 from tests.unit.small_server import OBJECT_INFO as SMALL_SERVER
 from tests.unit.small_server import text_to_image
@@ -199,6 +199,35 @@ def test_only_what_outputs_need_can_be_kept(tmp_path: Path) -> None:
     arguments = ("convert", flow, "--object-info", OBJECT_INFO)
     assert list(comfyfleet(*arguments).json) == ["1", "2"]
     assert list(comfyfleet(*arguments, "--reachable-only").json) == ["2"]
+
+
+def test_parts_are_switched_before_the_conversion() -> None:
+    arguments = ("convert", SOFTEN, "--object-info", OBJECT_INFO)
+    assert len(comfyfleet(*arguments).json) == 10
+    bypassed = comfyfleet(*arguments, "--bypass", "Soften 2", "--bypass", "group:Pass 3")
+    assert [key for key in bypassed.json if ":" in key] == ["2:20", "2:21"]
+    assert 'bypassed instance 3 "Soften 2"' in bypassed.lines
+    enabled = comfyfleet("convert", NEGATIVE, "--object-info", OBJECT_INFO, "--enable", "Before")
+    assert enabled.json["5"]["class_type"] == "PreviewImage"
+    wrong = comfyfleet(*arguments, "--mute", "Sofen")
+    assert (wrong.code, wrong.out) == (1, "")
+    assert "Soften 1" in wrong.lines[0]
+
+
+def test_the_first_segments_of_a_chain_are_kept() -> None:
+    arguments = ("convert", SOFTEN, "--object-info", OBJECT_INFO, "--segments")
+    kept = comfyfleet(*arguments, "1")
+    assert kept.json["5"]["inputs"]["images.image1"] == ["2:21", 0]
+    assert len(kept.json) == 6
+    assert kept.lines[0].startswith('kept "Pass 1" of "Pass"')
+    assert comfyfleet(*arguments, "9").code == 1
+    assert comfyfleet(*arguments, "1", "--chain", "Nothing").code == 1
+
+
+def test_a_prompt_has_no_parts(prompt_file: str) -> None:
+    result = comfyfleet("convert", prompt_file, "--mute", "1")
+    assert result.code == 1
+    assert result.lines[0].startswith("error: a prompt has no parts to switch")
 
 
 def test_without_node_types_the_error_says_how_to_get_them() -> None:

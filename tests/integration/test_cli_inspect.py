@@ -1,10 +1,16 @@
 """`comfyfleet inspect`: tables for people, JSON for programs."""
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
+
+from comfyfleet.workflow.inspection import model
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "inspect-json.md"
 
 
 def section(out: str, title: str) -> list[str]:
@@ -76,3 +82,25 @@ def test_notes_go_to_stderr(tmp_path: Path) -> None:
     path.write_text(json.dumps({"nodes": [node], "links": [], "version": 0.4}))
     result = comfyfleet("inspect", str(path), "--object-info", OBJECT_INFO)
     assert result.lines[0].startswith("warning: node 1 EmptyImage was saved with 1 values")
+
+
+def test_what_repeats_is_told_with_how_to_keep_less_of_it() -> None:
+    out = inspected(SOFTEN, "--object-info", OBJECT_INFO)
+    assert section(out, "Groups") == ["Pass 1 1", "Pass 2 1", "Pass 3 1"]
+    assert section(out, "Chains")[0] == "Pass 3 Pass 1 to Pass 3"
+    assert "--segments N" in out
+
+
+def test_every_key_of_the_json_is_documented_and_nothing_else() -> None:
+    documented = set(re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE.read_text(), re.MULTILINE))
+    classes = {
+        "": model.Inspection, "takes": model.Taken, "makes": model.Made, "files": model.NamedFile,
+        "node_types": model.UsedType, "packs": model.UsedPack, "groups": model.GroupSummary,
+        "chains": model.ChainSummary, "subgraphs": model.SubgraphSummary, "switched_off": model.SwitchedOff, "node": model.NodeRef,
+        "missing": model.Missing, "missing.node_types": model.MissingType,
+        "missing.values": model.RefusedValue, "missing.inputs": model.LostInput,
+    }  # fmt: skip
+    actual = {
+        f"{name}.{each.name}".lstrip(".") for name, kind in classes.items() for each in fields(kind)
+    }
+    assert documented == actual

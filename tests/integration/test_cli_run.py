@@ -315,3 +315,9 @@ def test_a_run_that_takes_too_long_tells_the_way_back(engine: Served, folder: Pa
     assert result.code == 1
     assert "has not ended after 0.3 s" in result.lines[-2]
     assert f"--server {engine.url}" in result.lines[-1]
+
+
+def test_parts_are_switched_off_as_in_convert(engine: Served) -> None:
+    whole = run(SOFTEN, "--image", PHOTO, "--dry-run", served=engine).json
+    less = run(SOFTEN, "--image", PHOTO, "--bypass", "Soften 3", "--dry-run", served=engine).json
+    assert len(less) == len(whole) - 2

@@ -8,7 +8,7 @@ from tests.unit.small_server import OBJECT_INFO, node, node_class, socket, text_
 
 from comfyfleet.kernel.errors import InvalidWorkflow
 from comfyfleet.workflow.inspection import Inspection, inspect
-from comfyfleet.workflow.inspection.model import NamedFile, Taken
+from comfyfleet.workflow.inspection.model import ChainSummary, GroupSummary, NamedFile, Taken
 from comfyfleet.workflow.media import Opened
 
 SAMPLER_VALUES = [5, "fixed", 20, 8.0, "euler", "normal", 1.0]
@@ -176,6 +176,65 @@ def test_a_subgraph_that_is_switched_off_is_told_by_its_name() -> None:
     document["nodes"][0]["mode"] = 4
     (off,) = look(document).switched_off
     assert (off.node.class_type, off.node.title) == ("Refine", "Polish")
+
+
+def test_an_instance_that_can_make_nothing_is_a_dead_shell() -> None:
+    document = subgraph_workflow()
+    document["definitions"]["subgraphs"][0]["nodes"][0]["mode"] = 4
+    (shell,) = look(document).dead_shells
+    assert (shell.id, shell.class_type, shell.title) == ("2", "Refine", "Polish")
+
+
+def test_groups_are_told_with_what_lies_in_them() -> None:
+    document = workflow(
+        {**saved(1, "SaveImage"), "pos": [10, 50], "size": [100, 100]},
+        {**saved(2, "SaveImage"), "pos": [900, 50], "size": [100, 100]},
+        groups=[{"title": "Out", "bounding": [0, 0, 300, 300]}, {"title": "Broken"}],
+    )
+    assert look(document).groups == (GroupSummary("Out", 1),)
+
+
+def chain_workflow() -> dict[str, Any]:
+    """A picture that goes through three numbered instances of one subgraph."""
+    ends = [
+        {"id": 1, "origin_id": -10, "origin_slot": 0, "target_id": 9, "target_slot": 0},
+        {"id": 2, "origin_id": 9, "origin_slot": 0, "target_id": -20, "target_slot": 0},
+    ]
+    port = {"name": "image", "type": "IMAGE"}
+    inner = saved(
+        9, "ResizeImage", ["scale by", 2.0], inputs=[{**port, "name": "input", "link": 1}]
+    )
+    definition = {
+        "id": "uuid",
+        "name": "Extend",
+        "nodes": [{**inner, "outputs": [{**port, "links": [2]}]}],
+        "links": [{**link, "type": "IMAGE"} for link in ends],
+        "inputs": [{**port, "linkIds": [1]}],
+        "outputs": [{**port, "linkIds": [2]}],
+    }
+    instances = [
+        saved(
+            number, "uuid", title=f"Extend {number}", inputs=[{**port, "link": 10 + number}],
+            outputs=[{**port, "links": [11 + number]}],
+        )
+        for number in (1, 2, 3)
+    ]  # fmt: skip
+    return workflow(
+        saved(8, "LoadImage", ["cat.png"], outputs=[{**port, "links": [11]}]),
+        *instances,
+        saved(7, "SaveImage", inputs=[{**port, "name": "images", "link": 14}]),
+        links=[
+            [11, 8, 0, 1, 0, "IMAGE"], [12, 1, 0, 2, 0, "IMAGE"],
+            [13, 2, 0, 3, 0, "IMAGE"], [14, 3, 0, 7, 0, "IMAGE"],
+        ],
+        definitions={"subgraphs": [definition]},
+        last_node_id=9,
+    )  # fmt: skip
+
+
+def test_chains_of_numbered_parts_are_told() -> None:
+    titles = ("Extend 1", "Extend 2", "Extend 3")
+    assert look(chain_workflow()).chains == (ChainSummary("Extend", "instance", titles, ()),)
 
 
 def test_output_nodes_are_what_it_makes() -> None:

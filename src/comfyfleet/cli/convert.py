@@ -18,13 +18,14 @@ from comfyfleet.cli.nodetypes import (
     need_types,
 )
 from comfyfleet.cli.settings import NO_SETTINGS, SettingOptions, apply_settings
+from comfyfleet.cli.switches import ALL_AS_SAVED, SwitchOptions, apply_switches
 from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.workflow import Conversion, convert_with_report
 from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.report import Warning
 
-CONVERSION = Group("Conversion", sort_key=5)
+CONVERSION = Group("Conversion", sort_key=6)
 # The person switched these off and knows it: one line for all of them.
 SWITCHED_OFF = ("muted", "bypassed")
 
@@ -67,6 +68,7 @@ def convert(
     ] = None,
     node_types: NodeTypeOptions = NO_NODE_TYPES,
     settings: SettingOptions = NO_SETTINGS,
+    switches: SwitchOptions = ALL_AS_SAVED,
     conversion: ConversionOptions = AS_THE_EDITOR,
     world: InWorld,
 ) -> None:
@@ -77,6 +79,7 @@ def convert(
     ```
     comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
     comfyfleet convert flow.json --object-info object_info.json --set 3.seed=7
+    comfyfleet convert flow.json --prompt "a fox" --seed 7 --bypass Upscale
     curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
     ```
 
@@ -87,6 +90,8 @@ def convert(
         world.warn(note)
     needs_types = opened.workflow is not None or bool(settings)
     known = find_types(node_types, opened, world) if needs_types else None
+    if switches:
+        opened = apply_switches(opened, known, switches, world)
     _write(make_prompt(opened, known, settings, conversion, world), output, world)
 
 

@@ -12,7 +12,7 @@ from comfyfleet.cli.convert import print_prompt
 from comfyfleet.cli.files import FILE_HELP, open_file
 from comfyfleet.cli.running.batch import Batch, summary
 from comfyfleet.cli.running.display import LiveDisplay
-from comfyfleet.cli.running.preparing import RunConversion, ValueOptions, prepare, prepare_row
+from comfyfleet.cli.running.preparing import ChangeOptions, prepare, prepare_row
 from comfyfleet.cli.running.reporting import JsonLines, PlainLines, Reporter
 from comfyfleet.cli.running.session import Made, Session, Work
 from comfyfleet.cli.running.targets import ANYWHERE, Target, TargetOptions, chosen_target
@@ -22,8 +22,7 @@ from comfyfleet.comfy import Backend
 from comfyfleet.kernel.errors import FleetError, InvalidInput
 
 RESULTS = Group("Results", sort_key=2)
-NO_VALUES = ValueOptions()
-AS_IT_IS = RunConversion()
+UNCHANGED = ChangeOptions()
 
 
 @Parameter(name="*", group=RESULTS)
@@ -73,8 +72,7 @@ def run(
     where: TargetOptions = ANYWHERE,
     results: ResultOptions = INTO_OUTPUT,
     way: WayOptions = TO_THE_END,
-    values: ValueOptions = NO_VALUES,
-    conversion: RunConversion = AS_IT_IS,
+    changes: ChangeOptions = UNCHANGED,
     world: InWorld,
 ) -> None:
     """See helps.RUN."""
@@ -85,7 +83,7 @@ def run(
     with chosen_target(where, world) as target:
         if way.detach and target.options is None:
             raise _nobody_to_leave_it_with()
-        base = prepare(file, opened, values, conversion, target, world)
+        base = prepare(file, opened, changes, target, world)
         errand = _Errand(target, results, way, rows or (), world)
         if way.dry_run:
             errand.tell(base)

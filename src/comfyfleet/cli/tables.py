@@ -1,5 +1,6 @@
 """An inspection as tables for people."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -133,28 +134,48 @@ def _counted(names: Sequence[str], counts: dict[str, int], rows_max: int | None)
 
 
 def _parts(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    yield from _groups(found, rows_max)
+    yield from _subgraphs(found, rows_max)
+    yield from _chains(found, rows_max)
+    yield from _switched_off(found, rows_max)
+
+
+def _groups(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    section = Section("Groups", "title", "nodes", "", rows_max=rows_max)
+    for each in found.groups:
+        where = f"in subgraph {each.subgraph}" if each.subgraph else ""
+        section.add(each.title, str(each.nodes), where)
     if found.groups:
-        section = Section("Groups", "title", "nodes", rows_max=rows_max)
-        for group in found.groups:
-            section.add(group.title, str(group.nodes))
         yield section.shown()
+
+
+def _subgraphs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    columns = ("name", "instances", "nodes", "takes", "gives")
+    section = Section("Subgraphs", *columns, rows_max=rows_max)
+    for each in found.subgraphs:
+        counts = (str(each.instances), str(each.nodes))
+        section.add(each.name, *counts, _listed(each.inputs), _listed(each.outputs))
     if found.subgraphs:
-        section = Section(
-            "Subgraphs", "name", "instances", "nodes", "takes", "gives", rows_max=rows_max
-        )
-        for each in found.subgraphs:
-            section.add(
-                each.name,
-                str(each.instances),
-                str(each.nodes),
-                _listed(each.inputs),
-                _listed(each.outputs),
-            )
         yield section.shown()
-    if found.switched_off:
-        section = Section("Switched off", "node", "", "", rows_max=rows_max)
-        for off in found.switched_off:
-            section.add(off.node.id, _node_name(off.node), off.how)
+
+
+def _chains(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    section = Section("Chains", "name", "segments", "", "off already", rows_max=rows_max)
+    for each in found.chains:
+        titles = f"{each.segments[0]} to {each.segments[-1]}" if each.segments else ""
+        section.add(each.name, str(len(each.segments)), titles, _listed(each.off))
+    if found.chains:
+        yield section.shown("comfyfleet convert --segments N keeps the first N")
+
+
+def _switched_off(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
+    section = Section("Switched off", "node", "", "", rows_max=rows_max)
+    for off in found.switched_off:
+        section.add(off.node.id, _node_name(off.node), off.how)
+    for shell in found.dead_shells:
+        words = "dead shell: all in its subgraph is switched off, it can make nothing"
+        section.add(shell.id, _node_name(shell), words)
+    if found.switched_off or found.dead_shells:
         yield section.shown()
 
 
@@ -199,7 +220,9 @@ def _range(taken: Taken) -> str:
 
 
 def _shortened(value: Any) -> str:
-    text = " ".join(str(value).split())
+    """On one line, and as JSON writes it: that is how it is set."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"
 
 

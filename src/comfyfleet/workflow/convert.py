@@ -76,10 +76,9 @@ def _convert(
     graphs = {
         key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
     }
-    before = Patterns(graphs, now)
+    fill = Patterns(graphs, now).fill
     graphs = {
-        key: apply_primitives(wired, partial(before.fill, graph_id=key))
-        for key, wired in graphs.items()
+        key: apply_primitives(wired, partial(fill, graph_id=key)) for key, wired in graphs.items()
     }
     scopes = expand(graphs, limits)
     if options.get("strict"):

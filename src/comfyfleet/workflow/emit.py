@@ -25,7 +25,7 @@ from comfyfleet.workflow.wiring import WiredNode
 FILE_NAME_INPUT = "filename_prefix"
 # For each entry of a prompt: its linked inputs, and the entries that those lead to.
 Links = dict[str, list[tuple[str, str]]]
-PACK_KEYS = ("cnr_id", "aux_id", "ver")
+PACK_KEYS = frozenset(("cnr_id", "aux_id", "ver"))
 
 
 class Emission(NamedTuple):
@@ -94,9 +94,9 @@ def _entry(
 def _meta(node: WiredNode) -> dict[str, str]:
     meta = {"title": node.node.title or title_of(node)}
     properties = node.node.properties
-    for key in PACK_KEYS:
-        if key in properties:
-            value = properties[key]
+    if not PACK_KEYS.isdisjoint(properties):
+        for key in PACK_KEYS:
+            value = properties.get(key)
             if value and isinstance(value, str):
                 meta[key] = value
     return meta

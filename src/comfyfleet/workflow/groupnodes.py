@@ -81,18 +81,18 @@ class _Outside:
     def __init__(self, root: Graph, types: NodeTypes) -> None:
         self.links = root.links
         self._nodes = {node.id: node for node in root.nodes}
-        self._links_to: dict[str, list[Link]] = {}
+        self._links_to: dict[str, dict[int, Link]] = {}
         self._types = types
         for link in root.links.values():
-            self._links_to.setdefault(link.target, []).append(link)
+            self._links_to.setdefault(link.target, {})[link.id] = link
 
-    def links_to(self, node_id: str) -> list[Link]:
-        return self._links_to.get(node_id, [])
+    def links_to(self, node_id: str) -> dict[int, Link]:
+        return self._links_to.get(node_id, {})
 
     def origin_type(self, link: Link) -> str:
         node = self._laid_out(link.origin)
         outputs = node.outputs if node else ()
-        return outputs[link.origin_slot] if link.origin_slot < len(outputs) else ANY_TYPE
+        return outputs[link.origin_slot] if 0 <= link.origin_slot < len(outputs) else ANY_TYPE
 
     def target_type(self, link: Link) -> str:
         node = self._laid_out(link.target)
@@ -161,7 +161,7 @@ def _make_inner(
                 overrides[inner_name] = instance.values[names[place]]
         node = _with_values(node, overrides)
         nodes.append(node._replace(inputs=tuple(slot._replace(link=None) for slot in node.inputs)))
-    laid_out = tuple(wire_node(node, types.get(node.type), []) for node in nodes)
+    laid_out = tuple(wire_node(node, types.get(node.type), {}) for node in nodes)
     return _Inner(tuple(nodes), laid_out, tuple(_inner_links(group.links, laid_out)))
 
 

@@ -14,7 +14,7 @@ from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.slots import Input
 from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
-from comfyfleet.workflow.widgettypes import PLAIN, SOCKET, WIDGET_TYPES, Growth, Widget, widgets_of
+from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"
@@ -39,10 +39,9 @@ class NodeType(NamedTuple):
     name: str
     display_name: str
     specs: tuple[InputSpec, ...]
-    widgets: tuple[Widget, ...]  # sockets are widgets that are neither stored nor sent
+    widgets: tuple[Widget, ...]  # and, in a dynamic class, sockets: neither stored nor sent
     inputs: tuple[Input, ...]
     slots: Mapping[str, int]  # of the inputs, by name
-    defaults: Mapping[str, Any]
     stored: tuple[str, ...]  # names of the widgets in the order of widgets_values
     outputs: tuple[str, ...]
     match: MatchGroups | None
@@ -51,6 +50,10 @@ class NodeType(NamedTuple):
     is_dynamic: bool  # its inputs depend on its values or links
     is_plain: bool  # its values need nothing but to be dealt out
     pack: str
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {widget.name: widget.default for widget in self.widgets if widget.is_widget}
 
 
 class ObjectInfo(dict[str, Any]):
@@ -109,57 +112,82 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
     behaviour = behaviour_of(name)
     specs = _ordered_specs(entry, behaviour)
     match: dict[str, tuple[str, str]] = {}
-    sockets: list[Widget] = []
-    widgets: list[Widget] = []
-    is_dynamic = has_forced = False
-    for spec in specs:
-        input_name, kind, _, _, forced, widget_type = spec
-        if kind in UNUSUAL or forced:
-            has_forced = has_forced or forced
-            is_dynamic = is_dynamic or kind in DYNAMIC
-            if is_widget(spec):
-                widgets.extend(widgets_of_spec(spec, name))
-            else:
-                sockets.extend(_sockets(spec, match))
-        elif widget_type in WIDGET_TYPES:
-            widgets.extend(WIDGET_TYPES[widget_type](spec, name))
-        else:
-            sockets.append(made(Widget, (input_name, *SOCKET, kind, *PLAIN)))
+    kinds = {spec.type for spec in specs}
+    if UNUSUAL.isdisjoint(kinds):
+        inputs, widgets = _plain_slots(specs, name)
+    else:
+        widgets = _unusual_slots(specs, name, match)
+        inputs = inputs_of(widgets)
     if behaviour is not None:
         widgets.extend(_widgets_of_behaviour(behaviour))
-    slots = sockets + widgets
-    inputs = tuple(inputs_of(slots))
+    is_dynamic = not DYNAMIC.isdisjoint(kinds)
     fields: tuple[Any, ...] = (
         name,
         entry.get("display_name") or name,
         specs,
-        tuple(slots),
-        inputs,
+        tuple(widgets),
+        tuple(inputs),
         {slot[0]: index for index, slot in enumerate(inputs)},
-        {widget.name: widget.default for widget in widgets},
         tuple([widget.name for widget in widgets if widget.stored]),
         _output_types(entry.get("output") or ()),
         MatchGroups(match, _match_outputs(entry)) if match else None,
         behaviour,
         bool(entry.get("output_node")),
         is_dynamic,
-        not is_dynamic and not has_forced and _are_plain(name, widgets, behaviour),
+        not is_dynamic and _is_plain(name, specs, widgets, behaviour),
         str(entry.get("python_module") or ""),
     )
     return made(NodeType, fields)
+
+
+def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Input], list[Widget]]:
+    """For most classes: sockets need to be no more than inputs."""
+    inputs: list[Input] = []
+    widgets: list[Widget] = []
+    for spec in specs:
+        name, kind, _, _, forced, widget_type = spec
+        if widget_type in WIDGET_TYPES and not forced:
+            widgets.extend(WIDGET_TYPES[widget_type](spec, class_name))
+        else:
+            inputs.append(made(Input, (name, kind, None, None)))
+    inputs.extend(inputs_of(widgets))
+    return inputs, widgets
+
+
+def _unusual_slots(
+    specs: Iterable[InputSpec], class_name: str, match: dict[str, tuple[str, str]]
+) -> list[Widget]:
+    """With inputs that come and go, or match each other: sockets and widgets in one list."""
+    sockets: list[Widget] = []
+    widgets: list[Widget] = []
+    for spec in specs:
+        if is_widget(spec):
+            widgets.extend(widgets_of_spec(spec, class_name))
+        else:
+            sockets.extend(_sockets(spec, match))
+    return sockets + widgets
 
 
 def is_widget(spec: InputSpec) -> bool:
     return spec.widget_type in WITH_WIDGET and not spec.forced
 
 
-def _are_plain(name: str, widgets: Iterable[Widget], behaviour: Behaviour | None) -> bool:
-    """Nothing left out of widgets_values, no kind with a will of its own."""
+def _is_plain(
+    name: str,
+    specs: Iterable[InputSpec],
+    widgets: Iterable[Widget],
+    behaviour: Behaviour | None,
+) -> bool:
+    """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
     if name == CUSTOM_COMBO:
         return False
     if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
         return False
-    return all([widget.stored and widget.kind not in SPECIAL_KINDS for widget in widgets])  # noqa: C419
+    usual = [
+        widget.kind == "socket" or (widget.stored and widget.kind not in SPECIAL_KINDS)
+        for widget in widgets
+    ]
+    return all(usual) and not any([spec.forced for spec in specs])  # noqa: C419
 
 
 def inputs_of(widgets: Iterable[Widget]) -> list[Input]:

@@ -50,7 +50,8 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
 def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
     """The titled rectangles of a graph; ill-formed ones are decoration and passed over."""
     found = []
-    for group in _list(graph, "groups"):
+    groups = graph.get("groups")
+    for group in groups if isinstance(groups, list) else ():
         bounding = group.get("bounding") if isinstance(group, dict) else None
         if isinstance(bounding, list) and len(bounding) == 4 and all(map(_is_number, bounding)):
             left, top, width, height = map(float, bounding)
@@ -65,6 +66,14 @@ def parse_node(data: Any, place: str) -> Node:
         node_type = data.get("type") if isinstance(data, dict) else None
         where = f"{place} {node_type}" if isinstance(node_type, str) else place
         raise InvalidWorkflow(f"{where}: {problem}") from None
+
+
+def node_id(value: Any, place: str) -> str:
+    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
+    try:
+        return _id(value)
+    except _Malformed as problem:
+        raise InvalidWorkflow(f"{place}: {problem}") from None
 
 
 def shape_of(value: Any) -> str:
@@ -184,8 +193,11 @@ def _widget_name(widget: Any) -> str | None:
 def _output_types(entries: Any) -> tuple[str, ...]:
     if not isinstance(entries, list):
         raise _Malformed(f"`outputs` should be a list, is {shape_of(entries)}")
-    types = [entry.get("type") if isinstance(entry, dict) else ANY_TYPE for entry in entries]
-    return tuple([kind if isinstance(kind, str) else slot_type(kind) for kind in types])
+    types = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else ANY_TYPE
+        types.append(kind if isinstance(kind, str) else slot_type(kind))
+    return tuple(types)
 
 
 def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
@@ -232,7 +244,6 @@ def _link(entry: Any) -> Link:
 
 
 def _id(value: Any) -> str:
-    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
     if type(value) is int:
         return str(value)
     if isinstance(value, str):

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import UnknownNodeTypes
+from comfyfleet.workflow.behaviours import CUSTOM_COMBO
 from comfyfleet.workflow.model import Mode, Prompt
-from comfyfleet.workflow.nodetypes import NodeTypes
+from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
 from comfyfleet.workflow.places import join_places
 from comfyfleet.workflow.scopes import Scope
 from comfyfleet.workflow.setting import problem_with
@@ -14,6 +15,7 @@ from comfyfleet.workflow.widgettypes import LOADING
 from comfyfleet.workflow.wiring import WiredNode
 
 PACK_PROPERTIES = ("cnr_id", "aux_id")
+REFUSED_VALUES_MAX = 100
 
 
 class Warning(NamedTuple):
@@ -148,24 +150,32 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
 
 
 def _refused_values(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+    """Looking for the closest choices takes its time, so a file full of them is told only in part."""
     nodes = {
         scope.prefix + key: (scope, node)
         for scope in scopes
         for key, node in scope.wired.nodes.items()
     }
+    found = 0
     for key, entry in prompt.items():
         known = types.get(entry.get("class_type", ""))
-        if known is None:
+        if known is None or known.name == CUSTOM_COMBO:  # its choices are widgets of its own
             continue
-        scope, node = nodes[key]
-        for spec in known.specs:
-            value = entry["inputs"].get(spec.name)
-            if spec.name not in entry["inputs"] or isinstance(value, list):
-                continue
-            problem = problem_with(_declared(spec), value)
+        for spec, problem in _problems(known, entry["inputs"]):
+            found += 1
+            if found > REFUSED_VALUES_MAX:
+                yield Warning("refused_value", "there are more values that the server refuses", key)
+                return
+            where = join_places(nodes[key][0].place_of(nodes[key][1]), f"input {spec.name}")
+            yield Warning("refused_value", f"{where}: {problem}", key, spec.name)
+
+
+def _problems(known: NodeType, inputs: dict[str, Any]) -> Iterator[tuple[InputSpec, str]]:
+    for spec in known.specs:
+        if spec.name in inputs and not isinstance(inputs[spec.name], list):
+            problem = problem_with(_declared(spec), inputs[spec.name])
             if problem:
-                where = join_places(scope.place_of(node), f"input {spec.name}")
-                yield Warning("refused_value", f"{where}: {problem}", key, spec.name)
+                yield spec, problem
 
 
 def _declared(spec: InputSpec) -> list[Any]:

@@ -75,7 +75,7 @@ def _matched(node: WiredNode, graph: WiredGraph) -> WiredNode:
 
 
 def _output_type(graph: WiredGraph, node: WiredNode, slot: int, chain_left: int) -> str:
-    if slot >= len(node.outputs):
+    if not 0 <= slot < len(node.outputs):
         return ANY_TYPE
     match = node.type.match if node.type else None
     group = match.outputs.get(slot) if match else None
@@ -105,7 +105,8 @@ def _origin_type(graph: WiredGraph, slot: Input, chain_left: int) -> str:
         return ANY_TYPE
     if slot.link.origin == SUBGRAPH_INPUT_ID:
         ports = graph.graph.inputs
-        return ports[slot.link.origin_slot].type if slot.link.origin_slot < len(ports) else ANY_TYPE
+        place = slot.link.origin_slot
+        return ports[place].type if 0 <= place < len(ports) else ANY_TYPE
     origin = graph.nodes.get(slot.link.origin)
     if origin is None:
         return ANY_TYPE
@@ -120,7 +121,7 @@ def _misfits_behind(matching: Sequence[WiredNode], nodes: Mapping[str, WiredNode
                 continue
             outputs = nodes[slot.link.origin].outputs
             place = slot.link.origin_slot
-            if place < len(outputs) and not are_compatible(outputs[place], slot.type):
+            if 0 <= place < len(outputs) and not are_compatible(outputs[place], slot.type):
                 yield node.node.id, index
 
 
@@ -135,7 +136,7 @@ def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
             if root is None or root == CIRCLE or node.node.type == REROUTE:
                 continue
             outputs = nodes[root[0]].outputs
-            root_type = outputs[root[1]] if root[1] < len(outputs) else ""
+            root_type = outputs[root[1]] if 0 <= root[1] < len(outputs) else ""
             if not are_compatible(root_type, slot.type):
                 yield node.node.id, index
 

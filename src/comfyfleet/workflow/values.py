@@ -32,8 +32,9 @@ class Dealt(NamedTuple):
 def deal_values(node_type: NodeType, node: Node, *, limits: Limits = DEFAULT_LIMITS) -> Dealt:
     saved, overrides = node.values, node.overrides
     if node_type.is_plain and isinstance(saved, list) and None not in saved and not overrides:
-        values = dict(node_type.defaults)
-        values.update(zip(node_type.stored, saved, strict=False))
+        values = dict(zip(node_type.stored, saved, strict=False))
+        if len(saved) < len(node_type.stored):
+            values = {**node_type.defaults, **values}
         if node_type.name in SAMPLER_CLASSES:
             _cut_old_prefix(values)
         return made(Dealt, (node_type.widgets, values, len(node_type.stored)))

@@ -5,7 +5,7 @@ of the same name; then come saved inputs that the class doesn't know. So the ord
 doesn't matter, and a link that only the list of links knows is put where that list says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import BEHAVIOURS, is_virtual
@@ -35,6 +35,10 @@ class WiredNode(NamedTuple):
         return self.definition is not None or (self.type is None and is_virtual(self.node.type))
 
 
+Links = Mapping[int, Link]  # that end at one node, by their id
+NO_LINKS: Links = {}
+
+
 class WiredGraph(NamedTuple):
     graph: Graph
     nodes: Mapping[str, WiredNode]
@@ -48,15 +52,15 @@ def wire(
     limits: Limits = DEFAULT_LIMITS,
 ) -> WiredGraph:
     graph = one_link_per_input(graph)
-    by_target: dict[str, list[Link]] = {}
-    for link in graph.links.values():
+    by_target: dict[str, dict[int, Link]] = {}
+    for number, link in graph.links.items():
         if link.target in by_target:
-            by_target[link.target].append(link)
+            by_target[link.target][number] = link
         else:
-            by_target[link.target] = [link]
+            by_target[link.target] = {number: link}
     nodes = {}
     for node in graph.nodes:
-        links = by_target.get(node.id, ())
+        links = by_target.get(node.id, NO_LINKS)
         definition = definitions.get(node.type)
         if definition is not None:
             nodes[node.id] = _wire_instance(node, definition, links)
@@ -65,17 +69,17 @@ def wire(
     return WiredGraph(graph, nodes)
 
 
-def _wire_instance(node: Node, definition: Graph, links: Sequence[Link]) -> WiredNode:
+def _wire_instance(node: Node, definition: Graph, links: Links) -> WiredNode:
     slots = [Input(port.name, port.type) for port in definition.inputs]
     outputs = tuple(port.type for port in definition.outputs)
-    inputs = link_inputs(slots, node.inputs, links)
+    inputs = link_inputs(slots, node.inputs, list(links.values()))
     return WiredNode(node, tuple(inputs), outputs, definition=definition.id)
 
 
 def wire_node(
     node: Node,
     node_type: NodeType | None,
-    links: Sequence[Link],
+    links: Links,
     *,
     limits: Limits = DEFAULT_LIMITS,
 ) -> WiredNode:
@@ -85,7 +89,7 @@ def wire_node(
         if is_virtual(node.type):  # such a node has its slots even where they were not saved
             saved = saved or [Input("", ANY_TYPE)]
             outputs = outputs or (ANY_TYPE,)
-        linked = tuple(link_inputs(saved, node.inputs, links))
+        linked = tuple(link_inputs(saved, node.inputs, list(links.values())))
         return WiredNode(node, linked, outputs, values=_shown_value(node))
     dealt = deal_values(node_type, node, limits=limits)
     outputs = node_type.outputs
@@ -98,17 +102,14 @@ def wire_node(
     return made(WiredNode, (node, inputs, outputs, node_type, *dealt, None, is_executed))
 
 
-def _linked_by_name(
-    node: Node, node_type: NodeType, links: Sequence[Link]
-) -> tuple[Input, ...] | None:
+def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
     """The quick way, for a node whose saved inputs are those of its class and name all its links."""
     if node_type.is_dynamic:
         return None
     if not links:
-        known = all([slot.name in node_type.slots for slot in node.inputs])  # noqa: C419
-        return node_type.inputs if known else None
+        return node_type.inputs
     inputs = list(node_type.inputs)
-    by_id = {link.id: link for link in links}
+    placed = 0
     for slot in node.inputs:
         index = node_type.slots.get(slot.name)
         if index is None:
@@ -116,27 +117,31 @@ def _linked_by_name(
         if slot.link is None:
             continue
         name, kind, widget, taken = inputs[index]
-        link = by_id.pop(slot.link, None)
+        link = links.get(slot.link)
         if link is not None:
             if taken is not None:
                 return None
+            placed += 1
             inputs[index] = made(Input, (name, kind, widget, link))
-    return None if by_id else tuple(inputs)
+    return tuple(inputs) if placed == len(links) else None
 
 
 def _linked_step_by_step(
-    node: Node, node_type: NodeType, dealt: Dealt, links: Sequence[Link]
+    node: Node, node_type: NodeType, dealt: Dealt, links: Links
 ) -> tuple[Input, ...]:
+    if not links and node_type.is_dynamic:
+        return tuple(inputs_of(dealt.widgets))
+    ending = list(links.values())
     slots = inputs_of(dealt.widgets) if node_type.is_dynamic else list(node_type.inputs)
     extra = _extra_inputs(node.inputs, slots)
     if node_type.is_dynamic:
         laid_out = as_laid_out(node_type)
         before = inputs_of(laid_out)
-        bench = Workbench(before + _extra_inputs(node.inputs, before), links)
+        bench = Workbench(before + _extra_inputs(node.inputs, before), ending)
         bench.learn(laid_out)
         linked = link_dynamic_inputs(bench, dealt.widgets, slots, node.inputs)
     else:
-        linked = link_inputs(slots + extra, node.inputs, links)
+        linked = link_inputs(slots + extra, node.inputs, ending)
     return tuple(_without_lost_widgets(linked, dealt.widgets) if extra else linked)
 
 

@@ -83,3 +83,11 @@ def test_only_what_an_output_node_needs_is_kept_on_request() -> None:
 def test_only_what_is_needed_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidWorkflow, match="no active output node"):
         convert(workflow([node(1, "Source")]), CLASSES, reachable_only=True)
+
+
+def test_a_file_full_of_refused_values_is_told_only_in_part() -> None:
+    nodes = [
+        node(number, "Sampler", widgets_values=[1, "", 20, "heun", ""]) for number in range(500)
+    ]
+    warnings = convert_with_report(workflow(nodes), CLASSES).warnings
+    assert sum(warning.code == "refused_value" for warning in warnings) == 101

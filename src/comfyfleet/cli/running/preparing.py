@@ -30,6 +30,7 @@ from comfyfleet.cli.settings import (
     ShorthandOptions,
     shorthand,
 )
+from comfyfleet.cli.switches import ALL_AS_SAVED, SwitchOptions, apply_switches
 from comfyfleet.cli.world import World, counted
 from comfyfleet.kernel.errors import UnknownNodeTypes
 from comfyfleet.workflow.media import Opened
@@ -116,16 +117,28 @@ class RunConversion:
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ChangeOptions:
+    """All that makes another prompt of the same file."""
+
+    values: ValueOptions = ValueOptions()
+    switches: SwitchOptions = ALL_AS_SAVED
+    conversion: RunConversion = RunConversion()
+
+
 def prepare(
     file: str,
     opened: Opened,
-    values: ValueOptions,
-    conversion: RunConversion,
+    changes: ChangeOptions,
     target: Target,
     world: World,
 ) -> Work:
     known = need_types(target.types(opened, world))
-    prompt = _runnable(opened, known, values, conversion, target, world)
+    values = changes.values
+    if changes.switches:
+        opened = apply_switches(opened, known, changes.switches, world)
+    prompt = _runnable(opened, known, changes, target, world)
     inputs = find_inputs(
         prompt,
         known.object_info,
@@ -177,13 +190,13 @@ def _not_replaced(uploads: tuple[Upload, ...], prompt: Prompt, base: Work) -> It
 def _runnable(
     opened: Opened,
     known: KnownTypes,
-    values: ValueOptions,
-    conversion: RunConversion,
+    changes: ChangeOptions,
     target: Target,
     world: World,
 ) -> Prompt:
+    settings, conversion = changes.values.settings(), changes.conversion
     try:
-        prompt = make_prompt(opened, known, values.settings(), conversion.options(), world)
+        prompt = make_prompt(opened, known, settings, conversion.options(), world)
     except UnknownNodeTypes as error:
         raise lacking(error.details["nodes"], target) from error
     unknown = [

@@ -23,7 +23,7 @@ WHERE = Group(
     validator=validators.mutually_exclusive,
     sort_key=1,
 )
-PATIENCE = Group("Patience", sort_key=6)
+PATIENCE = Group("Patience", sort_key=7)
 BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 

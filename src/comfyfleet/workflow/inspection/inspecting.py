@@ -10,8 +10,8 @@ from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.inspection.files import named_files
 from comfyfleet.workflow.inspection.makes import made
 from comfyfleet.workflow.inspection.missing import missing_on_server
-from comfyfleet.workflow.inspection.model import Inspection, SubgraphSummary, SwitchedOff
-from comfyfleet.workflow.inspection.parts import subgraphs_in, switched_off
+from comfyfleet.workflow.inspection.model import Inspection
+from comfyfleet.workflow.inspection.parts import Parts, parts_of
 from comfyfleet.workflow.inspection.requirements import used_packs, used_types
 from comfyfleet.workflow.inspection.shorthands import shorthands_of
 from comfyfleet.workflow.inspection.takes import taken
@@ -42,8 +42,7 @@ class _Server(NamedTuple):
 class _Seen(NamedTuple):
     nodes: list[SeenNode]
     prompt: Mapping[str, Any] | None
-    subgraphs: tuple[SubgraphSummary, ...] = ()
-    switched_off: tuple[SwitchedOff, ...] = ()
+    parts: Parts = Parts()
     notes: tuple[str, ...] = ()
 
 
@@ -77,9 +76,11 @@ def inspect(
         files=files,
         node_types=used_types(seen.nodes, server_known=object_info is not None),
         packs=used_packs(seen.nodes),
-        groups=(),
-        subgraphs=seen.subgraphs,
-        switched_off=seen.switched_off,
+        groups=seen.parts.groups,
+        subgraphs=seen.parts.subgraphs,
+        chains=seen.parts.chains,
+        switched_off=seen.parts.switched_off,
+        dead_shells=seen.parts.dead_shells,
         missing=None if object_info is None else missing_on_server(seen.nodes, files, object_info),
         notes=(*opened.notes, *seen.notes),
     )
@@ -93,8 +94,7 @@ def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
     return _Seen(
         list(seen_in_scopes(scopes, prompt, parsed.group_nodes)),
         prompt,
-        tuple(subgraphs_in(parsed.definitions, scopes)),
-        tuple(switched_off(scopes, parsed.definitions)),
+        parts_of(opened.workflow or {}, parsed.definitions, scopes, limits),
         notes,
     )
 

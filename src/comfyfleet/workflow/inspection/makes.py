@@ -58,7 +58,7 @@ def _is_saved(node: SeenNode) -> bool:
 
 def media_of(node: SeenNode) -> Media:
     """By the name of the class, else by what comes in."""
-    types = [widget.input_type for widget in node.type.widgets] if node.type else []
+    types = [slot.type for slot in node.type.inputs] if node.type else []
     guesses = (
         media_named(node.ref.class_type),
         *map(MEDIA_OF_TYPES.get, types),

@@ -87,8 +87,11 @@ class UsedPack:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
+    """A titled rectangle; `subgraph` is the name of the one that it is drawn in."""
+
     title: str
     nodes: int
+    subgraph: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,16 @@ class SubgraphSummary:
     instances: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSummary:
+    """Parts that repeat, by their titles; those that are `off` don't count as segments."""
+
+    name: str
+    kind: Literal["group", "instance", "title"]
+    segments: tuple[str, ...]
+    off: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +172,8 @@ class Inspection:
     packs: tuple[UsedPack, ...]
     groups: tuple[GroupSummary, ...]
     subgraphs: tuple[SubgraphSummary, ...]
+    chains: tuple[ChainSummary, ...]
     switched_off: tuple[SwitchedOff, ...]
+    dead_shells: tuple[NodeRef, ...]
     missing: Missing | None
     notes: tuple[str, ...] = ()
