@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -23,8 +23,12 @@ class Asked:
         return self.target.partition("?")[0]
 
 
+class Reaction:
+    """What a server does about a request."""
+
+
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Reaction):
     """An answer; `sent_bytes_max` of its body are sent, then the connection is cut."""
 
     status: int = 200
@@ -33,11 +37,11 @@ class Reply:
     sent_bytes_max: int | None = None
 
 
-class Cut:
+class Cut(Reaction):
     """No answer at all: the connection is closed once the request has been read."""
 
 
-Script = Callable[[Asked], "Reply | Cut"]
+Script = Callable[[Asked], Reaction]
 
 
 @dataclass(slots=True)
@@ -53,6 +57,17 @@ def told(value: object, status: int = 200, **headers: str) -> Reply:
     names = {name.replace("_", "-"): text for name, text in headers.items()}
     body = json.dumps(value).encode()
     return Reply(status, body, {"content-type": "application/json", **names})
+
+
+def by_route(replies: Mapping[str, Reaction | Sequence[Reaction]]) -> Script:
+    """By method and path; of a list each request takes the next, and the last one stays."""
+    left = {route: [r] if isinstance(r, Reaction) else [*r] for route, r in replies.items()}
+
+    def answer(asked: Asked) -> Reaction:
+        queue = left.get(f"{asked.method} {asked.path}", [Reply(404)])
+        return queue.pop(0) if len(queue) > 1 else queue[0]
+
+    return answer
 
 
 @contextlib.asynccontextmanager
@@ -94,8 +109,8 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return body
 
 
-def _bytes(reply: Reply | Cut) -> bytes:
-    if isinstance(reply, Cut):
+def _bytes(reply: Reaction) -> bytes:
+    if not isinstance(reply, Reply):
         return b""
     headers = {"content-length": str(len(reply.body)), "connection": "close", **reply.headers}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from comfyfleet.comfy.calls import Calls
 from comfyfleet.comfy.events import Cancelled, Event, Failed, Queued, Reconnected, Succeeded
 from comfyfleet.comfy.inbox import Inbox
 from comfyfleet.comfy.messages import Message, RunOver
 from comfyfleet.comfy.places import Absent, Place, Waiting
 from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.story import Chapter, Story, hear, see
-from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut
+from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, UnexpectedAnswer
 
 Look: TypeAlias = Callable[[], Awaitable[Place]]
 
@@ -39,12 +40,12 @@ async def follow(
     run_id: str,
     inbox: Inbox,
     look: Look,
+    calls: Calls,
     *,
-    limits: Limits,
-    clock: Callable[[], float],
     is_heard: bool = False,
 ) -> AsyncIterator[Event]:
     """`is_heard`: all that the run tells is in the inbox, so a look at once would only spoil it."""
+    limits, clock = calls.limits, calls.surroundings.clock
     story, now = Story(run_id), clock()
     first_look = now + limits.poll_seconds if is_heard else now
     watch = Watch(began=now, heard=None, next_look=first_look, pause=limits.poll_seconds)
@@ -52,7 +53,7 @@ async def follow(
         yield Queued(run_id)
     while True:
         if clock() >= watch.next_look:
-            place = await look()
+            place = await _patiently(look, calls)
             watch = after_look(watch, place, clock(), limits)
             chapter = see(story, place)
         else:
@@ -68,6 +69,16 @@ async def follow(
             yield story.end
             return
         check(run_id, watch, clock(), limits)
+
+
+async def _patiently(look: Look, calls: Calls) -> Place:
+    """A garbled answer is counted, and asked for again: the run must not be lost for it."""
+    for attempt in range(1, calls.limits.max_retries + 1):
+        try:
+            return await look()
+        except UnexpectedAnswer:
+            await calls.surroundings.back_off(attempt)
+    return await look()
 
 
 def _chapter(story: Story, message: Message) -> Chapter:

@@ -86,10 +86,12 @@ class CloudSocket:
     async def _read(self, socket: ClientConnection) -> None:
         current: ClientConnection | None = socket
         while current is not None:
-            async with current:
+            try:
                 with contextlib.suppress(*SOCKET_ERRORS):
                     while True:
                         self._take(await current.recv())
+            finally:
+                await current.close()
             current = await self._come_back()
 
     async def _come_back(self) -> ClientConnection | None:

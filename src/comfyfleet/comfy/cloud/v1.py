@@ -112,15 +112,10 @@ class CloudV1:
     async def follow(self, run_id: str) -> AsyncIterator[Event]:
         await self._socket.start()
         inbox = self._socket.join(run_id)
-        calls = self._calls
+        is_heard = self._is_heard(run_id)
         try:
             async for event in follow(
-                run_id,
-                inbox,
-                lambda: look(calls, run_id),
-                limits=calls.limits,
-                clock=calls.surroundings.clock,
-                is_heard=self._is_heard(run_id),
+                run_id, inbox, lambda: look(self._calls, run_id), self._calls, is_heard=is_heard
             ):
                 yield event
         finally:

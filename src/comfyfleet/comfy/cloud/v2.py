@@ -74,13 +74,7 @@ class CloudV2:
     async def follow(self, run_id: str) -> AsyncIterator[Event]:
         inbox = Inbox()
         async with self._listening(run_id, inbox):
-            async for event in follow(
-                run_id,
-                inbox,
-                lambda: self._look(run_id),
-                limits=self._calls.limits,
-                clock=self._calls.surroundings.clock,
-            ):
+            async for event in follow(run_id, inbox, lambda: self._look(run_id), self._calls):
                 yield event
 
     async def outputs(self, run_id: str) -> Outputs:
