@@ -172,6 +172,12 @@ async def test_v2_every_end_is_told_as_what_it_is(told_job: object, end: Event) 
         assert (await events_of(stage.cloud))[-1] == end
 
 
+async def test_v2_a_job_that_only_seems_expired_is_asked_for_again() -> None:
+    jobs = [told(job("running")), told(job("expired")), told(job("succeeded"))]
+    async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: Reply(501)}) as stage:
+        assert (await events_of(stage.cloud))[-1] == Succeeded(JOB)
+
+
 async def test_v2_relative_links_belong_to_the_origin() -> None:
     link = f"/elsewhere/{JOB}/events"
     jobs = told(job("succeeded", urls={"events": link}))

@@ -13,7 +13,7 @@ from comfyfleet.comfy.cloud.origins import is_loopback, storage_link
 from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.shapes import unexpected
 from comfyfleet.comfy.transfers import save
-from comfyfleet.kernel.errors import FileGone, FleetError, ServerUnavailable
+from comfyfleet.kernel.errors import FileGone, ServerUnavailable
 
 REDIRECTS_MAX = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -54,8 +54,8 @@ async def _attempt(
                 break
             at = storage_link(base, at, response.headers.get("location", ""))
             response = await stack.enter_async_context(_bare(storage, at, calls.limits))
-        if response.status_code != 200:
-            raise await _refused(call, response)
+        with calls.reading(call.operation):
+            await _check(call, response)
         size_bytes = await save(response, to)
         return Fetched(to, size_bytes, response.headers.get("content-type", DEFAULT_TYPE))
 
@@ -75,11 +75,15 @@ async def _bare(
         await response.aclose()
 
 
-async def _refused(call: Call, response: httpx.Response) -> FleetError:
+async def _check(call: Call, response: httpx.Response) -> None:
+    """A page is never the file: it is the error of somebody in between."""
+    is_page = response.headers.get("content-type", "").startswith("text/html")
+    if response.status_code == 200 and not is_page:
+        return
     await response.aread()
     if response.status_code in GONE:
-        return FileGone("the cloud no longer has the file")
+        raise FileGone("the cloud no longer has the file")
     if response.status_code >= 500:
-        return answered_badly(call, response)
+        raise answered_badly(call, response)
     checked(call, response)
-    return unexpected(f"{call.operation} should hand out a file", response.text)
+    raise unexpected(f"{call.operation} should hand out a file", response.text)

@@ -6,7 +6,7 @@ livelier and says when to ask.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from comfyfleet.comfy.calls import Calls
 from comfyfleet.comfy.events import Cancelled, Event, Failed, Queued, Reconnected, Succeeded
@@ -17,6 +17,7 @@ from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.story import Chapter, Story, hear, see
 from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, UnexpectedAnswer
 
+T = TypeVar("T")
 Look: TypeAlias = Callable[[], Awaitable[Place]]
 
 # A job that was just accepted may not be known everywhere at once.
@@ -53,7 +54,7 @@ async def follow(
         yield Queued(run_id)
     while True:
         if clock() >= watch.next_look:
-            place = await _patiently(look, calls)
+            place = await patiently(look, calls)
             watch = after_look(watch, place, clock(), limits)
             chapter = see(story, place)
         else:
@@ -71,7 +72,7 @@ async def follow(
         check(run_id, watch, clock(), limits)
 
 
-async def _patiently(look: Look, calls: Calls) -> Place:
+async def patiently(look: Callable[[], Awaitable[T]], calls: Calls) -> T:
     """A garbled answer is counted, and asked for again: the run must not be lost for it."""
     for attempt in range(1, calls.limits.max_retries + 1):
         try:

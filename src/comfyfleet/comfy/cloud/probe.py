@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from comfyfleet.comfy.calls import Call, Calls
+from comfyfleet.comfy.calls import Call, Calls, json_of
 from comfyfleet.comfy.cloud.complaints import complaint_in
 from comfyfleet.comfy.cloud.patience import ask
-from comfyfleet.comfy.shapes import cut, unexpected
+from comfyfleet.comfy.shapes import cut, mapping_in, unexpected
 from comfyfleet.kernel.errors import AccessDenied
 
 Api = Literal["v1", "v2"]
@@ -23,7 +23,7 @@ async def probe(v1: Calls, v2: Calls) -> Api:
         # A door before all routes may know the keys of v1 only.
         return await _by_v1(v1)
     # Both say 404: v2 for the job, in its envelope; v1 for the route.
-    if response.status_code == 200 or complaint_in(response.content).has_envelope:
+    if complaint_in(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:
         return await _by_v1(v1)
@@ -37,4 +37,6 @@ async def _by_v1(v1: Calls) -> Api:
     with v1.reading(call.operation):
         if response.status_code != 200:
             raise unexpected("this is no Comfy Cloud", cut(response.text))
+        what = "the length of the queue"
+        mapping_in(mapping_in(json_of(call, response), what).get("exec_info"), what)
     return "v1"

@@ -22,11 +22,18 @@ from comfyfleet.comfy.backend import (
 from comfyfleet.comfy.calls import Call, Calls
 from comfyfleet.comfy.cloud.confirming import certainty, confirmed
 from comfyfleet.comfy.cloud.downloads import download
-from comfyfleet.comfy.cloud.following import follow
+from comfyfleet.comfy.cloud.following import follow, patiently
 from comfyfleet.comfy.cloud.origins import own_link
 from comfyfleet.comfy.cloud.patience import ask
 from comfyfleet.comfy.cloud.v2_events import Listener
-from comfyfleet.comfy.cloud.v2_jobs import job_of, jobs_of, outputs_of, place_of, search
+from comfyfleet.comfy.cloud.v2_jobs import (
+    job_of,
+    jobs_of,
+    outputs_of,
+    place_of,
+    search,
+    settled_job_of,
+)
 from comfyfleet.comfy.cloud.v2_submit import submit_prompt
 from comfyfleet.comfy.cloud.v2_uploads import upload_asset
 from comfyfleet.comfy.events import Event
@@ -78,7 +85,7 @@ class CloudV2:
                 yield event
 
     async def outputs(self, run_id: str) -> Outputs:
-        job = await job_of(self._calls, run_id)
+        job = await settled_job_of(self._calls, run_id)
         if job is None or not job.is_over:
             raise RunLost(f"the server has no ended run {run_id}", run_id=run_id)
         return outputs_of(job)
@@ -105,14 +112,14 @@ class CloudV2:
         """v2 has no word for it."""
 
     async def _look(self, run_id: str) -> Place:
-        job = await job_of(self._calls, run_id)
+        job = await settled_job_of(self._calls, run_id)
         if job is None:
             return Absent()
         return place_of(job, was_cancelled=run_id in self._cancelled)
 
     @contextlib.asynccontextmanager
     async def _listening(self, run_id: str, inbox: Inbox) -> AsyncIterator[None]:
-        job = await job_of(self._calls, run_id)
+        job = await patiently(lambda: job_of(self._calls, run_id), self._calls)
         link = None if job is None or job.events_url is None else job.events_url
         address = None if link is None else str(own_link(self._calls.client.base_url, link))
         listener = Listener(self._calls, run_id, inbox)

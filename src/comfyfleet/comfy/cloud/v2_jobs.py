@@ -14,6 +14,7 @@ from comfyfleet.comfy.shapes import list_in, mapping_in
 from comfyfleet.kernel.errors import NotOffered
 
 JOBS_SEARCHED_MAX = 100
+SETTLING_SECONDS = 0.1
 JOB_ROUTE = "/jobs/{id}"
 WORKFLOW_ROUTE = "/jobs/{id}/workflow"
 # A node's own words for what it made, as far as v2 lets them be guessed.
@@ -27,6 +28,18 @@ async def job_of(calls: Calls, run_id: str) -> Job | None:
         return None
     with calls.reading(call.operation):
         return parse_job(json_of(call, response))
+
+
+async def settled_job_of(calls: Calls, run_id: str) -> Job | None:
+    """comfy-api-proxy asks for ended jobs, then for the others: one that ends meanwhile seems gone.
+
+    So that a job has expired must be told twice.
+    """
+    job = await job_of(calls, run_id)
+    if job is None or job.status != "expired":
+        return job
+    await calls.surroundings.sleep(SETTLING_SECONDS)
+    return await job_of(calls, run_id)
 
 
 async def jobs_of(calls: Calls, statuses: Sequence[str] = ()) -> tuple[tuple[Job, ...], bool]:
