@@ -54,7 +54,7 @@ async def ended(calls: Calls, run_id: str) -> Ended | None:
     call = Call("GET", HISTORY_ROUTE, f"/history/{run_id}")
     answer = await calls.ask_json(call)
     with calls.reading(call.operation):
-        return _in_history(answer, run_id)
+        return ended_in(answer, run_id)
 
 
 def _in_queue(answer: object, run_id: str) -> Waiting | Running | None:
@@ -85,7 +85,7 @@ def _client_id(row: Sequence[Any]) -> str | None:
     return client_id if isinstance(client_id, str) else None
 
 
-def _in_history(answer: object, run_id: str) -> Ended | None:
+def ended_in(answer: object, run_id: str) -> Ended | None:
     item = mapping_in(answer, "the history").get(run_id)
     if item is None:
         return None
