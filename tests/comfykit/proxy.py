@@ -76,6 +76,8 @@ class Proxy:
         for talk in talks:
             talk.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
+        # An abort takes effect in the loop's next round.
+        await asyncio.sleep(0)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = asyncio.create_task(self.serve(reader, writer))
@@ -93,6 +95,7 @@ class Proxy:
         try:
             up = await asyncio.open_connection(parts.hostname, parts.port)
         except OSError:
+            self._writers.pop(writer)
             writer.transport.abort()
             return
         try:
