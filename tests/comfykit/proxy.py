@@ -1,11 +1,13 @@
-"""A TCP proxy that knows enough of HTTP and websockets to meddle with one step of a talk.
+"""A TCP proxy that knows enough of HTTP and websockets to meddle with single steps of a talk.
 
-A step is a request, or a frame that the server sends on a websocket; they are counted from 1.
+A step is a request (`POST /prompt`, `GET /history`: without ids and query; `GET /ws 2` when it
+comes again), or a frame that the server sends on a websocket (`frame`, `frame 2`…).
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import urlsplit
@@ -49,14 +51,14 @@ class Cut(Exception):
 
 @dataclass
 class Proxy:
-    """`fault` happens at the step `at`, once. `steps` names what went by."""
+    """Each of `faults` happens once, at the first step of that name. `steps`: what went by."""
 
     target: str
-    fault: Fault | None = None
-    at: int = 0
+    faults: dict[str, Fault] = field(default_factory=dict)
     delay_seconds: float = 0.5
     url: str = ""
     steps: list[str] = field(default_factory=list)
+    _counts: Counter[str] = field(default_factory=Counter)
     _writers: dict[asyncio.StreamWriter, bool] = field(default_factory=dict)
     _talks: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -74,6 +76,8 @@ class Proxy:
         for talk in talks:
             talk.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
+        # An abort takes effect in the loop's next round.
+        await asyncio.sleep(0)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = asyncio.create_task(self.serve(reader, writer))
@@ -81,8 +85,9 @@ class Proxy:
         talk.add_done_callback(self._talks.discard)
 
     def step(self, name: str) -> Fault | None:
-        self.steps.append(name)
-        return self.fault if len(self.steps) == self.at else None
+        number = self._counts[name] = self._counts[name] + 1
+        self.steps.append(f"{name} {number}" if number > 1 else name)
+        return self.faults.pop(self.steps[-1], None)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers[writer] = False
@@ -90,6 +95,7 @@ class Proxy:
         try:
             up = await asyncio.open_connection(parts.hostname, parts.port)
         except OSError:
+            self._writers.pop(writer)
             writer.transport.abort()
             return
         try:
@@ -112,7 +118,7 @@ class Proxy:
         """One request and its answer; whether another may follow."""
         head = await reader.readuntil(HEAD_END)
         request = head + await _body(head, reader)
-        fault = self.step(head.split(b" HTTP", 1)[0].decode())
+        fault = self.step(_name(head))
         if fault in UNSEEN:
             await self._leave_out(fault, writer, up_writer, request)
             return False
@@ -206,6 +212,11 @@ class Proxy:
         await writer.drain()
 
 
+def _name(head: bytes) -> str:
+    method, target = head.split(b" ", 2)[:2]
+    return f"{method.decode()} /{target.decode().split('?')[0].split('/')[1]}"
+
+
 async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
     fields = head.lower().split(b"\r\n")
     if b"transfer-encoding: chunked" in fields:
@@ -241,9 +252,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextlib.asynccontextmanager
 async def meddling(
-    target: str, fault: Fault | None = None, at: int = 0, *, delay_seconds: float = 0.5
+    target: str, faults: Mapping[str, Fault] | None = None, *, delay_seconds: float = 0.5
 ) -> AsyncIterator[Proxy]:
-    proxy = Proxy(target, fault, at, delay_seconds)
+    proxy = Proxy(target, dict(faults or {}), delay_seconds)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

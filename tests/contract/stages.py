@@ -2,14 +2,20 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.comfykit.proxy import meddling
+from tests.comfykit.v2_server import comfy_api_proxy
 
 from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy.abilities import Abilities
+from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud
+from comfyfleet.comfy.events import Event, NodeStarted, Started
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.engine import serving
+from comfyfleet.engine.cloud import Account, serving_cloud
 
+KEY = "key-of-alice"
 LIMITS = Limits(poll_seconds=0.5, stall_seconds=60, cancel_seconds=60)
 
 
@@ -24,6 +30,13 @@ class Stage:
     backend: Backend
     another: Callable[[], Backend]
     drop: Callable[[], object] | None
+    abilities: Abilities = field(default_factory=Abilities)
+
+    def is_under_way(self, event: Event) -> bool:
+        """In the middle of a slow run, as far as the backend tells."""
+        if not self.abilities.tells_nodes:
+            return isinstance(event, Started)
+        return isinstance(event, NodeStarted) and event.node_id == "2"
 
 
 StageOf = Callable[[], contextlib.AbstractAsyncContextManager[Stage]]
@@ -45,4 +58,34 @@ async def server_stage(url: str) -> AsyncIterator[Stage]:
 async def engine_stage() -> AsyncIterator[Stage]:
     with serving() as served:
         async with server_stage(served.url) as stage:
+            yield stage
+
+
+@contextlib.asynccontextmanager
+async def cloud_stage(url: str, drop: Callable[[], object] | None) -> AsyncIterator[Stage]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        def caller() -> ComfyCloud:
+            cloud = ComfyCloud(CloudSettings(KEY, url, LIMITS))
+            stack.push_async_callback(cloud.aclose)
+            return cloud
+
+        cloud = caller()
+        yield Stage(cloud, caller, drop, await cloud.abilities())
+
+
+@contextlib.asynccontextmanager
+async def cloud_v1_stage() -> AsyncIterator[Stage]:
+    with serving_cloud({KEY: Account("alice")}) as served:
+        async with (
+            meddling(served.url) as proxy,
+            cloud_stage(proxy.url, proxy.cut_sockets) as stage,
+        ):
+            yield stage
+
+
+@contextlib.asynccontextmanager
+async def cloud_v2_stage() -> AsyncIterator[Stage]:
+    with serving() as served:
+        async with comfy_api_proxy(served.url, KEY) as (url, cut), cloud_stage(url, cut) as stage:
             yield stage

@@ -13,6 +13,8 @@ from comfyfleet.comfy.story import Chapter, Story, hear, see
 from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, UnexpectedAnswer
 
 WORRY_PART = 0.25
+# Between a run's verdict and its last message, when history is written.
+LAST_WORD_SECONDS = 0.5
 
 
 class Patience:
@@ -93,7 +95,10 @@ class Follower:
         return self._story.end if self._story.over else None
 
     async def _next(self) -> tuple[Event, ...]:
-        message = await self._inbox.get(self._patience.seconds())
+        seconds = self._patience.seconds()
+        if self._story.end is not None:
+            seconds = min(seconds, LAST_WORD_SECONDS)
+        message = await self._inbox.get(seconds)
         if message is None:
             return await self._after_silence()
         self._patience.check(self._run_id)

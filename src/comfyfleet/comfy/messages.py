@@ -25,6 +25,7 @@ from comfyfleet.comfy.events import (
 )
 from comfyfleet.comfy.shapes import (
     list_in,
+    mapping_at,
     mapping_in,
     number_at,
     parse_json,
@@ -81,7 +82,7 @@ def parse_message(raw: str | bytes) -> Message:
     parse = PARSERS.get(kind)
     if parse is None:
         return Unknown(kind)
-    return parse(mapping_in(message.get("data"), f"the data of {kind!r}"))
+    return parse(mapping_at(message, "data", f"{kind!r}"))
 
 
 def parse_failure(data: Data) -> Failed | Blocked:
@@ -98,8 +99,7 @@ def parse_failure(data: Data) -> Failed | Blocked:
 
 
 def _status(data: Data) -> Message:
-    status = mapping_in(data.get("status"), "'status'")
-    info = mapping_in(status.get("exec_info"), "'exec_info'")
+    info = mapping_at(mapping_at(data, "status", "'status'"), "exec_info", "'status'")
     return Status(int(number_at(info, "queue_remaining", "'exec_info'")))
 
 
@@ -132,7 +132,7 @@ def _progress(data: Data) -> Message:
 
 def _progress_state(data: Data) -> Message:
     what = "'progress_state'"
-    nodes = mapping_in(data.get("nodes"), f"'nodes' of {what}")
+    nodes = mapping_at(data, "nodes", what)
     done = (
         node_id
         for node_id, state in nodes.items()

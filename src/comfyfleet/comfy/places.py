@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from comfyfleet.comfy.calls import Call, Calls
 from comfyfleet.comfy.events import Cached, Cancelled, End, Failed, Succeeded
 from comfyfleet.comfy.messages import parse_log
-from comfyfleet.comfy.shapes import list_in, mapping_in, unexpected
+from comfyfleet.comfy.shapes import list_in, mapping_at, mapping_in, unexpected
 
 QUEUE = Call("GET", "/queue")
 HISTORY_ROUTE = "/history/{id}"
@@ -54,7 +54,7 @@ async def ended(calls: Calls, run_id: str) -> Ended | None:
     call = Call("GET", HISTORY_ROUTE, f"/history/{run_id}")
     answer = await calls.ask_json(call)
     with calls.reading(call.operation):
-        return _in_history(answer, run_id)
+        return ended_in(answer, run_id)
 
 
 def _in_queue(answer: object, run_id: str) -> Waiting | Running | None:
@@ -85,7 +85,7 @@ def _client_id(row: Sequence[Any]) -> str | None:
     return client_id if isinstance(client_id, str) else None
 
 
-def _in_history(answer: object, run_id: str) -> Ended | None:
+def ended_in(answer: object, run_id: str) -> Ended | None:
     item = mapping_in(answer, "the history").get(run_id)
     if item is None:
         return None
@@ -99,7 +99,7 @@ def _in_history(answer: object, run_id: str) -> Ended | None:
     end = ends[-1] if ends else _by_verdict(run_id, known)
     if isinstance(end, Succeeded):
         end = Succeeded(run_id, cached)
-    return Ended(end, cached, mapping_in(data.get("outputs"), "'outputs' of a history item"))
+    return Ended(end, cached, mapping_at(data, "outputs", "a history item"))
 
 
 def _by_verdict(run_id: str, status: Mapping[str, Any]) -> End:

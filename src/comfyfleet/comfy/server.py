@@ -28,7 +28,7 @@ from comfyfleet.comfy.meter import Meter, Tally
 from comfyfleet.comfy.outputs import find_outputs
 from comfyfleet.comfy.places import Absent, Running, Waiting, ended, locate
 from comfyfleet.comfy.settings import ServerSettings
-from comfyfleet.comfy.shapes import list_in, mapping_in, number_at
+from comfyfleet.comfy.shapes import list_in, mapping_at, mapping_in, number_at
 from comfyfleet.comfy.submitting import send_prompt
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.comfy.transfers import fetch_file, upload_file
@@ -81,8 +81,9 @@ class ComfyServer:
         call = Call("GET", "/prompt")
         answer = await self._calls.ask_json(call)
         with self._calls.reading(call.operation):
-            info = mapping_in(mapping_in(answer, "the queue's length").get("exec_info"), "it")
-            return int(number_at(info, "queue_remaining", "the queue's length"))
+            what = "the queue's length"
+            info = mapping_at(mapping_in(answer, what), "exec_info", what)
+            return int(number_at(info, "queue_remaining", what))
 
     async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
         return await upload_file(self._calls, path, name)
@@ -167,7 +168,7 @@ class ComfyServer:
 
 def describe_server(object_info: Mapping[str, Any], stats: Mapping[str, Any]) -> Description:
     """The same answers everywhere, other than their figures."""
-    system = mapping_in(stats.get("system"), "'system' of the system stats")
+    system = mapping_at(stats, "system", "the system stats")
     devices = list_in(stats.get("devices") or [], "'devices' of the system stats")
     return Description(
         object_info,

@@ -40,6 +40,13 @@ def list_in(value: object, what: str) -> Sequence[Any]:
     raise unexpected(f"{what} should be a list", value)
 
 
+def mapping_at(data: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if isinstance(value, dict):
+        return value
+    raise unexpected(f"{what} should have an object {key!r}", dict(data))
+
+
 def text_at(data: Mapping[str, Any], key: str, what: str) -> str:
     value = data.get(key)
     if isinstance(value, str):

@@ -84,7 +84,9 @@ async def _fetch(calls: Calls, call: Call, file: OutputFile, to: Path) -> Fetche
 
 
 async def _check(calls: Calls, call: Call, file: OutputFile, response: httpx.Response) -> None:
-    if response.status_code == 200:
+    # A page is never the file: ComfyUI serves even those as plain bytes. It is somebody's error.
+    is_page = response.headers.get("content-type", "").startswith("text/html")
+    if response.status_code == 200 and not is_page:
         return
     await response.aread()
     if response.status_code == 404:

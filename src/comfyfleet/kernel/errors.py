@@ -11,8 +11,10 @@ FleetError
  ├─ Interrupted           the run was cancelled while a node was at work
  ├─ ServerUnavailable     a server we asked did not answer as one
  ├─ AccessDenied          a server wants a key, or another one
+ ├─ CreditsExhausted      an account of a cloud has no credits, or no subscription
  ├─ UnexpectedAnswer      a server answered in a shape that we don't know; carries what was received
  ├─ PromptRefused         a backend will not run the prompt, or not all of it; carries the problems
+ ├─ NotOffered            a backend has no such thing, whoever asks
  ├─ OutcomeUnknown        a prompt was sent, and nobody can tell whether it was taken
  ├─ RunFailed             a run ended without success; carries the node and what it said
  ├─ RunLost               a backend no longer knows a run that it had taken
@@ -77,12 +79,20 @@ class AccessDenied(FleetError):
     code = "access_denied"
 
 
+class CreditsExhausted(FleetError):
+    code = "credits_exhausted"
+
+
 class UnexpectedAnswer(FleetError):
     code = "unexpected_answer"
 
 
 class PromptRefused(FleetError):
     code = "prompt_refused"
+
+
+class NotOffered(FleetError):
+    code = "not_offered"
 
 
 class OutcomeUnknown(FleetError):

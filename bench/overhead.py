@@ -1,0 +1,103 @@
+"""What ComfyServer costs: 200 runs of a 20 ms prompt, against a bare loop on the same server.
+
+The bare loop posts each prompt and waits on its websocket for the run's last message: the least
+that any client must do. Rounds alternate; the median of each side counts.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import connect
+
+from comfyfleet.comfy import ComfyServer, ServerSettings
+from comfyfleet.engine import serving
+
+RUNS = 200
+ROUNDS = 5
+STEP_MS = 20
+SLOWER_MAX = 1.10
+Round = Callable[[str], Awaitable[float]]
+
+
+def prompt() -> dict[str, Any]:
+    """One step of 20 ms on a picture of its own color each time, so that nothing is cached."""
+    picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
+    steps = {"steps": 1, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]}
+    return {
+        "1": {"class_type": "EmptyImage", "inputs": picture},
+        "2": {"class_type": "ComfyfleetSteps", "inputs": steps},
+    }
+
+
+async def bare(url: str) -> float:
+    client_id = str(uuid.uuid4())
+    socket_url = f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}"
+    async with (
+        httpx.AsyncClient(base_url=url) as http,
+        connect(socket_url, compression=None, proxy=None) as socket,
+    ):
+        await socket.recv()
+        started = time.perf_counter()
+        for _ in range(RUNS):
+            prompt_id = str(uuid.uuid4())
+            body = {"prompt": prompt(), "prompt_id": prompt_id, "client_id": client_id}
+            (await http.post("/prompt", json=body)).raise_for_status()
+            while not is_last(json.loads(await socket.recv()), prompt_id):
+                pass
+        return time.perf_counter() - started
+
+
+def is_last(message: dict[str, Any], prompt_id: str) -> bool:
+    data = message["data"]
+    return (
+        message["type"] == "executing" and data["node"] is None and data["prompt_id"] == prompt_id
+    )
+
+
+async def ours(url: str) -> float:
+    async with ComfyServer(ServerSettings(url)) as server:
+        await server.queue_length()
+        started = time.perf_counter()
+        for _ in range(RUNS):
+            submitted = await server.submit(prompt(), prompt_id=str(uuid.uuid4()))
+            async for _event in server.follow(submitted.run_id):
+                pass
+        return time.perf_counter() - started
+
+
+async def measure(url: str, sides: dict[str, Round]) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(ROUNDS):
+        for name, side in sides.items() if number % 2 == 0 else reversed(sides.items()):
+            seconds[name].append(await side(url))
+    return seconds
+
+
+def table(seconds: dict[str, list[float]]) -> float:
+    """Prints it; how many times as long ours takes."""
+    print(f"{RUNS} runs of {STEP_MS} ms, {ROUNDS} alternating rounds\n")
+    print(f"{'':12}{'median s':>10}{'ms a run':>10}   rounds")
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        rounds = " ".join(f"{value:.2f}" for value in values)
+        print(f"{name:12}{medians[name]:10.3f}{medians[name] / RUNS * 1000:10.2f}   {rounds}")
+    ratio = medians["ComfyServer"] / medians["bare loop"]
+    print(f"\nratio {ratio:.3f} (at most {SLOWER_MAX:.2f})")
+    return ratio
+
+
+def main() -> int:
+    with serving() as served:
+        seconds = asyncio.run(measure(served.url, {"bare loop": bare, "ComfyServer": ours}))
+    return 0 if table(seconds) <= SLOWER_MAX else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

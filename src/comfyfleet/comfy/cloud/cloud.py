@@ -1,0 +1,166 @@
+"""Comfy Cloud as a backend: API v2 where the server has it, else v1."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from comfyfleet.comfy.abilities import Abilities
+from comfyfleet.comfy.backend import (
+    Cancellation,
+    Description,
+    Fetched,
+    OutputFile,
+    Outputs,
+    Prompt,
+    Submitted,
+    Uploaded,
+)
+from comfyfleet.comfy.calls import Calls
+from comfyfleet.comfy.cloud.downloads import storage_transport
+from comfyfleet.comfy.cloud.probe import NO_SUCH_ROUTE, Api, probe
+from comfyfleet.comfy.cloud.settings import CloudSettings
+from comfyfleet.comfy.cloud.socket import CloudSocket
+from comfyfleet.comfy.cloud.v1 import CloudV1
+from comfyfleet.comfy.cloud.v2 import CloudV2
+from comfyfleet.comfy.events import Event
+from comfyfleet.comfy.meter import Meter, Tally
+from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.kernel.errors import InvalidValue, NotOffered, UnexpectedAnswer
+
+V1_ABILITIES = Abilities(frees=False)
+V2_ABILITIES = Abilities(
+    describes=False,
+    frees=False,
+    tells_nodes=False,
+    tells_texts=False,
+    tells_folders=False,
+    tells_parts=False,
+)
+
+
+class ComfyCloud:
+    """See Backend. Which API is found out at the first call and kept, unless that call failed.
+
+    The key is sent to the origin of `base_url` and to nobody else.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        meter: Meter | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        around, meter = surroundings or Surroundings(), meter or Tally()
+        base = httpx.URL(settings.base_url)
+        self._storage = storage_transport(base)
+        self._v1_calls = _calls(settings, "api", {"X-API-Key": settings.key}, meter, around)
+        bearer = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
+        self._v2_calls = _calls(settings, "api/v2", bearer, meter, around)
+        socket = CloudSocket(self._v1_calls, settings.key, around.new_id())
+        self._v1 = CloudV1(self._v1_calls, self._storage, socket)
+        self._v2 = CloudV2(self._v2_calls, self._storage)
+        self._known: Api | None = None
+        self._probing = asyncio.Lock()
+
+    async def __aenter__(self) -> "ComfyCloud":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._v1.aclose()
+        await self._v2.aclose()
+        await self._storage.aclose()
+
+    async def api(self) -> Api:
+        """Which of the two this server has."""
+        async with self._probing:
+            if self._known is None:
+                self._known = await probe(self._v1_calls, self._v2_calls)
+            return self._known
+
+    async def abilities(self) -> Abilities:
+        if await self.api() == "v1":
+            return V1_ABILITIES
+        return replace(V2_ABILITIES, describes=await self._describes())
+
+    async def describe(self) -> Description:
+        """v2 has no word for it; a server may have v1's beside it. Raises NotOffered if not."""
+        try:
+            return await self._v1.describe()
+        except UnexpectedAnswer as error:
+            if error.details.get("status") in NO_SUCH_ROUTE:
+                raise NotOffered("this server does not tell which nodes it has") from error
+            raise
+
+    async def queue_length(self) -> int:
+        return await (await self._chosen()).queue_length()
+
+    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
+        return await (await self._chosen()).upload(path, name=name)
+
+    async def submit(
+        self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        _check_id(prompt_id)
+        chosen = await self._chosen()
+        return await chosen.submit(prompt, prompt_id=prompt_id, extra_data=extra_data)
+
+    async def adopt(self, prompt_id: str) -> Submitted | None:
+        return await (await self._chosen()).adopt(prompt_id)
+
+    async def follow(self, run_id: str) -> AsyncIterator[Event]:
+        async for event in (await self._chosen()).follow(run_id):
+            yield event
+
+    async def outputs(self, run_id: str) -> Outputs:
+        return await (await self._chosen()).outputs(run_id)
+
+    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+        return await (await self._chosen()).fetch(file, to)
+
+    async def cancel(self, run_id: str) -> Cancellation:
+        return await (await self._chosen()).cancel(run_id)
+
+    async def free(self) -> None:
+        """Nothing: the cloud's machines are its own business."""
+
+    async def _describes(self) -> bool:
+        try:
+            await self.describe()
+        except NotOffered:
+            return False
+        return True
+
+    async def _chosen(self) -> CloudV1 | CloudV2:
+        return self._v1 if await self.api() == "v1" else self._v2
+
+
+def _calls(
+    settings: CloudSettings,
+    path: str,
+    headers: Mapping[str, str],
+    meter: Meter,
+    around: Surroundings,
+) -> Calls:
+    limits = settings.limits
+    timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
+    base_url = f"{settings.base_url.rstrip('/')}/{path}"
+    client = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+    return Calls(client, limits=limits, meter=meter, surroundings=around)
+
+
+def _check_id(prompt_id: str) -> None:
+    try:
+        is_known_form = str(uuid.UUID(prompt_id)) == prompt_id
+    except ValueError:
+        is_known_form = False
+    if not is_known_form:
+        raise InvalidValue(f"{prompt_id!r} is no lower-case UUID", prompt_id=prompt_id)

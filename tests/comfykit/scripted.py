@@ -1,0 +1,118 @@
+"""A real HTTP server on the loopback whose answers, and whose cuts, a test writes down."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+HEAD_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it arrived, with its header names in lower case."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+
+class Reaction:
+    """What a server does about a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Reaction):
+    """An answer; `sent_bytes_max` of its body are sent, then the connection is cut."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    sent_bytes_max: int | None = None
+
+
+class Cut(Reaction):
+    """No answer at all: the connection is closed once the request has been read."""
+
+
+Script = Callable[[Asked], Reaction]
+
+
+@dataclass(slots=True)
+class Scripted:
+    url: str
+    asked: list[Asked]
+
+    def paths(self, method: str = "POST") -> list[str]:
+        return [asked.path for asked in self.asked if asked.method == method]
+
+
+def told(value: object, status: int = 200, **headers: str) -> Reply:
+    names = {name.replace("_", "-"): text for name, text in headers.items()}
+    body = json.dumps(value).encode()
+    return Reply(status, body, {"content-type": "application/json", **names})
+
+
+def by_route(replies: Mapping[str, Reaction | Sequence[Reaction]]) -> Script:
+    """By method and path; of a list each request takes the next, and the last one stays."""
+    left = {route: [r] if isinstance(r, Reaction) else [*r] for route, r in replies.items()}
+
+    def answer(asked: Asked) -> Reaction:
+        queue = left.get(f"{asked.method} {asked.path}", [Reply(404)])
+        return queue.pop(0) if len(queue) > 1 else queue[0]
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[Scripted]:
+    asked: list[Asked] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            request = await _read(reader)
+            asked.append(request)
+            writer.write(_bytes(script(request)))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield Scripted(f"http://127.0.0.1:{port}", asked)
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *rest = head.strip().split("\r\n")
+    method, target, _ = first.split(" ")
+    pairs = (line.split(": ", 1) for line in rest)
+    headers = {name.lower(): value for name, value in pairs}
+    if headers.get("transfer-encoding") == "chunked":
+        return Asked(method, target, headers, await _chunks(reader))
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method, target, headers, body)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return body
+
+
+def _bytes(reply: Reaction) -> bytes:
+    if not isinstance(reply, Reply):
+        return b""
+    headers = {"content-length": str(len(reply.body)), "connection": "close", **reply.headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {reply.status} X\r\n{lines}\r\n".encode("latin-1")
+    return head + reply.body[: reply.sent_bytes_max]

@@ -1,0 +1,50 @@
+import pytest
+
+from comfyfleet.comfy.settings import Limits, ServerSettings, server_settings
+from comfyfleet.comfy.surroundings import BACKOFF_SECONDS_MAX, backoff_seconds
+from comfyfleet.kernel.errors import InvalidValue
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    settings = server_settings({})
+    assert settings == ServerSettings("http://localhost:8188", Limits())
+    limits = settings.limits
+    assert (limits.job_seconds, limits.max_retries, limits.poll_seconds) == (300, 3, 5)
+
+
+def test_the_environment_sets_address_and_limits() -> None:
+    settings = server_settings(
+        {
+            "COMFYUI_BASE_URL": "http://gpu:1",
+            "COMFYUI_TIMEOUT": "12.5",
+            "COMFYUI_MAX_RETRIES": "0",
+            "COMFYUI_POLL_INTERVAL": "1",
+        }
+    )
+    assert settings == ServerSettings(
+        "http://gpu:1", Limits(job_seconds=12.5, max_retries=0, poll_seconds=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("COMFYUI_TIMEOUT", "soon"),
+        ("COMFYUI_TIMEOUT", "0"),
+        ("COMFYUI_TIMEOUT", "inf"),
+        ("COMFYUI_TIMEOUT", "nan"),
+        ("COMFYUI_MAX_RETRIES", "-1"),
+        ("COMFYUI_MAX_RETRIES", "2.5"),
+        ("COMFYUI_MAX_RETRIES", "1000"),
+        ("COMFYUI_POLL_INTERVAL", "-5"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        server_settings({name: value})
+
+
+def test_pauses_double_up_to_a_maximum_and_are_spread_by_chance() -> None:
+    assert [backoff_seconds(attempt, 1.0) for attempt in (1, 2, 3)] == [0.25, 0.5, 1.0]
+    assert backoff_seconds(1, 0.0) == 0.125
+    assert backoff_seconds(100, 1.0) == BACKOFF_SECONDS_MAX
