@@ -18,6 +18,7 @@ import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
 
 from comfyfleet.engine import Served, serving
+from comfyfleet.engine.cloud import Account, serving_cloud
 
 VIDEO = str(EXAMPLES / "workflows" / "video.json")
 PHOTO = str(EXAMPLES / "inputs" / "photo.png")
@@ -268,7 +269,7 @@ def test_nothing_can_be_left_with_the_built_in_engine() -> None:
 def test_a_run_that_nobody_knows(engine: Served) -> None:
     result = comfyfleet("watch", "00000000-0000-4000-8000-000000000000", "--server", engine.url)
     assert result.code == 1
-    assert "no run 00000000" in result.lines[-2]
+    assert "no run 00000000" in result.lines[-1]
 
 
 def test_a_run_that_another_client_cancels_is_no_success(engine: Served, folder: Path) -> None:
@@ -321,3 +322,37 @@ def test_parts_are_switched_off_as_in_convert(engine: Served) -> None:
     whole = run(SOFTEN, "--image", PHOTO, "--dry-run", served=engine).json
     less = run(SOFTEN, "--image", PHOTO, "--bypass", "Soften 3", "--dry-run", served=engine).json
     assert len(less) == len(whole) - 2
+
+
+def test_of_several_servers_the_one_is_watched_that_has_the_run(
+    engine: Served, folder: Path
+) -> None:
+    run_id = run(steps(folder, 2, 5), "--detach", served=engine).out.strip()
+    with serving() as other:
+        servers = ("--server", other.url, "--server", engine.url)
+        assert comfyfleet("watch", run_id, *servers).out == "output/slow.png\n"
+        lost = comfyfleet("watch", "00000000-0000-4000-8000-000000000000", *servers)
+    assert "Is it the right --server?" in lost.lines[-1]
+
+
+def test_a_cloud_runs_it_and_can_be_watched(folder: Path) -> None:
+    with serving_cloud({"key": Account("alice")}) as cloud:
+        environ = {"COMFY_CLOUD_API_KEY": "key", "COMFY_CLOUD_BASE_URL": cloud.url}
+        made = comfyfleet("run", SOFTEN, "--image", PHOTO, "--cloud", environ=environ)
+        left = comfyfleet("run", steps(folder, 3, 20), "--cloud", "--detach", environ=environ)
+        watched = comfyfleet("watch", left.out.strip(), "--cloud", environ=environ)
+    assert made.code == 0, made.err
+    assert len(made.out.splitlines()) == 2
+    assert "done in" in made.lines[-1]
+    assert "on Comfy Cloud: 2 files" in made.lines[-1]
+    assert watched.code == 0, watched.err
+
+
+def test_a_cloud_wants_a_key() -> None:
+    result = run(NEGATIVE, "--cloud")
+    assert (result.code, result.out) == (1, "")
+    assert "COMFY_CLOUD_API_KEY is not set" in result.lines[0]
+
+
+def test_a_server_and_a_cloud_are_one_too_many(engine: Served) -> None:
+    assert run(NEGATIVE, "--cloud", served=engine).code == 2

@@ -48,7 +48,8 @@ async def _finished(
 ) -> tuple[Target, Made]:
     for target in targets:
         async with aclosing(target.connect()) as backend:
-            if await backend.adopt(run_id) is None:
+            # A cloud has another id for it than we gave, and is asked alone: no search for it.
+            if len(targets) > 1 and await backend.adopt(run_id) is None:
                 continue
             session = Session(backend, target, reporter, results.output_dir, world)
             return target, await session.finish(run_id, Plan({}))

@@ -16,14 +16,15 @@ from comfyfleet.kernel.errors import InvalidInput
         ("clip_00012_.mp4", "clip.mp4"),
         ("clip_00003-audio.mp4", "clip-audio.mp4"),
         ("year_2024.png", "year_2024.png"),
-        ("ComfyUI_temp_abcde_00001_.png", "preview.png"),
+        ("ComfyUI_temp_abcde_00001_.png", "Before-after.png"),
+        ("0123456789abcdef" * 4 + ".png", "Before-after.png"),
         ("no suffix", "no suffix"),
         (".hidden", "hidden"),
         ("a.tar.gz", "a.tar.gz"),
     ],
 )
 def test_names_lose_the_servers_counter(on_server: str, here: str) -> None:
-    assert readable_name(on_server) == here
+    assert readable_name(on_server, node_name="Before/after") == here
 
 
 @pytest.mark.parametrize(

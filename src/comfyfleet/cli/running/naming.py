@@ -12,18 +12,21 @@ SUFFIX_CHARACTERS_MAX = 16
 SAME_NAMES_MAX = 100_000
 # What ComfyUI appends to be unique in its own folder: cat_00012_.png, clip_00003-audio.mp4.
 _COUNTER = re.compile(r"_\d{5}_?(?=$|-)")
-_PREVIEW = re.compile(r"ComfyUI_temp_[a-z]{5}")
+# Names that tell nothing: previews of ComfyUI, and the hashes under which a cloud keeps files.
+_TELLS_NOTHING = re.compile(r"ComfyUI_temp_[a-z]{5}|[0-9a-f]{32,}")
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*]+')
 
 
-def readable_name(filename: str) -> str:
+def readable_name(filename: str, *, node_name: str | None = None) -> str:
     """`cat_00012_.png` is `cat.png`; whatever a server says, the name stays inside its folder."""
     base = filename.replace("\\", "/").rpartition("/")[2]
     stem, dot, suffix = base.rpartition(".")
     if not stem:
         stem, dot, suffix = base, "", ""
-    stem = _PREVIEW.sub("preview", _COUNTER.sub("", _UNSAFE.sub("_", stem)), count=1)
-    stem = stem.strip(" .")[:STEM_CHARACTERS_MAX] or "output"
+    stem = _COUNTER.sub("", stem)
+    if _TELLS_NOTHING.fullmatch(stem):
+        stem = (node_name or "output").replace("/", "-").replace("\\", "-")
+    stem = _UNSAFE.sub("_", stem).strip(" .")[:STEM_CHARACTERS_MAX] or "output"
     return stem + dot + _UNSAFE.sub("_", suffix)[:SUFFIX_CHARACTERS_MAX]
 
 

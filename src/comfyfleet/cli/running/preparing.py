@@ -223,7 +223,7 @@ def lacking(nodes: Sequence[Mapping[str, str]], target: Target) -> UnknownNodeTy
         "\n".join([f"{target.name} lacks {kinds}:", *lines[:LACKING_SHOWN_MAX], *more]),
         nodes=list(nodes),
         hint=(
-            "Run it on a ComfyUI that has them: --server http://127.0.0.1:8188"
+            "Run it on a ComfyUI that has them: --server http://127.0.0.1:8188, or on Comfy Cloud: --cloud."
             if target.name == BUILT_IN
             else "Install the node packs there, or name another --server."
         )

@@ -63,16 +63,16 @@ class Session:
     async def run(self, work: Work) -> Made:
         """Raises CancelledError once the run is cancelled on the backend, too."""
         prompt = await self._hand_in(work)
-        run_id = self._world.new_id()
+        prompt_id, run_id = self._world.new_id(), None
         try:
-            run_id = await self._submit(work, prompt, run_id)
+            run_id = await self._submit(work, prompt, prompt_id)
             return await self.finish(run_id, plan_of(prompt, work.object_info))
         except asyncio.CancelledError:
             # In a flow of its own: this one is being cancelled.
-            await asyncio.create_task(self._cancel(run_id))
+            await asyncio.create_task(self._cancel(prompt_id, run_id))
             raise
         except STILL_GOING as error:
-            raise self._with_way_back(error, run_id) from error
+            raise self._with_way_back(error, run_id or prompt_id) from error
 
     async def leave(self, work: Work) -> str:
         """Submit it and let it go on alone."""
@@ -84,7 +84,7 @@ class Session:
         outputs = await self._backend.outputs(run_id)
         kept = [file for file in outputs.files if file.folder != "temp"]
         files = kept or list(outputs.files)
-        paths = [await self._save(file) for file in files]
+        paths = [await self._save(file, plan.names.get(file.node_id)) for file in files]
         seconds = self._world.clock() - began
         skipped = len(outputs.files) - len(files)
         return Made(tuple(path for path in paths if path), outputs.texts, seconds, skipped)
@@ -111,8 +111,8 @@ class Session:
             end = event if isinstance(event, End) else end
         check_end(end, plan, run_id)
 
-    async def _save(self, file: OutputFile) -> Path | None:
-        path = reserve(self._folder, readable_name(file.filename))
+    async def _save(self, file: OutputFile, node_name: str | None) -> Path | None:
+        path = reserve(self._folder, readable_name(file.filename, node_name=node_name))
         try:
             await self._backend.fetch(file, path)
         except FileGone as error:
@@ -125,9 +125,12 @@ class Session:
         self._reporter.saved(path, file.node_id)
         return path
 
-    async def _cancel(self, run_id: str) -> None:
+    async def _cancel(self, prompt_id: str, run_id: str | None) -> None:
+        """Without a run's id it may have been submitted or not: the backend is asked."""
         place = self._target.name
         try:
+            found = None if run_id else await self._backend.adopt(prompt_id)
+            run_id = run_id or (found.run_id if found else prompt_id)
             outcome = await self._backend.cancel(run_id)
         except FleetError as error:
             self._world.warn(f"whether it was cancelled on {place} is not certain: {error.message}")

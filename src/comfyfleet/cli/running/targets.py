@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, validators
 
@@ -13,6 +13,7 @@ from comfyfleet.cli.nodetypes import SERVER_VARIABLE, KnownTypes, NodeTypeOption
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World, counted
 from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud, cloud_settings
 from comfyfleet.comfy.settings import limits as limits_of
 from comfyfleet.kernel.errors import FleetError, InvalidInput, InvalidValue, ServerUnavailable
 from comfyfleet.workflow.media import Opened
@@ -24,6 +25,7 @@ WHERE = Group(
     sort_key=1,
 )
 PATIENCE = Group("Patience", sort_key=7)
+KEY_VARIABLE = "COMFY_CLOUD_API_KEY"
 BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 
@@ -39,6 +41,10 @@ class TargetOptions:
             help=f"Address of a running ComfyUI. Repeatable: the least busy takes it. By default that in ${SERVER_VARIABLE}.",
         ),
     ] = ()
+    cloud: Annotated[
+        bool,
+        Parameter(group=WHERE, help=f"Run on Comfy Cloud, with the key in ${KEY_VARIABLE}."),
+    ] = False
     timeout: Annotated[
         float | None,
         Parameter(group=PATIENCE, metavar="SECONDS", help="Longest time of a run. By default $COMFYUI_TIMEOUT, or 300."),
@@ -69,6 +75,9 @@ class Target:
 @contextlib.contextmanager
 def chosen_target(options: TargetOptions, world: World) -> Iterator[Target]:
     limits = limits_in(options, world)
+    if options.cloud:
+        yield cloud_target(limits, world)
+        return
     urls = server_urls(options, world)
     if urls:
         yield server_target(least_busy(urls, limits, world), limits)
@@ -80,11 +89,13 @@ def chosen_target(options: TargetOptions, world: World) -> Iterator[Target]:
 def lasting_targets(options: TargetOptions, world: World) -> list[Target]:
     """Those that outlive this process, for runs that were left alone."""
     limits = limits_in(options, world)
+    if options.cloud:
+        return [cloud_target(limits, world)]
     targets = [server_target(url, limits) for url in server_urls(options, world)]
     if not targets:
         raise InvalidInput(
             "no server is named, and the built-in engine ends with the command that started it",
-            hint=f"Add --server http://127.0.0.1:8188, or set {SERVER_VARIABLE}.",
+            hint=f"Add --server http://127.0.0.1:8188, or set {SERVER_VARIABLE}, or add --cloud.",
         )
     return targets
 
@@ -114,6 +125,25 @@ def server_target(url: str, limits: Limits) -> Target:
 
     settings = ServerSettings(url, limits)
     return Target(shown(url), f"--server {shown(url)}", lambda: ComfyServer(settings), types)
+
+
+def cloud_target(limits: Limits, world: World) -> Target:
+    settings = replace(cloud_settings(world.environ), limits=limits)
+    if not settings.key:
+        raise InvalidInput(
+            f"Comfy Cloud wants a key, and {KEY_VARIABLE} is not set",
+            hint="Make one at https://platform.comfy.org/profile/api-keys",
+        )
+
+    def types(opened: Opened, world: World) -> KnownTypes:
+        return KnownTypes(asyncio.run(_cloud_node_types(settings)), {})
+
+    return Target("Comfy Cloud", "--cloud", lambda: ComfyCloud(settings), types)
+
+
+async def _cloud_node_types(settings: CloudSettings) -> Mapping[str, Any]:
+    async with ComfyCloud(settings) as cloud:
+        return (await cloud.describe()).object_info
 
 
 def least_busy(urls: Sequence[str], limits: Limits, world: World) -> str:
