@@ -356,3 +356,34 @@ def test_a_cloud_wants_a_key() -> None:
 
 def test_a_server_and_a_cloud_are_one_too_many(engine: Served) -> None:
     assert run(NEGATIVE, "--cloud", served=engine).code == 2
+
+
+def test_a_file_for_all_rows_is_uploaded_once(engine: Served, folder: Path) -> None:
+    (folder / "values.csv").write_text("prefix\nx\ny\n")
+    result = run(SOFTEN, "--image", PHOTO, "--batch", "values.csv", served=engine)
+    assert result.code == 0, result.err
+    assert result.lines.count(f"uploaded {PHOTO}") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--timeout", "0", "--timeout takes a number of seconds above 0, not 0"),
+        ("--poll-interval", "nan", "--poll-interval takes a number of seconds above 0, not nan"),
+        ("--max-retries", "99", "--max-retries takes a whole number, 0 to 20, not 99"),
+    ],
+)
+def test_figures_that_make_no_sense_are_refused(option: str, value: str, problem: str) -> None:
+    assert run(NEGATIVE, option, value).lines == [f"error: {problem}"]
+
+
+def test_a_folder_that_cannot_be_is_told_before_the_run(folder: Path) -> None:
+    (folder / "taken").write_text("")
+    result = run(NEGATIVE, "-o", "taken")
+    assert (result.code, len(result.lines)) == (1, 1)
+    assert "is no folder" in result.lines[0]
+
+
+def test_a_picture_that_was_made_can_be_run_again(engine: Served) -> None:
+    made = run(NEGATIVE, served=engine).out.strip()
+    assert run(made, served=engine).out == "output/negative_384-2.png\n"

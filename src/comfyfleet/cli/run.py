@@ -12,6 +12,7 @@ from comfyfleet.cli.convert import print_prompt
 from comfyfleet.cli.files import FILE_HELP, open_file
 from comfyfleet.cli.running.batch import Batch, summary
 from comfyfleet.cli.running.display import LiveDisplay
+from comfyfleet.cli.running.naming import check_folder
 from comfyfleet.cli.running.preparing import ChangeOptions, prepare, prepare_row
 from comfyfleet.cli.running.reporting import JsonLines, PlainLines, Reporter
 from comfyfleet.cli.running.session import Made, Session, Work
@@ -77,6 +78,7 @@ def run(
 ) -> None:
     """See helps.RUN."""
     rows = read_rows(way.batch) if way.batch else None
+    check_folder(results.output_dir)
     opened = open_file(file, world.stdin)
     for note in opened.notes:
         world.warn(note)

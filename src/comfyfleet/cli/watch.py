@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from comfyfleet.cli.run import INTO_OUTPUT, ResultOptions, print_results, reporter_for
+from comfyfleet.cli.running.naming import check_folder
 from comfyfleet.cli.running.progress import Plan
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.session import Made, Session
@@ -25,6 +26,7 @@ def watch(
     world: InWorld,
 ) -> None:
     """See helps.WATCH."""
+    check_folder(results.output_dir)
     targets = lasting_targets(where, world)
     with reporter_for(results, run_id[:8], world) as reporter:
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.cli.running.naming import numbered, readable_name, reserve
+from comfyfleet.cli.running.naming import check_folder, numbered, readable_name, reserve
 from comfyfleet.kernel.errors import InvalidInput
 
 
@@ -57,3 +57,14 @@ def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path) -> None:
     (tmp_path / "output").write_text("")
     with pytest.raises(InvalidInput, match="output"):
         reserve(tmp_path / "output", "cat.png")
+
+
+def test_where_results_can_go_is_known_without_making_it(tmp_path: Path) -> None:
+    check_folder(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_on_the_way_to_the_folder_is_told_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(InvalidInput, match="is no folder"):
+        check_folder(tmp_path / "a" / "b")

@@ -1,5 +1,6 @@
 """Names for the files that came out: readable, safe, and never one that is taken."""
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import count
@@ -36,6 +37,15 @@ def numbered(name: str) -> Iterator[str]:
     path = Path(name)
     for number in count(2):
         yield f"{path.stem}-{number}{path.suffix}"
+
+
+def check_folder(folder: Path) -> None:
+    """Known before the run and not after it: whether results can be saved there. Makes nothing."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InvalidInput(f"{existing} is no folder, so results can't be saved into {folder}")
+    if not os.access(existing, os.W_OK):
+        raise InvalidInput(f"{existing}: you may not write there", hint="Name another: -o DIR")
 
 
 def reserve(folder: Path, name: str) -> Path:

@@ -17,15 +17,17 @@ from comfyfleet.comfy.events import Cancelled, End, Failed, Succeeded
 from comfyfleet.kernel.errors import (
     FileGone,
     FleetError,
+    InvalidInput,
     OutcomeUnknown,
+    PromptRefused,
     RunFailed,
-    RunStalled,
-    RunTimedOut,
+    RunLost,
     UnexpectedAnswer,
 )
 from comfyfleet.workflow.model import Prompt
 
-STILL_GOING = (RunTimedOut, RunStalled, OutcomeUnknown)
+# How it ended is known: there is nothing to go back to.
+SETTLED = (RunFailed, PromptRefused, RunLost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Session:
         self._reporter = reporter
         self._folder = folder
         self._world = world
+        self._names: dict[Path, str] = {}
 
     async def run(self, work: Work) -> Made:
         """Raises CancelledError once the run is cancelled on the backend, too."""
@@ -71,8 +74,8 @@ class Session:
             # In a flow of its own: this one is being cancelled.
             await asyncio.create_task(self._cancel(prompt_id, run_id))
             raise
-        except STILL_GOING as error:
-            raise self._with_way_back(error, run_id or prompt_id) from error
+        except FleetError as error:
+            raise self._with_way_back(error, prompt_id, run_id) from error
 
     async def leave(self, work: Work) -> str:
         """Submit it and let it go on alone."""
@@ -90,12 +93,15 @@ class Session:
         return Made(tuple(path for path in paths if path), outputs.texts, seconds, skipped)
 
     async def _hand_in(self, work: Work) -> Prompt:
-        names = []
-        for upload in work.uploads:
-            uploaded = await self._backend.upload(upload.path)
-            self._reporter.uploaded(upload.path, uploaded.value)
-            names.append((upload, uploaded.value))
+        names = [(upload, await self._upload(upload.path)) for upload in work.uploads]
         return with_names(work.prompt, work.object_info, names) if names else work.prompt
+
+    async def _upload(self, path: Path) -> str:
+        """Once for all rows of a batch."""
+        if path not in self._names:
+            self._names[path] = (await self._backend.upload(path)).value
+            self._reporter.uploaded(path, self._names[path])
+        return self._names[path]
 
     async def _submit(self, work: Work, prompt: Prompt, prompt_id: str) -> str:
         pictures = {"extra_pnginfo": {"workflow": work.workflow}} if work.workflow else None
@@ -119,6 +125,9 @@ class Session:
             path.unlink(missing_ok=True)
             self._world.warn(error.message)
             return None
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise InvalidInput(f"{path} can't be written: {error.strerror}") from error
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -143,11 +152,15 @@ class Session:
             }[outcome]
         )
 
-    def _with_way_back(self, error: FleetError, run_id: str) -> FleetError:
+    def _with_way_back(self, error: FleetError, prompt_id: str, run_id: str | None) -> FleetError:
+        may_go_on = run_id is not None or isinstance(error, OutcomeUnknown)
+        if isinstance(error, SETTLED) or not may_go_on:
+            return error
         if self._target.options is None:
             hint = "--timeout SECONDS allows more time."
         else:
-            hint = f"Look after it with: comfyfleet watch {run_id} {self._target.options}"
+            found = run_id or prompt_id
+            hint = f"Look after it with: comfyfleet watch {found} {self._target.options}"
         return type(error)(error.message, **{**error.details, "hint": hint})
 
 

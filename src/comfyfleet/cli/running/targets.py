@@ -14,6 +14,7 @@ from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World, counted
 from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
 from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud, cloud_settings
+from comfyfleet.comfy.settings import RETRIES_MAX
 from comfyfleet.comfy.settings import limits as limits_of
 from comfyfleet.kernel.errors import FleetError, InvalidInput, InvalidValue, ServerUnavailable
 from comfyfleet.workflow.media import Opened
@@ -102,16 +103,19 @@ def lasting_targets(options: TargetOptions, world: World) -> list[Target]:
 
 def limits_in(options: TargetOptions, world: World) -> Limits:
     limits = limits_of(world.environ)
-    given = {
-        "job_seconds": options.timeout,
-        "max_retries": options.max_retries,
-        "poll_seconds": options.poll_interval,
-    }
-    for name, value in given.items():
-        if value is not None and not 0 <= value < float("inf"):
-            raise InvalidValue(f"{value} can't be: {name.replace('_', ' ')} are not negative")
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return replace(limits, **chosen)  # type: ignore[arg-type]  # each of its own type
+    seconds = {"--timeout": options.timeout, "--poll-interval": options.poll_interval}
+    for option, value in seconds.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise InvalidValue(f"{option} takes a number of seconds above 0, not {value:g}")
+    retries = limits.max_retries if options.max_retries is None else options.max_retries
+    if not 0 <= retries <= RETRIES_MAX:
+        raise InvalidValue(f"--max-retries takes a whole number, 0 to {RETRIES_MAX}, not {retries}")
+    return replace(
+        limits,
+        job_seconds=options.timeout or limits.job_seconds,
+        poll_seconds=options.poll_interval or limits.poll_seconds,
+        max_retries=retries,
+    )
 
 
 def server_urls(options: TargetOptions, world: World) -> list[str]:
