@@ -3,7 +3,7 @@
     make bench        or        python bench/convert.py [--rounds N]
 
 Three tables: all recorded workflows of the oracle (median and 95th percentile of the time per
-workflow, each the best of several alternating rounds), time per node from 10 to 10,000 nodes, and
+workflow, each the best of several rounds in which the converters take turns), time per node from 10 to 10,000 nodes, and
 time per pass for a file of 200 nodes. CPU time is measured, so that other load disturbs less.
 """
 
@@ -43,7 +43,6 @@ SHARED = Path(os.environ.get("COMFYFLEET_SHARED", Path(__file__).parents[2] / "s
 ORACLE = SHARED / "oracle"
 SETS = (("core", "core"), ("custom", "custom"), ("synthetic", "custom"))
 RATIO_MAX = 0.5
-Converter = Callable[[Any, Any], Any]
 Case = tuple[Any, Any]
 
 console = Console()
@@ -81,27 +80,27 @@ def spent(function: Callable[[], Any]) -> float:
     return (time.process_time_ns() - start) / 1e6
 
 
-def best(cases: list[Case], converter: Converter, so_far: list[float]) -> list[float]:
-    times = [spent(lambda case=case: converter(*case)) for case in cases]  # type: ignore[misc]
-    return list(map(min, times, so_far)) if so_far else times
-
-
 def compare(cases: list[Case], rounds: int) -> None:
     gc.collect()
     gc.freeze()  # the loaded cases are not part of what is measured
     remembered = {id(info): ObjectInfo(info) for _, info in cases}
-    prepared = [(document, remembered[id(info)]) for document, info in cases]
-    times: dict[str, list[float]] = {}
-    for _ in track(range(rounds), "over the recorded workflows", console=console, transient=True):
-        times["comfyfleet"] = best(cases, convert, times.get("comfyfleet", []))
-        times["comfy-cli"] = best(cases, convert_ui_to_api, times.get("comfy-cli", []))
-        times["with ObjectInfo"] = best(prepared, convert, times.get("with ObjectInfo", []))
+    times: dict[str, list[float]] = {"comfyfleet": [], "comfy-cli": [], "with ObjectInfo": []}
+    for document, info in track(cases, "recorded workflows", console=console, transient=True):
+        ways = (
+            lambda: convert(document, info),  # noqa: B023
+            lambda: convert_ui_to_api(document, info),  # noqa: B023
+            lambda: convert(document, remembered[id(info)]),  # noqa: B023
+        )
+        measured = [[spent(way) for way in ways] for _ in range(rounds)]
+        for name, column in zip(times, zip(*measured, strict=True), strict=True):
+            times[name].append(min(column))
     table = Table("ms per workflow", *times, "ratio", title=f"{len(cases)} workflows")
     for name, of in (("median", statistics.median), ("95th percentile", percentile_95)):
         ratio = of(times["comfyfleet"]) / of(times["comfy-cli"])
         verdict = "" if ratio <= RATIO_MAX else f" (target {RATIO_MAX})"
-        measured = [f"{of(each):.3f}" for each in times.values()]
-        table.add_row(name, *measured, f"{ratio:.2f}{verdict}")
+        table.add_row(
+            name, *(f"{of(each):.3f}" for each in times.values()), f"{ratio:.2f}{verdict}"
+        )
     console.print(table)
 
 
