@@ -1,8 +1,9 @@
 """Comfy Cloud as a backend: API v2 where the server has it, else v1."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,11 @@ class ComfyCloud:
     async def adopt(self, prompt_id: str) -> Submitted | None:
         return await (await self._chosen()).adopt(prompt_id)
 
-    async def follow(self, run_id: str) -> AsyncIterator[Event]:
-        async for event in (await self._chosen()).follow(run_id):
-            yield event
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+        """Each run once at a time."""
+        async with contextlib.aclosing((await self._chosen()).follow(run_id)) as events:
+            async for event in events:
+                yield event
 
     async def outputs(self, run_id: str) -> Outputs:
         return await (await self._chosen()).outputs(run_id)
