@@ -286,6 +286,35 @@ async def test_a_socket_that_came_back_serves_no_new_run() -> None:
     assert first == again != fresh
 
 
+async def test_a_socket_that_came_back_and_hears_nothing_is_opened_once_more() -> None:
+    async def play(stub: Stub, run_id: str) -> None:
+        await stub.drop_socket()
+        await until(lambda: len(stub.sockets) == 3)
+        await asyncio.sleep(0.05)
+        await stub.say("progress", value=1, max=2, prompt_id=run_id, node="1")
+        await succeed(stub, run_id)
+
+    stub = Stub(play)
+    async with client_of(stub) as (server, _):
+        run_id, events = await run(server, PROMPT)
+    assert len({client_id for client_id, _ in stub.sockets}) == 1
+    assert Progress(run_id, "1", 1, 2) in events
+
+
+async def test_a_socket_that_missed_a_whole_run_serves_no_other() -> None:
+    async def play(stub: Stub, run_id: str) -> None:
+        if len(stub.sockets) == 1:
+            stub.finish(run_id, ["execution_success", {"prompt_id": run_id}])
+        else:
+            await succeed(stub, run_id)
+
+    stub = Stub(play)
+    async with client_of(stub) as (server, _):
+        await run(server, PROMPT)
+        await run(server, PROMPT)
+    assert len({client_id for client_id, _ in stub.sockets}) == 2
+
+
 async def test_two_adopted_runs_of_one_client_share_its_socket() -> None:
     stub = Stub()
     async with client_of(stub) as (server, _):

@@ -30,8 +30,8 @@ class Channel:
     """Hands each message to the run that it is about, and comes back when the socket is lost.
 
     A channel that had to come back is `worn`: the server may drop the new socket together with the
-    old one (both have the same client id) and then tells it nothing. Its runs are looked after by
-    polling, and new runs take a new channel.
+    old one (both have the same client id) and then tells it nothing. So is one that missed a whole
+    run. Its runs are looked after by polling, and new runs take a new channel.
     """
 
     def __init__(self, calls: Calls, client_id: str) -> None:
@@ -103,7 +103,6 @@ class Channel:
                 ping_interval=None,
                 compression=None,
                 max_size=FRAME_BYTES_MAX,
-                proxy=None,
             )
             try:
                 async with asyncio.timeout(seconds):

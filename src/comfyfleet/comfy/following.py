@@ -7,7 +7,7 @@ from comfyfleet.comfy.channel import Channel
 from comfyfleet.comfy.events import End, Event, Queued, Reconnected
 from comfyfleet.comfy.inbox import Inbox
 from comfyfleet.comfy.messages import Message, RunOver
-from comfyfleet.comfy.places import Absent, Place, Waiting, locate
+from comfyfleet.comfy.places import Absent, Ended, Place, Waiting, locate
 from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.story import Chapter, Story, hear, see
 from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, UnexpectedAnswer
@@ -78,6 +78,7 @@ class Follower:
         self._channel = channel
         self._patience = Patience(calls.limits, calls.surroundings.clock)
         self._story = Story(run_id)
+        self._heard = False
 
     async def events(self, *, look_first: bool) -> AsyncIterator[Event]:
         """`look_first`: it has not just been submitted, anything may have happened."""
@@ -107,6 +108,7 @@ class Follower:
         return await self._hear(message)
 
     async def _hear(self, message: Message) -> tuple[Event, ...]:
+        self._heard = True
         before = self._story
         news = self._take(hear(before, message))
         if news or self._story != before:
@@ -129,6 +131,9 @@ class Follower:
         self._patience.saw(place)
         if isinstance(place, Absent):
             return self._vanished()
+        if isinstance(place, Ended) and self._channel is not None and not self._heard:
+            # It has missed a whole run: no error tells of a connection that was cut on its way.
+            self._channel.worn = True
         return self._take(see(self._story, place))
 
     def _vanished(self) -> tuple[Event, ...]:

@@ -50,16 +50,19 @@ class Lines:
             return channel
 
     async def add(self, run_id: str, channel: Channel) -> None:
-        self._lines[run_id] = Line(channel.join(run_id), channel, fresh=True)
-        while len(self._lines) > LINES_MAX:
-            await self.drop(next(iter(self._lines)))
+        await self._keep(run_id, Line(channel.join(run_id), channel, fresh=True))
 
     async def adopt(self, run_id: str, client_id: str | None) -> Line:
         """Listen for a run that somebody else has submitted, in the place of that client."""
         channel = await self._channel_of(run_id, client_id) if client_id else None
-        inbox = channel.join(run_id) if channel else Inbox()
-        line = self._lines[run_id] = Line(inbox, channel, fresh=False)
+        line = Line(channel.join(run_id) if channel else Inbox(), channel, fresh=False)
+        await self._keep(run_id, line)
         return line
+
+    async def _keep(self, run_id: str, line: Line) -> None:
+        self._lines[run_id] = line
+        while len(self._lines) > LINES_MAX:
+            await self.drop(next(iter(self._lines)))
 
     async def _channel_of(self, run_id: str, client_id: str) -> Channel | None:
         async with self._opening:

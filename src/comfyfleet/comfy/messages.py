@@ -1,4 +1,4 @@
-"""ComfyUI's websocket messages, parsed once. Checked against ComfyUI 0.7.0 and 0.28.0.
+"""ComfyUI's websocket messages, parsed once: those of 0.7.0 to 0.28.0.
 
 Most become an event of a run at once. A message that does not name its run gets the empty run id:
 the server runs one prompt at a time, so it is about the one that runs.
@@ -36,6 +36,8 @@ from comfyfleet.comfy.shapes import (
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
+# Not the prompt's fault: too small a GPU, or one whose process is broken until it is restarted.
+BACKEND_FAULTS = ("OutOfMemoryError", "illegal memory access", "device-side assert")
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
 WORD = struct.Struct(">I")
 
@@ -95,7 +97,8 @@ def parse_failure(data: Data) -> Failed | Blocked:
         return Blocked(run_id, node_id or "", node_type or "", message)
     trace = data.get("traceback")
     lines = tuple(map(str, trace)) if isinstance(trace, list) else ()
-    return Failed(run_id, message, node_id, node_type, exception_type, lines)
+    retryable = any(mark in f"{exception_type} {message}" for mark in BACKEND_FAULTS)
+    return Failed(run_id, message, node_id, node_type, exception_type, lines, retryable)
 
 
 def _status(data: Data) -> Message:

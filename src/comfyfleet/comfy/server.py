@@ -1,4 +1,8 @@
-"""A ComfyUI server as a backend: HTTP and websocket. Checked against ComfyUI 0.7.0 and 0.28.0."""
+"""A ComfyUI server as a backend: HTTP and websocket.
+
+The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded talks with 0.7.0 and
+0.28.0 are read in tests.
+"""
 
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -32,7 +36,7 @@ from comfyfleet.comfy.shapes import list_in, mapping_at, mapping_in, number_at
 from comfyfleet.comfy.submitting import send_prompt
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.comfy.transfers import fetch_file, upload_file
-from comfyfleet.kernel.errors import InvalidValue, PromptRefused, RunLost
+from comfyfleet.kernel.errors import FleetError, InvalidValue, PromptRefused, RunLost
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FREE = {"unload_models": True, "free_memory": True}
@@ -115,8 +119,13 @@ class ComfyServer:
 
     async def _stop_the_rest(self, error: BaseException) -> None:
         """What is left of a prompt that was refused in part runs all the same."""
-        if isinstance(error, PromptRefused) and (run_id := error.details.get("run_id")):
+        run_id = error.details.get("run_id") if isinstance(error, PromptRefused) else None
+        if run_id is None:
+            return
+        try:
             await cancel_run(self._calls, run_id)
+        except FleetError as trouble:
+            error.add_note(f"The rest of it may be running as {run_id}: {trouble.message}")
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
         line = self._lines.get(prompt_id) or await self._find(prompt_id)

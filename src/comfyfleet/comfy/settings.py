@@ -30,6 +30,10 @@ class ServerSettings:
     base_url: str = DEFAULT_BASE_URL
     limits: Limits = field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise InvalidValue(f"{self.base_url!r} is no address like {DEFAULT_BASE_URL}")
+
 
 def server_settings(environ: Mapping[str, str]) -> ServerSettings:
     return ServerSettings(environ.get("COMFYUI_BASE_URL") or DEFAULT_BASE_URL, limits(environ))

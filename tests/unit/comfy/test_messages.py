@@ -152,6 +152,23 @@ def test_a_shape_that_is_not_known_is_told_with_what_came(raw: str | bytes) -> N
     assert len(caught.value.details["received"]) < RECEIVED_CHARS_MAX + 100
 
 
+@pytest.mark.parametrize(
+    ("exception_type", "message", "retryable"),
+    [
+        ("torch.OutOfMemoryError", "Allocation on device", True),
+        ("RuntimeError", "CUDA error: an illegal memory access was encountered", True),
+        ("ValueError", "wrong value", False),
+    ],
+)
+def test_a_failure_of_the_gpu_may_be_tried_elsewhere(
+    exception_type: str, message: str, retryable: bool
+) -> None:
+    data = {**ERROR, "exception_type": exception_type, "exception_message": message}
+    failed = parse_message(text("execution_error", data))
+    assert isinstance(failed, Failed)
+    assert failed.retryable is retryable
+
+
 def test_the_log_of_a_run_is_read_like_its_messages() -> None:
     log: list[Any] = [["execution_start", {"prompt_id": "p"}], ["of_another_version", {}]]
     assert parse_log(log) == (Started("p"), Unknown("of_another_version"))
