@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 from tests.comfykit.scripted import Cut, Reaction, Reply, told
-from tests.unit.comfy.clouds import EMPTY_QUEUE, JOB, MARKED, PROMPT, RUN, V1, V2, cloud_of, job
+from tests.integration.cloud.clouds import (
+    EMPTY_QUEUE,
+    JOB,
+    MARKED,
+    PROMPT,
+    RUN,
+    V1,
+    V2,
+    cloud_of,
+    job,
+)
 
 from comfyfleet.comfy import Submitted
 from comfyfleet.kernel.errors import (
