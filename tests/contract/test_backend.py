@@ -179,6 +179,91 @@ async def test_a_refused_choice_shows_what_is_allowed(backend: Backend) -> None:
     assert "lanczos" in problem.allowed
 
 
+@pytest.mark.parametrize(
+    ("change", "kind", "message", "details", "input_name"),
+    [
+        (
+            {"width": 0},
+            "value_smaller_than_min",
+            "Value 0 smaller than min of 1",
+            "width",
+            "width",
+        ),
+        (
+            {"width": 99999},
+            "value_bigger_than_max",
+            "Value 99999 bigger than max of 16384",
+            "width",
+            "width",
+        ),
+        (
+            {"width": "wide"},
+            "invalid_input_type",
+            "Failed to convert an input value to a INT value",
+            "width, wide, invalid literal for int() with base 10: 'wide'",
+            "width",
+        ),
+        (
+            {"width": None},
+            "invalid_input_type",
+            "Failed to convert an input value to a INT value",
+            "width, None, int() argument must be a string, a bytes-like object "
+            "or a real number, not 'NoneType'",
+            "width",
+        ),
+        (
+            {"width": ["1"]},
+            "bad_linked_input",
+            "Bad linked input, must be a length-2 list of [node_id, slot_index]",
+            "width",
+            "width",
+        ),
+        (
+            {"width": ["1", 0]},
+            "return_type_mismatch",
+            "Return type mismatch between linked nodes",
+            "width, received_type(IMAGE) mismatch input_type(INT)",
+            "width",
+        ),
+    ],
+)
+async def test_a_refusal_keeps_the_words_of_comfyui(
+    backend: Backend, change: dict[str, Any], kind: str, message: str, details: str, input_name: str
+) -> None:
+    prompt = picture(new_color())
+    prompt["5"] = {**prompt["1"], "inputs": {**prompt["1"]["inputs"], **change}}
+    prompt["9"]["inputs"]["images"] = ["5", 0]
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=new_id())
+    (problem,) = caught.value.details["problems"]
+    assert (problem.node_id, problem.kind, problem.message) == ("5", kind, message)
+    assert (problem.details, problem.input_name) == (details, input_name)
+
+
+async def test_a_missing_input_is_told_in_the_words_of_comfyui(backend: Backend) -> None:
+    prompt = picture(new_color())
+    del prompt["1"]["inputs"]["height"]
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=new_id())
+    (problem,) = caught.value.details["problems"]
+    assert (problem.kind, problem.message, problem.details) == (
+        "required_input_missing",
+        "Required input is missing",
+        "height",
+    )
+
+
+async def test_a_prompt_without_outputs_is_refused_as_a_whole(backend: Backend) -> None:
+    prompt = picture(0)
+    del prompt["9"]
+    with pytest.raises(PromptRefused) as caught:
+        await backend.submit(prompt, prompt_id=new_id())
+    assert (caught.value.details["kind"], caught.value.message) == (
+        "prompt_no_outputs",
+        "Prompt has no outputs",
+    )
+
+
 async def test_a_prompt_that_would_run_in_part_is_refused_and_does_not_run(
     stage: Stage,
     backend: Backend,
