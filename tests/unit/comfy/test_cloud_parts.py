@@ -9,6 +9,7 @@ import pytest
 from comfyfleet.comfy.cloud.job import parse_job, parse_output
 from comfyfleet.comfy.cloud.marker import is_marked, with_marker
 from comfyfleet.comfy.cloud.origins import own_link, resolved, storage_link
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.states import is_end, is_retryable, phase_of
 from comfyfleet.comfy.cloud.stream import ServerEvent, server_events
 from comfyfleet.kernel.errors import UnexpectedAnswer
@@ -60,6 +61,14 @@ async def test_events_are_read_with_comments_and_many_lines() -> None:
         ServerEvent("status", "{\n}"),
         ServerEvent("message", "x"),
     ]
+
+
+@pytest.mark.parametrize("its_id", ["../prompt", "..", "a/b", "a?b=c", "a#b"])
+def test_an_id_does_not_lead_to_another_route(its_id: str) -> None:
+    path = about("GET", "/jobs/{id}/status", its_id).path
+    assert path is not None
+    assert path.count("/") == 3
+    assert not set("?#.") & set(path)
 
 
 def test_links_belong_to_the_origin_not_to_the_base() -> None:

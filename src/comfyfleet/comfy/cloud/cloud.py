@@ -1,9 +1,12 @@
 """Comfy Cloud as a backend: API v2 where the server has it, else v1."""
 
 import asyncio
+import contextlib
+import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +59,14 @@ class ComfyCloud:
         meter: Meter | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        around, meter = surroundings or Surroundings(), meter or Tally()
-        base = httpx.URL(settings.base_url)
-        self._storage = storage_transport(base)
-        self._v1_calls = _calls(settings, "api", {"X-API-Key": settings.key}, meter, around)
+        around = surroundings or Surroundings()
+        # Made once: to read all certificates takes longer than a request.
+        trust = httpx.create_ssl_context()
+        self._storage = storage_transport(httpx.URL(settings.base_url), trust)
+        calls = partial(_calls, settings, trust, meter or Tally(), around)
+        self._v1_calls = calls("api", {"X-API-Key": settings.key})
         bearer = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
-        self._v2_calls = _calls(settings, "api/v2", bearer, meter, around)
+        self._v2_calls = calls("api/v2", bearer)
         socket = CloudSocket(self._v1_calls, settings.key, around.new_id())
         self._v1 = CloudV1(self._v1_calls, self._storage, socket)
         self._v2 = CloudV2(self._v2_calls, self._storage)
@@ -116,9 +121,11 @@ class ComfyCloud:
     async def adopt(self, prompt_id: str) -> Submitted | None:
         return await (await self._chosen()).adopt(prompt_id)
 
-    async def follow(self, run_id: str) -> AsyncIterator[Event]:
-        async for event in (await self._chosen()).follow(run_id):
-            yield event
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+        """Each run once at a time."""
+        async with contextlib.aclosing((await self._chosen()).follow(run_id)) as events:
+            async for event in events:
+                yield event
 
     async def outputs(self, run_id: str) -> Outputs:
         return await (await self._chosen()).outputs(run_id)
@@ -145,15 +152,19 @@ class ComfyCloud:
 
 def _calls(
     settings: CloudSettings,
-    path: str,
-    headers: Mapping[str, str],
+    trust: ssl.SSLContext,
     meter: Meter,
     around: Surroundings,
+    path: str,
+    headers: Mapping[str, str],
 ) -> Calls:
     limits = settings.limits
-    timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
-    base_url = f"{settings.base_url.rstrip('/')}/{path}"
-    client = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout)
+    client = httpx.AsyncClient(
+        base_url=f"{settings.base_url.rstrip('/')}/{path}",
+        headers=headers,
+        timeout=httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds),
+        verify=trust,
+    )
     return Calls(client, limits=limits, meter=meter, surroundings=around)
 
 

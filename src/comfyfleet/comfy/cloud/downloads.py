@@ -1,6 +1,7 @@
 """Files of the cloud, which hands them out by redirect to a storage that must not see the key."""
 
 import contextlib
+import ssl
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,10 +22,10 @@ DEFAULT_TYPE = "application/octet-stream"
 GONE = frozenset({404, 410})
 
 
-def storage_transport(base: httpx.URL) -> httpx.AsyncBaseTransport:
+def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBaseTransport:
     """A transport, not a client: it has no headers, cookies or keys, and logs no signed address."""
     proxy = None if is_loopback(base) else urllib.request.getproxies().get("https")
-    return httpx.AsyncHTTPTransport(proxy=proxy)
+    return httpx.AsyncHTTPTransport(verify=trust, proxy=proxy)
 
 
 async def download(

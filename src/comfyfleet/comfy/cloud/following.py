@@ -4,7 +4,7 @@ Only an answer ends a run. What is told by itself may be late, lost or told twic
 livelier and says when to ask.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -44,7 +44,7 @@ async def follow(
     calls: Calls,
     *,
     is_heard: bool = False,
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event]:
     """`is_heard`: all that the run tells is in the inbox, so a look at once would only spoil it."""
     limits, clock = calls.limits, calls.surroundings.clock
     story, now = Story(run_id), clock()

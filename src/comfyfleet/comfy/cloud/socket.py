@@ -38,6 +38,7 @@ class CloudSocket:
         self._runs: dict[str, Inbox] = {}
         self._strays: deque[tuple[str, Message]] = deque(maxlen=STRAYS_MAX)
         self._reader: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -45,16 +46,22 @@ class CloudSocket:
 
     async def start(self) -> None:
         """Listen from now on, if that is possible."""
-        if self.is_open:
-            return
-        opened = await self._open()
-        if opened is not None:
-            self._reader = asyncio.create_task(self._read(opened), name="comfy-cloud-socket")
+        async with self._opening:
+            if self.is_open:
+                return
+            opened = await self._open()
+            if opened is not None:
+                self._reader = asyncio.create_task(self._read(opened), name="comfy-cloud-socket")
 
     def join(self, run_id: str) -> Inbox:
         inbox = self._runs.setdefault(run_id, Inbox())
-        for _, message in filter(lambda stray: stray[0] == run_id, self._strays):
-            inbox.put(message)
+        strays = [*self._strays]
+        self._strays.clear()
+        for stray in strays:
+            if stray[0] == run_id:
+                inbox.put(stray[1])
+            else:
+                self._strays.append(stray)
         return inbox
 
     def leave(self, run_id: str) -> None:

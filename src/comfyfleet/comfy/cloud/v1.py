@@ -1,9 +1,10 @@
 """Comfy Cloud, API v1. As documented in August 2026."""
 
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -26,7 +27,7 @@ from comfyfleet.comfy.cloud.patience import ask, send
 from comfyfleet.comfy.cloud.socket import CloudSocket
 from comfyfleet.comfy.cloud.v1_cancel import cancel_run
 from comfyfleet.comfy.cloud.v1_places import ended, look
-from comfyfleet.comfy.cloud.v1_search import search
+from comfyfleet.comfy.cloud.v1_search import Search, search
 from comfyfleet.comfy.events import Event
 from comfyfleet.comfy.outputs import find_outputs
 from comfyfleet.comfy.refusals import refusal
@@ -35,6 +36,7 @@ from comfyfleet.comfy.shapes import mapping_in, number_at, parse_json, text_at
 from comfyfleet.comfy.transfers import upload_file
 from comfyfleet.kernel.errors import (
     CreditsExhausted,
+    FleetError,
     OutcomeUnknown,
     PromptRefused,
     RunLost,
@@ -91,8 +93,7 @@ class CloudV1:
         except (OutcomeUnknown, UnexpectedAnswer) as error:
             return await self._find_again(prompt_id, error)
         if partly is not None:
-            await self.cancel(run_id)
-            raise partly
+            await self._take_back(run_id, partly)
         if self._socket.is_open:
             self._heard.append(run_id)
         return Submitted(run_id)
@@ -109,15 +110,19 @@ class CloudV1:
             )
         return None
 
-    async def follow(self, run_id: str) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
         await self._socket.start()
-        inbox = self._socket.join(run_id)
-        is_heard = self._is_heard(run_id)
+        events = follow(
+            run_id,
+            self._socket.join(run_id),
+            lambda: look(self._calls, run_id),
+            self._calls,
+            is_heard=self._is_heard(run_id),
+        )
         try:
-            async for event in follow(
-                run_id, inbox, lambda: look(self._calls, run_id), self._calls, is_heard=is_heard
-            ):
-                yield event
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    yield event
         finally:
             self._socket.leave(run_id)
 
@@ -138,6 +143,14 @@ class CloudV1:
     async def free(self) -> None:
         """The cloud's machines are its own business."""
 
+    async def _take_back(self, run_id: str, partly: PromptRefused) -> NoReturn:
+        """Half a result is none: what would run of it is stopped, as far as that is possible."""
+        try:
+            await self.cancel(run_id)
+        except FleetError as error:
+            raise partly from error
+        raise partly
+
     def _is_heard(self, run_id: str) -> bool:
         if run_id not in self._heard:
             return False
@@ -155,12 +168,11 @@ class CloudV1:
         """Never sent again: what is not found now may still be on its way into the queue."""
         if 400 <= int(error.details.get("status") or 0) < 500:
             raise error
+        found = Search(None)
         for attempt in range(1, self._calls.limits.max_retries + 2):
-            try:
-                found = await search(self._calls, prompt_id)
-            except (ServerUnavailable, UnexpectedAnswer):
-                found = None
-            if found is not None and found.run_id is not None:
+            with contextlib.suppress(ServerUnavailable, UnexpectedAnswer):
+                found = await search(self._calls, prompt_id, found.others)
+            if found.run_id is not None:
                 return Submitted(found.run_id, adopted=True)
             await self._calls.surroundings.back_off(attempt)
         raise OutcomeUnknown(

@@ -4,6 +4,7 @@ from comfyfleet.comfy.backend import Cancellation
 from comfyfleet.comfy.calls import Call, Calls
 from comfyfleet.comfy.cloud.confirming import certainty, confirmed
 from comfyfleet.comfy.cloud.patience import ask
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.v1_places import look, queue_of
 from comfyfleet.comfy.places import Absent
 from comfyfleet.kernel.errors import CancelUnconfirmed
@@ -22,8 +23,7 @@ async def cancel_run(calls: Calls, run_id: str) -> Cancellation:
 
 
 async def _ask_to_stop(calls: Calls, run_id: str) -> None:
-    route = "/jobs/{id}/cancel"
-    answer = await ask(calls, Call("POST", route, f"/jobs/{run_id}/cancel"))
+    answer = await ask(calls, about("POST", "/jobs/{id}/cancel", run_id))
     if answer.status_code not in NOT_THERE:
         return
     # Without that route: as long as it waits it can be taken out of the queue alone.

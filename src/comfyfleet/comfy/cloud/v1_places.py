@@ -6,6 +6,7 @@ from typing import Any
 
 from comfyfleet.comfy.calls import Call, Calls, json_of
 from comfyfleet.comfy.cloud.patience import ask
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.states import is_retryable, phase_of
 from comfyfleet.comfy.events import Cached, Cancelled, End, Failed, Succeeded
 from comfyfleet.comfy.messages import parse_failure, parse_log
@@ -55,7 +56,7 @@ async def look(calls: Calls, run_id: str) -> Place:
 
 
 async def state_of(calls: Calls, run_id: str) -> State | None:
-    call = Call("GET", STATUS_ROUTE, f"/job/{run_id}/status")
+    call = about("GET", STATUS_ROUTE, run_id)
     response = await ask(calls, call)
     if response.status_code == 404:
         return None
@@ -66,7 +67,7 @@ async def state_of(calls: Calls, run_id: str) -> State | None:
 
 
 async def detail_of(calls: Calls, run_id: str) -> Mapping[str, Any] | None:
-    call = Call("GET", JOB_ROUTE, f"/jobs/{run_id}")
+    call = about("GET", JOB_ROUTE, run_id)
     response = await ask(calls, call)
     if response.status_code == 404:
         return None

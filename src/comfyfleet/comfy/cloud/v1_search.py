@@ -23,24 +23,28 @@ JOBS = Call("GET", "/jobs", params=ENDED)
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`is_complete`: all jobs were searched, so one that was not found is not there."""
+    """`is_complete`: all jobs were searched, so one that was not found is not there.
+
+    `others`: ended jobs that are not it, and need not be asked for again.
+    """
 
     run_id: str | None
     is_complete: bool = True
+    others: frozenset[str] = frozenset()
 
 
-async def search(calls: Calls, prompt_id: str) -> Search:
+async def search(calls: Calls, prompt_id: str, others: frozenset[str] = frozenset()) -> Search:
     """Queue first, then the ended: a job moves from one to the other, never back."""
     queue = await queue_of(calls)
     for row in (*queue.running, *queue.pending):
         if is_marked(row.items, prompt_id):
             return Search(row.run_id)
     run_ids, is_complete = await _newest_ended(calls)
-    for run_id in run_ids:
+    for run_id in (run_id for run_id in run_ids if run_id not in others):
         detail = await detail_of(calls, run_id)
         if detail is not None and is_marked(detail, prompt_id):
             return Search(run_id)
-    return Search(None, is_complete)
+    return Search(None, is_complete, others.union(run_ids))
 
 
 async def _newest_ended(calls: Calls) -> tuple[tuple[str, ...], bool]:

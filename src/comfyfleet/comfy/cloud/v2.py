@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from comfyfleet.comfy.backend import (
     Submitted,
     Uploaded,
 )
-from comfyfleet.comfy.calls import Call, Calls
+from comfyfleet.comfy.calls import Calls
 from comfyfleet.comfy.cloud.confirming import certainty, confirmed
 from comfyfleet.comfy.cloud.downloads import download
 from comfyfleet.comfy.cloud.following import follow, patiently
 from comfyfleet.comfy.cloud.origins import own_link
 from comfyfleet.comfy.cloud.patience import ask
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.v2_events import Listener
 from comfyfleet.comfy.cloud.v2_jobs import (
     job_of,
@@ -78,10 +79,11 @@ class CloudV2:
             raise OutcomeUnknown("not all jobs can be searched for the run", prompt_id=prompt_id)
         return None
 
-    async def follow(self, run_id: str) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
         inbox = Inbox()
-        async with self._listening(run_id, inbox):
-            async for event in follow(run_id, inbox, lambda: self._look(run_id), self._calls):
+        events = follow(run_id, inbox, lambda: self._look(run_id), self._calls)
+        async with self._listening(run_id, inbox), contextlib.aclosing(events):
+            async for event in events:
                 yield event
 
     async def outputs(self, run_id: str) -> Outputs:
@@ -94,8 +96,7 @@ class CloudV2:
         """By its asset: the addresses that a job tells expire."""
         if file.reference is None:
             raise FileGone(f"{file.filename} is no output of this backend", file=file)
-        path = f"/assets/{file.reference}/content"
-        call = Call("GET", "/assets/{id}/content", path)
+        call = about("GET", "/assets/{id}/content", file.reference)
         return await download(self._calls, self._storage, call, to)
 
     async def cancel(self, run_id: str) -> Cancellation:
@@ -105,7 +106,7 @@ class CloudV2:
         if (certain := certainty(place)) is not None:
             return certain
         self._cancelled.append(run_id)
-        await ask(self._calls, Call("POST", "/jobs/{id}/cancel", f"/jobs/{run_id}/cancel"))
+        await ask(self._calls, about("POST", "/jobs/{id}/cancel", run_id))
         return await confirmed(self._calls, run_id, lambda: self._look(run_id))
 
     async def free(self) -> None:

@@ -3,12 +3,14 @@
 import base64
 import binascii
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 
 from comfyfleet.comfy.calls import NETWORK_ERRORS, Call, Calls
 from comfyfleet.comfy.cloud.job import ENDED, parse_output, parse_progress, parse_status
 from comfyfleet.comfy.cloud.patience import RETRY_AFTER_SECONDS_MAX, retry_after_seconds
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.stream import ServerEvent, server_events
 from comfyfleet.comfy.events import (
     NodeDone,
@@ -42,7 +44,8 @@ class Listener:
 
     async def listen(self, link: str | None) -> None:
         """A stream that is cut is opened again, unless it told nothing too often."""
-        call = Call("GET", ROUTE, link or f"/jobs/{self._run_id}/events")
+        own = about("GET", ROUTE, self._run_id)
+        call = own if link is None else replace(own, path=link)
         failures = 0
         while not self._is_over and failures <= self._calls.limits.max_retries:
             if failures:

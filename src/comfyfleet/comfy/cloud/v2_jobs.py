@@ -8,6 +8,7 @@ from comfyfleet.comfy.calls import Call, Calls, json_of
 from comfyfleet.comfy.cloud.job import Job, JobOutput, parse_job
 from comfyfleet.comfy.cloud.marker import is_marked
 from comfyfleet.comfy.cloud.patience import ask
+from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.events import Cancelled, End, Failed, Succeeded
 from comfyfleet.comfy.places import Ended, Place, Running, Waiting
 from comfyfleet.comfy.shapes import list_in, mapping_in
@@ -22,7 +23,7 @@ KEYS = {"image": "images", "file": "files", "latent": "latents"}
 
 
 async def job_of(calls: Calls, run_id: str) -> Job | None:
-    call = Call("GET", JOB_ROUTE, f"/jobs/{run_id}")
+    call = about("GET", JOB_ROUTE, run_id)
     response = await ask(calls, call)
     if response.status_code == 404:
         return None
@@ -70,7 +71,7 @@ async def search(calls: Calls, prompt_id: str) -> tuple[Job | None, bool]:
 
 
 async def _workflow_of(calls: Calls, job_id: str) -> Mapping[str, Any] | None:
-    call = Call("GET", WORKFLOW_ROUTE, f"/jobs/{job_id}/workflow")
+    call = about("GET", WORKFLOW_ROUTE, job_id)
     response = await ask(calls, call)
     if response.status_code == 404:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.comfykit.prompts import new_color, picture, run
 from tests.comfykit.scripted import Asked, Reaction, Reply, scripted, told
-from tests.unit.comfy.clouds import JOB, KEY, RUN, V1, V2, cloud_of, job
+from tests.integration.cloud.clouds import JOB, KEY, RUN, V1, V2, cloud_of, job
 
 from comfyfleet.comfy import Backend, OutputFile
 from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud, cloud_settings

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 from tests.comfykit.scripted import Cut, Reaction, Reply, told
-from tests.unit.comfy.clouds import EMPTY_QUEUE, JOB, MARKED, PROMPT, RUN, V1, V2, cloud_of, job
+from tests.integration.cloud.clouds import (
+    EMPTY_QUEUE,
+    JOB,
+    MARKED,
+    PROMPT,
+    RUN,
+    V1,
+    V2,
+    cloud_of,
+    job,
+)
 
 from comfyfleet.comfy import Submitted
 from comfyfleet.kernel.errors import (
@@ -68,6 +78,20 @@ async def test_v1_what_can_not_be_decided_is_unknown_and_not_sent_again(lost: Re
     assert stage.server.paths() == ["/api/prompt"]
 
 
+async def test_v1_ended_jobs_of_others_are_asked_for_once() -> None:
+    replies = {
+        **V1,
+        "POST /api/prompt": Cut(),
+        "GET /api/jobs": told({"jobs": [{"id": "other"}], "pagination": {"has_more": True}}),
+        "GET /api/jobs/other": told({"id": "other", "workflow": PROMPT}),
+    }
+    async with cloud_of(replies) as stage:
+        with pytest.raises(OutcomeUnknown):
+            await stage.cloud.submit(PROMPT, prompt_id=RUN)
+    assert stage.server.paths("GET").count("/api/jobs") == 3
+    assert stage.server.paths("GET").count("/api/jobs/other") == 1
+
+
 async def test_v1_a_search_that_fails_decides_nothing() -> None:
     replies = {**V1, "POST /api/prompt": Cut(), "GET /api/queue": told({"queue_running": None})}
     async with cloud_of(replies) as stage:
@@ -100,6 +124,15 @@ async def test_v1_a_prompt_that_would_run_in_part_is_taken_back() -> None:
         with pytest.raises(PromptRefused, match="node 1"):
             await stage.cloud.submit(PROMPT, prompt_id=RUN)
     assert stage.server.paths()[-1] == f"/api/jobs/{JOB}/cancel"
+
+
+async def test_v1_a_prompt_that_can_not_be_taken_back_is_refused_all_the_same() -> None:
+    problem = {"errors": [{"type": "t", "message": "m"}], "class_type": "A"}
+    partly = told({"prompt_id": JOB, "number": 1, "node_errors": {"1": problem}})
+    replies = {**V1, "POST /api/prompt": partly, f"GET /api/job/{JOB}/status": Reply(500)}
+    async with cloud_of(replies) as stage:
+        with pytest.raises(PromptRefused, match="node 1"):
+            await stage.cloud.submit(PROMPT, prompt_id=RUN)
 
 
 @pytest.mark.parametrize(

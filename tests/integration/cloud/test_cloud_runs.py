@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.comfykit.scripted import Cut, Reaction, Reply, told
-from tests.unit.comfy.clouds import JOB, LIMITS, V1, V2, Replies, cloud_of, job
+from tests.integration.cloud.clouds import JOB, LIMITS, V1, V2, Replies, cloud_of, job
 
 from comfyfleet.comfy import Cancellation, Limits, OutputFile
 from comfyfleet.comfy.cloud import ComfyCloud
