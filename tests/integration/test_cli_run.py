@@ -1,13 +1,12 @@
 """`comfyfleet run` and `watch` against an engine that is really served."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def events(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.out.splitlines()]
 
 
-def wait_for(happened: Any) -> None:
+def wait_for(happened: Callable[[], Any]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not happened():
         assert time.monotonic() < deadline
@@ -289,25 +288,60 @@ def queue(engine: Served) -> Any:
     return httpx.get(f"{engine.url}/queue").json()
 
 
+def interrupted(*arguments: str, when: Callable[[], Any]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a real process that got SIGINT."""
+    with Path("stderr.txt").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from comfyfleet.cli import main; main()", *arguments],
+            stderr=said,
+            stdout=subprocess.PIPE,
+            text=True,
+            # As from a terminal: a shell in the background would have it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    wait_for(when)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=WAIT_SECONDS_MAX)
+    return process.returncode, out, Path("stderr.txt").read_text()
+
+
 def test_ctrl_c_cancels_on_the_server(engine: Served, folder: Path) -> None:
     flow = steps(folder, 200, 50)
-    command = [sys.executable, "-c", "from comfyfleet.cli import main; main()", "run", flow]
-    process = subprocess.Popen(
-        [*command, "--server", engine.url],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    )
-    wait_for(lambda: queue(engine)["queue_running"])
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=WAIT_SECONDS_MAX)
-    assert (process.returncode, out) == (130, "")
+    running = lambda: queue(engine)["queue_running"]  # noqa: E731
+    code, out, err = interrupted("run", flow, "--server", engine.url, when=running)
+    assert (code, out) == (130, "")
     assert err.splitlines()[-1].startswith(f"cancelled on {engine.url}: run ")
     assert not queue(engine)["queue_running"]
     run_id = err.split()[-1]
     history = httpx.get(f"{engine.url}/history/{run_id}").json()
     assert "execution_interrupted" in [name for name, _ in history[run_id]["status"]["messages"]]
+
+
+def test_ctrl_c_in_a_batch_keeps_the_rows_that_have_ended(engine: Served, folder: Path) -> None:
+    flow = steps(folder, 1, 50)
+    (folder / "values.csv").write_text("1.steps,prefix\n2,quick\n200,slow\n3,never\n")
+    arguments = ("run", flow, "--batch", "values.csv", "--server", engine.url)
+
+    def in_second_row() -> bool:
+        return Path("output/quick.png").exists() and bool(queue(engine)["queue_running"])
+
+    code, out, err = interrupted(*arguments, when=in_second_row)
+    assert code == 130
+    assert "output/quick.png" in out
+    assert f"cancelled on {engine.url}" in err
+    assert not any(queue(engine).values())
+    assert not Path("output/never.png").exists()
+
+
+def test_ctrl_c_stops_watching_and_the_run_goes_on(engine: Served, folder: Path) -> None:
+    run_id = run(steps(folder, 200, 20), "--detach", served=engine).out.strip()
+    said = Path("stderr.txt")
+    watching = lambda: said.exists() and "started" in said.read_text()  # noqa: E731
+    code, _, err = interrupted("watch", run_id, "--server", engine.url, when=watching)
+    assert code == 130
+    assert err.splitlines()[-1] == f"no longer watched; run {run_id} goes on"
+    assert queue(engine)["queue_running"][0][1] == run_id
+    httpx.post(f"{engine.url}/interrupt")
 
 
 def test_a_run_that_takes_too_long_tells_the_way_back(engine: Served, folder: Path) -> None:
