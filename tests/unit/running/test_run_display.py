@@ -119,6 +119,7 @@ def test_events_in_words() -> None:
     kept = replace(SAMPLING, reused=frozenset("123"))
     assert spoken(Succeeded("r", ("1", "2", "3")), kept) is not None
     assert spoken(Succeeded("r"), SAMPLING) is None
+    assert spoken(Succeeded("r", ("1",)), begin(Plan({}), 0.0)) is None
 
 
 def test_events_have_the_names_of_their_types() -> None:

@@ -148,6 +148,6 @@ def spoken(event: Event, standing: Standing) -> str | None:
             return f"{standing.plan.name(node_id)} does not run: {message}"
         case Reconnected():
             return "the connection was lost and is there again"
-        case Succeeded(reused=reused) if reused and standing.reused >= standing.plan.names.keys():
+        case Succeeded() if standing.total and len(standing.reused) == standing.total:
             return "nothing to do: an earlier run had made it all"
     return None
