@@ -47,6 +47,11 @@ class Stub:
         self.url = ""
         self._plays: set[asyncio.Task[None]] = set()
 
+    async def end(self) -> None:
+        for play in self._plays:
+            play.cancel()
+        await asyncio.gather(*self._plays, return_exceptions=True)
+
     async def say(self, kind: str, **data: Any) -> None:
         await self.say_raw(json.dumps({"type": kind, "data": data}))
 
@@ -107,8 +112,7 @@ class Stub:
         run_id = body["prompt_id"]
         self.running.append([0, run_id, body["prompt"], {"client_id": body["client_id"]}, []])
         if self.play is not None:
-            playing = asyncio.ensure_future(self.play(self, run_id))
-            self._plays.add(playing)
+            self._plays.add(asyncio.ensure_future(self.play(self, run_id)))
         return JSONResponse({"prompt_id": run_id, "number": 0, "node_errors": {}})
 
     def _interrupt(self, run_id: str) -> None:
@@ -165,6 +169,7 @@ async def scripted(stub: Stub) -> AsyncIterator[Stub]:
     try:
         yield stub
     finally:
+        await stub.end()
         server.should_exit = server.force_exit = True
         await serving
 

@@ -253,15 +253,16 @@ async def test_a_missing_input_is_told_in_the_words_of_comfyui(backend: Backend)
     )
 
 
-async def test_a_prompt_without_outputs_is_refused_as_a_whole(backend: Backend) -> None:
+async def test_a_prompt_without_outputs_is_refused_as_a_whole(
+    stage: Stage, backend: Backend
+) -> None:
     prompt = picture(0)
     del prompt["9"]
     with pytest.raises(PromptRefused) as caught:
         await backend.submit(prompt, prompt_id=new_id())
-    assert (caught.value.details["kind"], caught.value.message) == (
-        "prompt_no_outputs",
-        "Prompt has no outputs",
-    )
+    assert caught.value.message == "Prompt has no outputs"
+    if stage.abilities.tells_kinds:
+        assert caught.value.details["kind"] == "prompt_no_outputs"
 
 
 async def test_a_prompt_that_would_run_in_part_is_refused_and_does_not_run(

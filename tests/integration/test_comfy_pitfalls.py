@@ -292,10 +292,13 @@ async def test_a_socket_that_came_back_and_hears_nothing_is_opened_once_more() -
         await until(lambda: len(stub.sockets) == 3)
         await asyncio.sleep(0.05)
         await stub.say("progress", value=1, max=2, prompt_id=run_id, node="1")
+        # Else the look after the return finds the end first, and nothing else is told.
+        await asyncio.sleep(0.5)
         await succeed(stub, run_id)
 
     stub = Stub(play)
-    async with client_of(stub) as (server, _):
+    limits = dataclasses.replace(LIMITS, stall_seconds=4)
+    async with client_of(stub, limits) as (server, _):
         run_id, events = await run(server, PROMPT)
     assert len({client_id for client_id, _ in stub.sockets}) == 1
     assert Progress(run_id, "1", 1, 2) in events

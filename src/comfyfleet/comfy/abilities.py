@@ -11,6 +11,7 @@ class Abilities:
     `tells_nodes`: each node's start, steps and end, and which results it reused; else samples.
     `tells_texts`: as outputs. `tells_folders`: whether a file is temporary.
     `tells_parts`: that a prompt would run only in part, so that it is refused.
+    `tells_kinds`: of a refused prompt, ComfyUI's own word for what is wrong with it as a whole.
     """
 
     describes: bool = True
@@ -19,3 +20,4 @@ class Abilities:
     tells_texts: bool = True
     tells_folders: bool = True
     tells_parts: bool = True
+    tells_kinds: bool = True

@@ -19,7 +19,6 @@ from comfyfleet.kernel.errors import ServerUnavailable, UnexpectedAnswer
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-RENEWALS_MAX = 3
 RETURNS_MAX = 20
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
 SOCKET = Call("GET", "/ws")
@@ -40,7 +39,6 @@ class Channel:
         self._calls = calls
         self._runs: dict[str, Inbox] = {}
         self._current = CURRENT_RUN
-        self._renewals = 0
         self._returns = 0
         self._socket: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -70,8 +68,7 @@ class Channel:
 
     async def renew(self) -> None:
         """Close a worn socket that tells nothing; the reader then opens another."""
-        if self.worn and self.open and self._renewals < RENEWALS_MAX and self._socket is not None:
-            self._renewals += 1
+        if self.worn and self.open and self._socket is not None:
             await self._socket.close()
 
     async def aclose(self) -> None:

@@ -25,9 +25,11 @@ class Patience:
         self._clock = clock
         self._began = self._sign = clock()
         self._place: Place | None = None
+        self._worries = 0
 
     def progressed(self) -> None:
         self._sign = self._clock()
+        self._worries = 0
 
     def saw(self, place: Place) -> None:
         """Behind another run, waiting is no stall: that one shows its progress to others only."""
@@ -37,8 +39,11 @@ class Patience:
         self._place = place
 
     def worried(self) -> bool:
-        """So long without a sign that it may be us who don't hear."""
-        return self._clock() - self._sign >= self._limits.stall_seconds * WORRY_PART
+        """Now and then while there is no sign: it may be us who don't hear."""
+        quiet = (self._clock() - self._sign) / self._limits.stall_seconds
+        again = quiet >= WORRY_PART * (self._worries + 1)
+        self._worries += again
+        return again
 
     def seconds(self) -> float:
         """Until the next look."""

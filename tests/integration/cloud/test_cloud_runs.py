@@ -139,6 +139,15 @@ async def test_v2_a_stream_that_is_cut_is_opened_again_and_the_end_is_asked_for(
     assert file == OutputFile("9", "images", "a.png", reference="asset-1")
 
 
+async def test_v2_a_stream_that_ends_in_order_is_no_lost_connection() -> None:
+    early = stream(("status", {"status": "running"}))
+    jobs = [*[told(job("running"))] * 2, told(job("succeeded"))]
+    limits = Limits(max_retries=2, poll_seconds=5)
+    async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: early}, limits) as stage:
+        names = [type(event).__name__ for event in await events_of(stage.cloud)]
+    assert names == ["Started", "Cached", "Succeeded"]
+
+
 @pytest.mark.parametrize("events", [Reply(501), Reply(404), Reply(429), Cut(), stream(("odd", 1))])
 async def test_v2_without_a_stream_the_job_is_polled(events: Reaction) -> None:
     jobs = [told(job("queued", queue_position=1)), told(job("running")), told(job("succeeded"))]

@@ -43,6 +43,7 @@ V2_ABILITIES = Abilities(
     tells_texts=False,
     tells_folders=False,
     tells_parts=False,
+    tells_kinds=False,
 )
 
 

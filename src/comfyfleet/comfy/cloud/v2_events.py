@@ -41,6 +41,7 @@ class Listener:
         self._node_id: str | None = None
         self._done: set[str] = set()
         self._is_over = False
+        self._was_cut = False
 
     async def listen(self, link: str | None) -> None:
         """A stream that is cut is opened again, unless it told nothing too often."""
@@ -50,23 +51,27 @@ class Listener:
         while not self._is_over and failures <= self._calls.limits.max_retries:
             if failures:
                 await self._calls.surroundings.back_off(failures)
-            has_told = await self._hear_out(call, is_again=failures > 0)
+            has_told = await self._hear_out(call)
             failures = 1 if has_told else failures + 1
 
-    async def _hear_out(self, call: Call, *, is_again: bool) -> bool:
+    async def _hear_out(self, call: Call) -> bool:
         """Whether anything was told before the stream ended."""
         has_told = False
         try:
             async with self._calls.stream(call) as response:
                 if not await self._is_stream(response):
                     return False
-                if is_again:
+                if self._was_cut:
                     self._inbox.put(Reconnected(self._run_id))
+                self._was_cut = False
                 async for event in server_events(response.aiter_lines()):
                     has_told = True
                     self._take(event)
         except (*NETWORK_ERRORS, LimitExceeded):
+            self._was_cut = True
             return has_told
+        # comfy-api-proxy closes the stream of a run that ends even when it can't tell the end yet.
+        self._inbox.put(RunOver(self._run_id))
         return has_told
 
     async def _is_stream(self, response: httpx.Response) -> bool:
