@@ -25,6 +25,7 @@ from comfyfleet.comfy.backend import (
 )
 from comfyfleet.comfy.calls import Calls
 from comfyfleet.comfy.cloud.downloads import storage_transport
+from comfyfleet.comfy.cloud.origins import is_loopback
 from comfyfleet.comfy.cloud.probe import NO_SUCH_ROUTE, Api, probe
 from comfyfleet.comfy.cloud.settings import CloudSettings
 from comfyfleet.comfy.cloud.socket import CloudSocket
@@ -60,6 +61,7 @@ class ComfyCloud:
         meter: Meter | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
+        _refuse_to_show_the_key(settings)
         around = surroundings or Surroundings()
         # Made once: to read all certificates takes longer than a request.
         trust = httpx.create_ssl_context()
@@ -149,6 +151,16 @@ class ComfyCloud:
 
     async def _chosen(self) -> CloudV1 | CloudV2:
         return self._v1 if await self.api() == "v1" else self._v2
+
+
+def _refuse_to_show_the_key(settings: CloudSettings) -> None:
+    """Over plain http everybody on the way can read it; on this machine there is no way."""
+    base = httpx.URL(settings.base_url)
+    if settings.key and base.scheme != "https" and not is_loopback(base):
+        raise InvalidValue(
+            f"the key is not sent to {settings.base_url} without encryption: use https",
+            base_url=settings.base_url,
+        )
 
 
 def _calls(
