@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Group, Parameter
 
@@ -71,19 +71,22 @@ class ShorthandOptions:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+Assignments: TypeAlias = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        group=VALUES,
+        metavar="NODE.INPUT=VALUE",
+        help="Set a value; NODE is an id, a title, or a class that occurs once. Repeatable.",
+        allow_leading_hyphen=True,
+    ),
+]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SettingOptions:
-    set_: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            group=VALUES,
-            metavar="NODE.INPUT=VALUE",
-            help="Set a value; NODE is an id, a title, or a class that occurs once. Repeatable.",
-            allow_leading_hyphen=True,
-        ),
-    ] = ()
+    set_: Assignments = ()
     usual: ShorthandOptions = ShorthandOptions()
 
     def __bool__(self) -> bool:

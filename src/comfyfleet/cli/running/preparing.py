@@ -26,6 +26,7 @@ from comfyfleet.cli.running.values import Row
 from comfyfleet.cli.settings import (
     USUAL_VALUES,
     VALUES,
+    Assignments,
     SettingOptions,
     ShorthandOptions,
     shorthand,
@@ -62,16 +63,7 @@ class RunShorthands(ShorthandOptions):
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ValueOptions:
-    set_: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            group=VALUES,
-            metavar="NODE.INPUT=VALUE",
-            help="Set a value; NODE is an id, a title, or a class that occurs once. Repeatable.",
-            allow_leading_hyphen=True,
-        ),
-    ] = ()
+    set_: Assignments = ()
     input_: Annotated[
         tuple[str, ...],
         Parameter(
