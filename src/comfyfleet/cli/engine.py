@@ -22,6 +22,12 @@ def engine(
         Path | None,
         Parameter(help="Folder for input, output and temp files. Without it they go on exit."),
     ] = None,
+    pace: Annotated[
+        bool,
+        Parameter(
+            help="Let a large blur last up to 2 s, as on a ComfyUI without GPU, for trying out clients."
+        ),
+    ] = True,
 ) -> None:
     """Serve the built-in CPU engine, which speaks ComfyUI's protocol.
 
@@ -30,23 +36,25 @@ def engine(
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        _serve(host, port, data)
+        _serve(host, port, data, pace=pace)
     except FleetError as error:
         raise SystemExit(error.message) from error
     except ModuleNotFoundError as error:
         raise SystemExit(f"{NEEDS} ({error.name} is missing)") from error
 
 
-def _serve(host: str, port: int, data: Path | None) -> None:
+def _serve(host: str, port: int, data: Path | None, *, pace: bool) -> None:
     # Here, so that help and the other commands do without numpy and its friends.
     from comfyfleet.engine import DataFolder, Engine
     from comfyfleet.engine.features import COMFYUI_VERSION
     from comfyfleet.engine.nodes import registry
+    from comfyfleet.engine.pacing import paced
     from comfyfleet.engine.serve import listen, serve, url_of
 
     with contextlib.ExitStack() as stack:
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
-        engine = Engine(DataFolder(root.resolve()), registry())
+        nodes = paced(registry()) if pace else registry()
+        engine = Engine(DataFolder(root.resolve()), nodes)
         listener = stack.enter_context(listen(host, port))
         kept = "" if data else " (until it stops)"
         _say(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from comfyfleet.engine.pacing import SECONDS_MAX, lasting
+from comfyfleet.engine.nodes import registry
+from comfyfleet.engine.pacing import HEAVY, SECONDS_MAX, lasting, paced
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,10 @@ def test_the_rest_of_the_time_is_slept_away(operations: float, slept: list[float
     with lasting(operations, clock=lambda: next(times), sleep=sleeps.append):
         pass
     assert sleeps == slept
+
+
+def test_only_the_blur_of_a_stand_in_is_paced() -> None:
+    nodes = registry()
+    changed = [name for name, kind in paced(nodes).items() if kind is not nodes[name]]
+    assert changed == [HEAVY]
+    assert paced(nodes)[HEAVY].info == nodes[HEAVY].info

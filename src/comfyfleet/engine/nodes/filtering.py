@@ -9,7 +9,6 @@ import PIL.Image
 from comfyfleet.engine.blur import blur
 from comfyfleet.engine.declare import IMAGE, Interface, bare, choice, integer, number, pure
 from comfyfleet.engine.noise import standard_normal
-from comfyfleet.engine.pacing import lasting
 from comfyfleet.engine.scale import resize
 from comfyfleet.engine.values import Bytes, Image, f32, from_bytes, match_channels
 from comfyfleet.kernel.errors import NodeFailed
@@ -104,9 +103,7 @@ def _soft_light(below: Image, above: Image) -> Image:
 def image_blur(image: Image, blur_radius: int, sigma: float) -> Image:
     if not blur_radius:
         return image
-    # ComfyUI sums over the whole square for each value.
-    with lasting(image.size * (2 * blur_radius + 1) ** 2):
-        return f32(blur(image, blur_radius, sigma))
+    return f32(blur(image, blur_radius, sigma))
 
 
 @pure(
