@@ -65,3 +65,22 @@ def test_public_names_use_our_words(path: Path) -> None:
 def test_every_word_that_is_not_used_would_be_noticed() -> None:
     assert words_of("TaskManager") == {"task", "manager"}
     assert words_of("job_task_2") == {"job", "task"}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sql_lives_in_db_and_in_stores(path: Path) -> None:
+    room = path.relative_to(ROOT).parts
+    if room[0] == "bench" or room[2] == "db" or path.name == "store.py" or "store" in room:
+        return
+    names = list(imported(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not [name for name in names if name.split(".")[0] in ("sqlalchemy", "asyncpg")]
+    if room[2] in ("http", "loops", "cli"):
+        assert not [name for name in names if name.endswith(".store")]

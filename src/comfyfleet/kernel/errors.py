@@ -21,7 +21,16 @@ FleetError
  ├─ RunStalled            a run showed no progress for too long; it may still be going on
  ├─ RunTimedOut           a run took longer than allowed; it may still be going on
  ├─ CancelUnconfirmed     a run was to be cancelled and had not ended when time was up
- └─ FileGone              a backend names an output that it no longer has
+ ├─ FileGone              a backend names an output that it no longer has
+ ├─ NotFound              there is no such thing, or not for the one who asks
+ ├─ Conflict              what is asked for contradicts what is
+ │   └─ LeaseLost         the lease is no longer held; nothing was changed
+ ├─ Unauthenticated       the key is missing, wrong or revoked
+ ├─ Forbidden             the key is right, and does not allow this
+ ├─ Refused               well-formed, and not possible as things stand
+ ├─ QueueFull             a cap is reached; carries when to come again
+ │   └─ FleetFull         the fleet has as many workers as it may
+ └─ Unavailable           a part of ours can't be reached for now: a database, the store
 """
 
 from collections.abc import Mapping
@@ -121,3 +130,39 @@ class CancelUnconfirmed(FleetError):
 
 class FileGone(FleetError):
     code = "file_gone"
+
+
+class NotFound(FleetError):
+    code = "not_found"
+
+
+class Conflict(FleetError):
+    code = "conflict"
+
+
+class LeaseLost(Conflict):
+    code = "lease_lost"
+
+
+class Unauthenticated(FleetError):
+    code = "unauthenticated"
+
+
+class Forbidden(FleetError):
+    code = "forbidden"
+
+
+class Refused(FleetError):
+    code = "refused"
+
+
+class QueueFull(FleetError):
+    code = "queue_full"
+
+
+class FleetFull(QueueFull):
+    code = "fleet_full"
+
+
+class Unavailable(FleetError):
+    code = "unavailable"

@@ -1,0 +1,1 @@
+"""The worker beside a backend: poll, run one lease, heartbeat, heal."""

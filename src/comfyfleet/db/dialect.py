@@ -1,0 +1,39 @@
+"""All that differs between SQLite and PostgreSQL, but for the hot path of the queue."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Table, func, literal
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from comfyfleet.db.types import Moment
+
+
+def is_sqlite(tx: AsyncConnection) -> bool:
+    return tx.dialect.name == "sqlite"
+
+
+def insert_if_new(tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    return dialect.insert(table).values(list(rows)).on_conflict_do_nothing()
+
+
+def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]) -> Any:
+    """`INSERT … ON CONFLICT (key) DO UPDATE` of all other columns."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table).values(dict(row))
+    changed = {name: insert.excluded[name] for name in row if name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
+
+
+def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
+    """The database's clock on PostgreSQL, where several control planes share it; else ours."""
+    return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
+
+
+def locked(tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False) -> Select[Any]:
+    """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer."""
+    return query if is_sqlite(tx) else query.with_for_update(skip_locked=skip_locked)

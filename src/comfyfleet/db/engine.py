@@ -1,0 +1,105 @@
+"""A database by its URL: transactions, read-only looks, and one writer at a time on SQLite."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from comfyfleet.kernel.errors import InvalidInput, Unavailable
+
+Tx: TypeAlias = AsyncConnection
+
+SQLITE_BUSY_MS = 30_000
+# More than about eight connections make the queue slower, not faster.
+POSTGRES_CONNECTIONS = 8
+WRITES = "comfyfleet_writes"
+DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+
+
+class Database:
+    """One database. `begin` is a transaction that writes, `look` one that only reads."""
+
+    def __init__(self, url: str, engine: AsyncEngine) -> None:
+        self.url = url
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
+        self._turn = asyncio.Lock()
+        self._writing = engine.execution_options(**{WRITES: True})
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Tx]:
+        if not self.is_sqlite:
+            async with _reachable(), self.engine.begin() as tx:
+                yield tx
+            return
+        async with self._turn, self._writing.begin() as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[Tx]:
+        async with _reachable(), self.engine.connect() as tx:
+            yield tx
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+@asynccontextmanager
+async def _reachable() -> AsyncIterator[None]:
+    """A database that is away is told apart from a statement that is wrong."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError) as error:
+        raise Unavailable(f"the database can't be reached: {error}") from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise Unavailable("the connection to the database was lost") from error
+        raise
+
+
+def open_database(url: str) -> Database:
+    """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InvalidInput(
+            "a database URL must look like sqlite:///file or postgresql://…"
+        ) from None
+    kind = parsed.get_backend_name()
+    if kind == "postgres" or kind not in DRIVERS:
+        raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
+    target = parsed.set(drivername=DRIVERS[kind])
+    options: dict[str, Any] = {"pool_size": POSTGRES_CONNECTIONS, "max_overflow": 4}
+    if kind == "postgresql":
+        options["pool_pre_ping"] = True
+    engine = create_async_engine(target, **options)
+    if kind == "sqlite":
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return Database(url, engine)
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={SQLITE_BUSY_MS}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # Asked for at once: a transaction that reads first and writes later fails when another wrote.
+    writes = connection.get_execution_options().get(WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,1 @@
+"""The leased queue, central rows only: enqueue, lease, extend, end, expire."""

@@ -1,0 +1,152 @@
+"""The words of the queue. Pure: no clock, no database."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+
+class Status(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+
+class Lane(NamedTuple):
+    """What a worker must be able to run to get a job; never null, never 'any'."""
+
+    workflow_id: int
+    stage: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewDispatch:
+    tenant_id: UUID
+    job_id: UUID
+    lane: Lane
+    priority: int = 0
+    max_attempts: int = 3
+    model_key: str | None = None  # the heavy model
+    model_set: str | None = None  # all models, hashed
+    backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One row of the queue."""
+
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+    lane: Lane
+    status: Status
+    priority: int
+    rank: int
+    attempts: int
+    max_attempts: int
+    requeues: int
+    lease_number: int
+    lease_token: UUID | None
+    lease_expires_at: datetime | None
+    worker_id: str | None
+    not_before: datetime | None
+    backend_affinity: str | None
+    model_key: str | None
+    model_set: str | None
+    is_poisoned: bool
+    cancel_requested: bool
+    recall_requested: bool
+    is_prefetched: bool
+    duration_seconds: float | None
+    last_error: str | None
+    created_at: datetime
+    queued_at: datetime
+    leased_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A worker's time-limited right to a dispatch."""
+
+    dispatch_id: int
+    tenant_id: UUID
+    job_id: UUID
+    lane: Lane
+    worker_id: str
+    token: UUID
+    number: int  # counts every lease; fences the tenant's row
+    attempt: int
+    expires_at: datetime
+    is_prefetched: bool = False
+    model_key: str | None = None
+    model_set: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A worker that asks for a job, and what speaks for or against giving it one."""
+
+    worker_id: str
+    lanes: frozenset[Lane]
+    affinities: frozenset[str] = frozenset()  # worker:ID and fleet:SLUG/STAGE
+    load: int = 0
+    models_loaded: tuple[str, ...] = ()  # heavy models, most recently used first
+    model_set: str | None = None
+    free_gpu_memory_bytes: int = 0
+    is_prefetch: bool = False  # it is busy, and would hold the job until its turn
+    # worker ids that live and may run some lane of this worker: without any, nobody is avoided
+    is_alone: bool = False
+
+
+class Requeue(StrEnum):
+    """Why a lease is handed back. Interruptions give the attempt back; a broken backend does not."""
+
+    SPOT = "spot"
+    REBALANCE = "rebalance"
+    SHUTDOWN = "shutdown"
+    DRAIN = "drain"
+    RECALL = "recall"
+    BACKEND_DOWN = "backend_down"
+    BACKEND_FAULT = "backend_fault"
+    OUT_OF_MEMORY = "out_of_memory"
+    # by ourselves, never by a worker:
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    WAITER_GONE = "waiter_gone"
+    PAYLOAD_DELAYED = "payload_delayed"
+
+    @property
+    def counts(self) -> bool:
+        return self in _BROKEN
+
+    @property
+    def prefers_others(self) -> bool:
+        return self in _BROKEN
+
+
+_BROKEN = frozenset({Requeue.BACKEND_DOWN, Requeue.BACKEND_FAULT, Requeue.OUT_OF_MEMORY})
+
+
+class Depth(NamedTuple):
+    queued: int
+    leased: int
+    oldest_queued_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNote:
+    """What the hot path writes beside a change, in the same statement."""
+
+    actor: str
+    action: str
+    details: Mapping[str, object] = field(default_factory=dict)

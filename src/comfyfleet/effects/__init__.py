@@ -1,0 +1,1 @@
+"""Registered workflows: versions, properties, and the prompt that a job runs."""

@@ -1,0 +1,1 @@
+"""Fleets, their workers, and which workflows they may run."""

@@ -1,0 +1,1 @@
+"""The control plane's API, one package per audience."""

@@ -1,0 +1,1 @@
+"""Sweeps: what must happen though nobody asks."""

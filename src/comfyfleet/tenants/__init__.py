@@ -1,0 +1,1 @@
+"""Who owns jobs, and in which pool they live."""

@@ -1,0 +1,190 @@
+"""Seven endpoints under /api/worker: register, poll, heartbeat, complete, fail, requeue, deregister."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.wire.files import (
+    WANTED_MAX,
+    Asset,
+    DeliveredOutput,
+    Message,
+    OutputSlot,
+    WantedOutput,
+)
+
+PROTOCOL_VERSION = 1
+WAIT_SECONDS_MAX = 60
+CONCURRENCY_MAX = 64
+HELD_MAX = 2 * CONCURRENCY_MAX
+WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
+Provider: TypeAlias = Literal["self_hosted", "cloud"]
+RequeueReason: TypeAlias = Literal[
+    "spot",
+    "rebalance",
+    "shutdown",
+    "drain",
+    "recall",
+    "backend_down",
+    "backend_fault",
+    "out_of_memory",
+]
+
+
+class Reading(Message):
+    """The machine's state at one moment; what can't be read is left out."""
+
+    gpu_name: str | None = None
+    gpu_load_percent: float | None = None
+    gpu_memory_used_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_temperature_celsius: float | None = None
+    cpu_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+
+
+class BackendFacts(Message):
+    """What a backend is and has."""
+
+    kind: str = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
+    version: str = ""
+    gpu: str | None = None
+    gpu_memory_bytes: int | None = None
+    node_types: tuple[str, ...] = ()
+    # input "CheckpointLoaderSimple.ckpt_name" → the files it offers
+    model_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    object_info_hash: str | None = None
+
+
+class Register(Message):
+    worker_id: WorkerId
+    fleet_slug: str
+    stage: str = "production"
+    max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
+    capabilities: tuple[str, ...] = ()
+    workflow_slugs: tuple[str, ...] | None = Field(default=None, min_length=1)
+    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    protocol_version: int = PROTOCOL_VERSION
+    backend: BackendFacts | None = None
+
+
+class Registered(Message):
+    worker_id: str
+    token: str
+    workflows_assigned: tuple[str, ...]
+    lease_seconds: int = 900
+    heartbeat_seconds: int = 30
+    # Where the worker may PUT its backend's object_info, if the fleet's is another one.
+    object_info_upload: OutputSlot | None = None
+
+
+class HeldLease(Message):
+    dispatch_id: int
+    lease_token: UUID
+
+
+class Poll(Message):
+    worker_id: WorkerId
+    capabilities: tuple[str, ...] | None = None
+    current_load: int = Field(default=0, ge=0)
+    max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
+    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
+    held: tuple[HeldLease, ...] | None = Field(default=None, max_length=HELD_MAX)
+    models_loaded: tuple[str, ...] | None = None  # heavy models, most recently used first
+    model_set: str | None = None
+    reading: Reading | None = None
+    backend: BackendFacts | None = None  # when it has changed since register
+
+
+class Job(Message):
+    """One lease with all that is needed to run it."""
+
+    dispatch_id: int
+    job_id: UUID
+    lease_token: UUID
+    lease_number: int
+    attempt: int
+    lease_expires_at: datetime
+    lease_seconds: int
+    provider: Provider
+    workflow_slug: str
+    prompt: dict[str, Any]
+    output_node_id: str | None = None
+    assets: tuple[Asset, ...] = ()
+    outputs: tuple[OutputSlot, ...] = ()
+    run_limit_seconds: int = 3600
+    max_output_bytes: int = 4 * 1024**3
+    extra_data: dict[str, Any] = Field(default_factory=dict)
+    model_key: str | None = None
+    model_set: str | None = None
+
+
+class Polled(Message):
+    job: Job | None = None
+    reason: str | None = None
+    drain: bool = False
+
+
+class Progress(Message):
+    percent: float | None = Field(default=None, ge=0, le=100)
+    node: str | None = None
+    step: int | None = None
+    steps: int | None = None
+    preview: str | None = Field(default=None, max_length=700_000)  # a data: URL of a small picture
+
+
+class Heartbeat(Message):
+    dispatch_id: int
+    lease_token: UUID
+    started: bool = False
+    progress: Progress | None = None
+    want_outputs: tuple[WantedOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    want_assets: tuple[str, ...] = Field(default=(), max_length=WANTED_MAX)
+    reading: Reading | None = None
+
+
+class HeartbeatAnswer(Message):
+    lease_expires_at: datetime | None = None
+    cancelled: bool = False
+    drain: bool = False
+    recall: bool = False
+    outputs: tuple[OutputSlot, ...] = ()
+    assets: tuple[Asset, ...] = ()
+
+
+class Complete(Message):
+    dispatch_id: int
+    lease_token: UUID
+    provider_job_id: str | None = None
+    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    execution_seconds: float | None = Field(default=None, ge=0)
+    metadata: dict[str, Any] = Field(default_factory=dict)  # texts that nodes showed
+
+
+class Fail(Message):
+    dispatch_id: int
+    lease_token: UUID
+    error: str | dict[str, Any]
+    provider_job_id: str | None = None
+
+
+class Requeue(Message):
+    dispatch_id: int
+    lease_token: UUID
+    reason: RequeueReason
+    detail: str | None = None
+
+
+class Deregister(Message):
+    worker_id: WorkerId
+
+
+class Done(Message):
+    """The answer to complete, fail, requeue and deregister; the same again when said again."""
+
+    ok: bool = True
