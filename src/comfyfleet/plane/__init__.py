@@ -1,0 +1,1 @@
+"""The control plane put together: databases, store, queue and jobs, from settings."""
