@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from comfyfleet.db import Database, Pools
+from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.meters import Meters
@@ -16,4 +17,5 @@ class Plane:
     central: Database
     pools: Pools
     admin_key: AdminKey
+    turns: Turns  # among control planes, for sweeps
     meters: Meters = field(default_factory=Meters)

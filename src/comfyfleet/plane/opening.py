@@ -6,6 +6,7 @@ from pathlib import Path
 
 from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.migrating import History, require_newest, upgrade
+from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
@@ -22,12 +23,15 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
         stack.enter_context(alone(places.sqlite_files()))
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
+        turns = Turns(central)
+        stack.push_async_callback(turns.close)
         yield Plane(
             settings=settings,
             clock=clock,
             central=central,
             pools=pools,
             admin_key=await admin_key(central, settings),
+            turns=turns,
         )
 
 
