@@ -70,6 +70,7 @@ def serving_metadata(**values: str) -> Iterator[MetadataServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
