@@ -3,16 +3,21 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.migrating import History, require_newest, upgrade
 from comfyfleet.db.turns import Turns
+from comfyfleet.dispatch.queue import Queue
+from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.model import Plane
 from comfyfleet.plane.places import Place, places_of
 from comfyfleet.plane.secrets import admin_key
+from comfyfleet.storage import open_store, signing_secret
+from comfyfleet.tenants import service as tenants
 
 
 @asynccontextmanager
@@ -25,11 +30,32 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
         pools = Pools(await _ready_pools(places.pools, stack))
         turns = Turns(central)
         stack.push_async_callback(turns.close)
+        store = open_store(
+            places.storage_url,
+            public_url=settings.public_url,
+            secret=signing_secret(data),
+            clock=clock,
+        )
+        stack.push_async_callback(store.aclose)
+        async with central.begin() as tx:
+            await tenants.ensure_default(tx, pools=pools, now=clock())
+        queue = Queue(central, settings=settings, clock=clock, new_token=uuid4)
+        stack.push_async_callback(queue.close)
         yield Plane(
             settings=settings,
             clock=clock,
             central=central,
             pools=pools,
+            store=store,
+            sides=Sides(
+                central=central,
+                pools=pools,
+                store=store,
+                queue=queue,
+                settings=settings,
+                clock=clock,
+                new_id=uuid4,
+            ),
             admin_key=await admin_key(central, settings),
             turns=turns,
         )
