@@ -1,0 +1,100 @@
+"""Around every request: an id, a line in the log, a count, and an answer when all else fails."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from comfyfleet.http.errors import answer
+from comfyfleet.kernel.tracing import bound
+from comfyfleet.plane import Meters
+
+logger = logging.getLogger("comfyfleet.access")
+REQUEST_ID = "X-Request-Id"
+# A caller's own id is taken over if it can do no harm in a log.
+_HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,100}")
+# Asked for every few seconds by machines: said only to those who want to know everything.
+_QUIET = ("/healthz", "/readyz", "/metrics", "/api/worker/poll", "/api/worker/heartbeat")
+ELSEWHERE = "unknown"
+
+
+class Access:
+    """Plain ASGI: it must not stand between a long poll and its caller's disappearance."""
+
+    def __init__(
+        self, app: ASGIApp, meters: Meters, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app = app
+        self._meters = meters
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _given_id(scope) or uuid.uuid4().hex
+        reply = _Reply(send, request_id)
+        begun = self._clock()
+        with bound(request_id=request_id):
+            try:
+                await self._app(scope, receive, reply.send)
+            except Exception:
+                logger.exception("unexpected error in %s %s", scope["method"], scope["path"])
+                if reply.status is not None:
+                    raise  # half an answer is out: the server must close the connection
+                await _apologise(scope, receive, reply)
+            finally:
+                self._note(scope, reply.status, self._clock() - begun)
+
+    def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
+        method, route = scope["method"], _route(scope)
+        self._meters.calls.labels(method, route, str(status or "gone")).inc()
+        self._meters.call_seconds.labels(method, route).observe(seconds)
+        # The path without its query string: that may hold a signature.
+        logger.log(
+            logging.DEBUG if route in _QUIET and status == 200 else logging.INFO,
+            "%s %s %s %.0f ms",
+            method,
+            scope["path"],
+            status or "gone",
+            seconds * 1000,
+            extra={"method": method, "path": scope["path"], "status": status, "route": route},
+        )
+
+
+class _Reply:
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers: list[Any] = list(message.get("headers", ()))
+            headers.append((REQUEST_ID.lower().encode(), self.request_id.encode()))
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+async def _apologise(scope: Scope, receive: Receive, reply: _Reply) -> None:
+    """Nothing of what went wrong is told, but for the id under which the log has it."""
+    message = "something went wrong on our side; the log has it under this id"
+    response = answer(500, "internal", message, {"request_id": reply.request_id})
+    await response(scope, receive, reply.send)
+
+
+def _given_id(scope: Scope) -> str | None:
+    wanted = REQUEST_ID.lower().encode()
+    found = next((value for name, value in scope["headers"] if name == wanted), b"")
+    text: str = found.decode("latin-1")
+    return text if _HARMLESS.fullmatch(text) else None
+
+
+def _route(scope: Scope) -> str:
+    """Its pattern: ids would make a new series of each. Paths that lead nowhere are one series."""
+    return getattr(scope.get("route"), "path", None) or ELSEWHERE

@@ -1,0 +1,115 @@
+"""Our errors as HTTP answers: a status, and `{"error": {"code", "message", "details"}}`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from comfyfleet.kernel import errors
+from comfyfleet.plane import Meters
+
+UNAVAILABLE_RETRY_SECONDS = 5
+QUEUE_FULL_RETRY_SECONDS = 30
+PROBLEMS_SHOWN_MAX = 20
+# What a raiser of QueueFull or Unavailable puts into details to say when to come again.
+RETRY_AFTER = "retry_after_seconds"
+
+STATUS_OF: Mapping[type[errors.FleetError], int] = {
+    errors.InvalidInput: 422,
+    errors.UnknownNodeTypes: 422,
+    errors.PromptRefused: 422,
+    errors.Refused: 422,
+    errors.LimitExceeded: 413,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.FileGone: 404,
+    errors.Conflict: 409,
+    errors.QueueFull: 429,
+    errors.Unavailable: 503,
+    # A server behind us is at fault, and nothing that the caller said.
+    errors.ServerUnavailable: 502,
+    errors.AccessDenied: 502,
+    errors.UnexpectedAnswer: 502,
+}
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "limit_exceeded"}
+
+
+def install(app: FastAPI, meters: Meters) -> None:
+    async def of_ours(_request: Request, error: errors.FleetError) -> Response:
+        meters.errors.labels(error.code).inc()
+        return answer_to(error)
+
+    app.exception_handler(errors.FleetError)(of_ours)
+    app.exception_handler(RequestValidationError)(_of_validation)
+    app.exception_handler(HTTPException)(_of_routing)
+
+
+def status_of(error: errors.FleetError) -> int:
+    """That of the nearest class above that has one."""
+    return next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), 500)
+
+
+def answer(
+    status: int,
+    code: str,
+    message: str,
+    details: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {"error": {"code": code, "message": message, "details": dict(details or {})}}
+    return Response(
+        json.dumps(body, default=str),
+        status,
+        headers=dict(headers or {}),
+        media_type="application/json",
+    )
+
+
+def answer_to(error: errors.FleetError) -> Response:
+    return answer(
+        status_of(error), error.code, error.message, error.details, headers=_headers_of(error)
+    )
+
+
+def _headers_of(error: errors.FleetError) -> dict[str, str]:
+    if isinstance(error, errors.Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, errors.QueueFull):
+        return _retry_after(error, QUEUE_FULL_RETRY_SECONDS)
+    if isinstance(error, errors.Unavailable):
+        return _retry_after(error, UNAVAILABLE_RETRY_SECONDS)
+    return {}
+
+
+def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
+    seconds = error.details.get(RETRY_AFTER, usually)
+    return {"Retry-After": str(max(1, round(float(seconds))))}
+
+
+async def _of_validation(_request: Request, error: RequestValidationError) -> Response:
+    """Names the fields, and never repeats what was sent: it may have been a key."""
+    problems = [
+        {"field": _field(each["loc"]), "message": str(each["msg"])}
+        for each in error.errors()[:PROBLEMS_SHOWN_MAX]
+    ]
+    message = "; ".join(
+        f"{each['field']}: {each['message']}" if each["field"] else each["message"]
+        for each in problems
+    )
+    return answer(422, errors.InvalidInput.code, message, {"fields": problems})
+
+
+def _field(place: tuple[Any, ...]) -> str:
+    """`("body", "properties", 0, "name")` is `properties.0.name`: it says body only if it is all."""
+    where, *inside = place
+    return ".".join(map(str, inside)) if inside and where == "body" else ".".join(map(str, place))
+
+
+async def _of_routing(_request: Request, error: HTTPException) -> Response:
+    """What the framework itself refuses: no such route, no such method."""
+    code = _CODES.get(error.status_code, "error")
+    return answer(error.status_code, code, str(error.detail), headers=error.headers)

@@ -1,0 +1,46 @@
+"""Counters of this process. Figures that the database knows are read when somebody asks."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Meters:
+    """A registry of its own: two control planes in one process (tests) don't mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.calls = Counter(
+            "comfyfleet_api_calls",
+            "Calls of the API",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.call_seconds = Histogram(
+            "comfyfleet_api_call_seconds",
+            "How long calls took, long polls included",
+            ("method", "route"),
+            buckets=CALL_SECONDS,
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "comfyfleet_api_errors", "Answers that were errors", ("code",), registry=self.registry
+        )
+        self.unexpected = Counter(
+            "comfyfleet_unexpected_answers",
+            "Answers of backends in a shape that we don't know, as workers reported them",
+            ("fleet",),
+            registry=self.registry,
+        )
+        self.passes = Counter(
+            "comfyfleet_sweep_passes",
+            "Passes of the sweeps: done, failed, or left to another control plane",
+            ("sweep", "outcome"),
+            registry=self.registry,
+        )
+        self.last_pass = Gauge(
+            "comfyfleet_sweep_last_pass_timestamp_seconds",
+            "When a sweep last ended in order",
+            ("sweep",),
+            registry=self.registry,
+        )

@@ -1,0 +1,21 @@
+"""The control plane as a value: what endpoints and sweeps work with."""
+
+from dataclasses import dataclass, field
+
+from comfyfleet.db import Database, Pools
+from comfyfleet.db.turns import Turns
+from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.settings import Settings
+from comfyfleet.plane.meters import Meters
+from comfyfleet.plane.secrets import AdminKey
+
+
+@dataclass(frozen=True)
+class Plane:
+    settings: Settings
+    clock: Clock
+    central: Database
+    pools: Pools
+    admin_key: AdminKey
+    turns: Turns  # among control planes, for sweeps
+    meters: Meters = field(default_factory=Meters)

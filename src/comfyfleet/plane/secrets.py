@@ -1,0 +1,38 @@
+"""What the control planes of one installation know in common: the admin key, and what URLs are signed with."""
+
+from dataclasses import dataclass
+
+from comfyfleet.db import Database
+from comfyfleet.db.state import read_state, write_state_if_new
+from comfyfleet.kernel.keys import hashed, new_key
+from comfyfleet.kernel.settings import Settings
+
+ADMIN_KEY_HASH = "admin_key_hash"
+URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is kept
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    key_hash: str
+    just_made: str | None = None  # to be shown once: only its hash is kept
+
+
+async def admin_key(central: Database, settings: Settings) -> AdminKey:
+    """As the environment says, else the one that the first start made."""
+    if settings.admin_key:
+        return AdminKey(hashed(settings.admin_key))
+    async with central.look() as tx:
+        kept = await read_state(tx, ADMIN_KEY_HASH)
+    if kept is not None:
+        return AdminKey(kept)
+    key = new_key()
+    async with central.begin() as tx:
+        standing = await write_state_if_new(tx, ADMIN_KEY_HASH, hashed(key))
+    return AdminKey(standing, just_made=key if standing == hashed(key) else None)
+
+
+async def url_secret(central: Database) -> str:
+    """The same for all control planes: each must accept what another has signed."""
+    async with central.begin() as tx:
+        secret: str = await write_state_if_new(tx, URL_SECRET, new_key())
+    return secret

@@ -1,0 +1,42 @@
+"""A control plane in this process, on real databases of either kind."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.dbkit.databases import Databases
+
+from comfyfleet.http.app import create_app
+from comfyfleet.kernel.clock import Clock, utc_now
+from comfyfleet.kernel.settings import Settings
+from comfyfleet.plane import Plane, open_plane
+
+ADMIN_KEY = "an-admin-key-of-tests"
+URL = "http://control.test"
+
+
+@asynccontextmanager
+async def plane_on(
+    databases: Databases, data: Path, *, clock: Clock = utc_now, **settings: Any
+) -> AsyncIterator[Plane]:
+    given = Settings(
+        **{
+            "admin_key": ADMIN_KEY,
+            "central_database_url": await databases.url("central"),
+            "tenant_database_urls": f"main={await databases.url('tenant')}",
+            "public_url": URL,
+            **settings,
+        }
+    )
+    async with open_plane(given, data, clock) as plane:
+        yield plane
+
+
+@asynccontextmanager
+async def client_of(plane: Plane, key: str | None = ADMIN_KEY) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    transport = httpx.ASGITransport(create_app(plane))
+    async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
+        yield client
