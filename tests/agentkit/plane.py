@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -155,7 +155,7 @@ class Plane:
         if key not in self.keys:
             raise Problem(401, "unauthenticated")
 
-    async def poll(self, body: Poll, key: str) -> Polled:
+    async def poll(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
         self.polls.append(body)
         deadline = time.monotonic() + body.wait_seconds
         while True:
@@ -166,7 +166,7 @@ class Plane:
                     return Polled(job=self._job(dispatch))
                 if self.drain:
                     return Polled(reason="draining", drain=True)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or await is_gone():
                 return Polled(reason="nothing is queued")
             await asyncio.sleep(0.01)
 

@@ -76,7 +76,7 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
     plane.check(key)
     match endpoint:
         case "poll":
-            return await plane.poll(Poll.model_validate_json(raw), key)
+            return await plane.poll(Poll.model_validate_json(raw), key, request.is_disconnected)
         case "heartbeat":
             return plane.heartbeat(Heartbeat.model_validate_json(raw))
         case "deregister":
