@@ -95,16 +95,6 @@ def lacks(
     }
 
 
-async def runnable(tx: Tx, fleet: Fleet) -> list[Workflow]:
-    """The active workflows that at least one worker of the fleet is known to be able to run."""
-    found = []
-    for workflow in await effects.all_of(tx):
-        known = await lacks_of(tx, fleet, workflow)
-        if workflow.is_active and any(not lack for lack in known.values()):
-            found.append(workflow)
-    return found
-
-
 async def doubts(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
     """Where a workflow is assigned and nobody can run this version of it."""
     found = []

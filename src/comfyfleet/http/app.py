@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import errors, health
+from comfyfleet.http import admin, errors, health, worker
 from comfyfleet.http.access import Access
-from comfyfleet.http.admin import admin_routers
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
 from comfyfleet.plane import Plane
@@ -39,7 +38,8 @@ def create_app(plane: Plane) -> FastAPI:
 
 def _routers(plane: Plane) -> Iterator[APIRouter]:
     yield health.router
+    yield worker.router
+    yield from admin.ROUTERS
     yield metrics_router(plane)
-    yield from admin_routers()
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Interval,
     case,
     func,
     insert,
@@ -165,4 +166,4 @@ async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -
 def later(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> ColumnElement[Any]:
     if is_sqlite(tx):
         return type_coerce(moment, BigInteger) + seconds * 1_000_000
-    return moment + timedelta(seconds=seconds)
+    return moment + literal(timedelta(seconds=seconds), Interval())

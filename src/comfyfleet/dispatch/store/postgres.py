@@ -53,7 +53,8 @@ WITH wanted AS MATERIALIZED (
         status = 'leased', lease_token = token, worker_id = worker, is_prefetched = prefetched,
         attempts = attempts + 1, lease_number = lease_number + 1,
         lease_expires_at = clock_timestamp() + make_interval(secs => $5),
-        leased_at = clock_timestamp(), started_at = NULL, recall_requested = false
+        leased_at = clock_timestamp(), started_at = NULL, heard_at = NULL,
+        recall_requested = false
     FROM mine JOIN wanted ON wanted.dispatch_id = mine.id
     WHERE ai_job_dispatches.id = mine.id
     RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, workflow_id, stage, provider,
@@ -98,6 +99,7 @@ WITH said AS MATERIALIZED (
 )
 UPDATE ai_job_dispatches SET
     lease_expires_at = clock_timestamp() + make_interval(secs => $4),
+    heard_at = clock_timestamp(),
     started_at = CASE WHEN started THEN coalesce(started_at, clock_timestamp()) ELSE started_at END,
     is_prefetched = is_prefetched AND NOT started,
     recall_requested = recall_requested AND NOT started AND started_at IS NULL

@@ -1,12 +1,17 @@
 """The operators' API: everything under /api/admin, behind the admin key."""
 
-from collections.abc import Iterator
+from comfyfleet.http.admin import (
+    audit,
+    control,
+    dispatches,
+    fleets,
+    jobs,
+    tenants,
+    workers,
+    workflows,
+)
 
-from fastapi import APIRouter
-
-from comfyfleet.http.admin import audit, fleets, tenants, workers, workflows
-
-
-def admin_routers() -> Iterator[APIRouter]:
-    for module in (fleets, workflows, workers, tenants, audit):
-        yield module.router
+ROUTERS = tuple(
+    module.router
+    for module in (fleets, workflows, workers, tenants, dispatches, jobs, control, audit)
+)

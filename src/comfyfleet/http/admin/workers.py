@@ -12,9 +12,9 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet, Worker
-from comfyfleet.http.admin.leases import give_back
 from comfyfleet.http.admin.routing import PAGE_MAX, Answer, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.jobs.ending import requeue_all_of
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.keys import hashed, new_key
 from comfyfleet.plane import Plane
@@ -137,7 +137,7 @@ async def revoke(
 ) -> Revoked:
     """Its key is dead at once, and its jobs go to others."""
     answer = await _acted(plane, worker_id, "revoke", fleets.revoke, operator, now)
-    requeued = await give_back(plane, worker_id, Requeue.REVOKED)
+    requeued = await requeue_all_of(plane.sides, worker_id, Requeue.REVOKED)
     return Revoked(**answer.model_dump(), requeued=requeued)
 
 

@@ -15,6 +15,7 @@ from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Sighting
 from comfyfleet.kernel.errors import Unauthenticated
 from comfyfleet.plane import Plane
+from comfyfleet.tenants.model import DEFAULT_TENANT
 from comfyfleet.wire.messages import BackendFacts, Reading
 
 
@@ -88,7 +89,8 @@ async def test_a_revoked_worker_is_out_at_once_and_its_jobs_are_queued_again(
     await join(plane, "gpu-7")
     async with plane.central.begin() as tx:
         lane = Lane(await a_workflow(tx), "production", "self_hosted")
-        await dispatch.enqueue(tx, [NewDispatch(uuid4(), uuid4(), lane)], now=plane.clock())
+        new = NewDispatch(DEFAULT_TENANT, uuid4(), lane)
+        await dispatch.enqueue(tx, [new], now=plane.clock())
     lease = await plane.queue.lease(Waiter("gpu-7", frozenset({lane})), wait_seconds=5)
     assert lease is not None
     answer = (await act(client, "gpu-7", "revoke")).json()
