@@ -51,7 +51,7 @@ class ForPeople(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s%(ids)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        ids = " ".join(f"{name}={value}" for name, value in current().items())
+        ids = " ".join(f"{name}={value}" for name, value in _ids(record).items())
         record.ids = f"  [{ids}]" if ids else ""
         return super().format(record)
 

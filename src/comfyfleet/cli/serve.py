@@ -57,7 +57,7 @@ async def _serve(
         if with_loops:
             await stack.enter_async_context(running(sweeps_in(plane)))
         greet(plane, url_of(listener), world)
-        await serve_app(create_app(plane), listener, stop)
+        await serve_app(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
 
 
 def settings_at(listener: socket.socket, host: str, world: World) -> Settings:

@@ -100,6 +100,5 @@ outbox = Table(
     Column("tries", Integer, nullable=False, server_default="0"),
     Column("not_before", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
-    UniqueConstraint("job_id", "kind"),
     Index(None, "not_before", "id"),
 )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -50,8 +50,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{name}:{port}"
 
 
-async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> None:
-    """Until `stop` is set."""
+async def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    *,
+    at_stop: Callable[[], object] = lambda: None,
+) -> None:
+    """Until `stop` is set; `at_stop` lets those go who wait for an answer."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -68,6 +74,7 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> N
     waiting = asyncio.create_task(stop.wait())
     await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    at_stop()
     server.should_exit = True
     await work
 
