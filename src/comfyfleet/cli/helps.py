@@ -73,3 +73,15 @@ comfyfleet admin dispatches list --status queued
 comfyfleet admin dispatches why 12
 ```
 """
+
+UP = """Run everything in one process: control plane, a worker, and a backend for it.
+
+No services, no settings: SQLite and files in one folder, and the built-in CPU engine unless a
+ComfyUI is named. Each workflow that is registered and that the backends can run is assigned by
+itself. The same folder again goes on where it stopped.
+
+```
+comfyfleet up
+comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
+```
+"""

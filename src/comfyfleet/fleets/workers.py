@@ -103,6 +103,11 @@ async def facts_of(tx: Tx, workers: Iterable[Worker]) -> dict[str, BackendFacts]
     return await store.facts_of(tx, [worker.id for worker in workers])
 
 
+async def reported_object_infos(tx: Tx) -> dict[int, str]:
+    """The hash of what each fleet's backends can do, as a worker of it says."""
+    return await store.object_info_hashes(tx)
+
+
 async def seen(tx: Tx, worker: Worker, sighting: Sighting, *, now: datetime) -> Worker:
     """The worker as it now is. Written only when that is due or something of weight changed."""
     known = after(worker, sighting, now)

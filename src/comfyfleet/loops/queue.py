@@ -16,6 +16,7 @@ from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.reconciling import reconcile
 from comfyfleet.jobs.settling import deliver_words
 from comfyfleet.kernel.errors import FleetError
+from comfyfleet.loops.learning import learn_object_infos
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.plane import Plane
 
@@ -34,6 +35,7 @@ def queue_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("due", partial(wake_due, plane), min(often, 1.0))
     yield Sweep("workers", partial(remove_lost_workers, plane), often)
     yield Sweep("reconcile", partial(reconcile, plane.sides), RECONCILE_SECONDS)
+    yield Sweep("object_info", partial(learn_object_infos, plane), often)
     yield Sweep("readings", partial(thin_readings, plane), READINGS_SECONDS)
 
 

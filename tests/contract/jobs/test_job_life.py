@@ -110,7 +110,7 @@ async def test_a_stranger_with_another_token_changes_nothing(place: Place) -> No
     stranger = handed.model_copy(update={"lease_token": uuid4()})
     for word in (place.complete, place.fail, place.beat):
         with pytest.raises(LeaseLost):
-            await word(stranger)  # type: ignore[operator]
+            await word(stranger)
     assert (await place.job(job.id)).status == JobStatus.PROCESSING
 
 

@@ -39,7 +39,9 @@ def test_the_message_is_what_a_person_can_use(error: str | dict[str, object], me
 
 def test_the_raw_text_is_kept_for_operators() -> None:
     assert presentable(TRACEBACK).raw == TRACEBACK
-    assert json.loads(presentable({"exception_message": "é"}).raw or "") == {"exception_message": "é"}
+    assert json.loads(presentable({"exception_message": "é"}).raw or "") == {
+        "exception_message": "é"
+    }
 
 
 @given(st.one_of(st.text(), st.dictionaries(st.text(), st.text() | st.lists(st.text()))))

@@ -89,6 +89,17 @@ async def remove(tx: Tx, row_id: int, *, unseen_since: datetime | None = None) -
     return (await tx.execute(statement)).rowcount == 1
 
 
+async def object_info_hashes(tx: Tx) -> dict[int, str]:
+    """By fleet, as its worker that was seen last reports it."""
+    reported = workers.c.facts["object_info_hash"].as_string()
+    query = (
+        select(workers.c.fleet_id, reported)
+        .where(workers.c.facts.is_not(None), reported.is_not(None))
+        .order_by(workers.c.last_seen_at, workers.c.id)
+    )
+    return {row[0]: row[1] for row in await tx.execute(query)}
+
+
 async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
     """Of those that have told them."""
     query = select(workers.c.worker_id, workers.c.facts).where(

@@ -1,0 +1,1 @@
+"""The operators' API: everything under /api/admin, behind the admin key."""
