@@ -17,7 +17,7 @@ from comfyfleet.wire.messages import Job, Poll, Polled
 NO_WORKFLOW = "no workflow is assigned to this worker"
 # A change that another control plane was told of is noticed after so long.
 PART_SECONDS = 20.0
-HELD_BACK_SECONDS = 2.0
+HELD_BACK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,18 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "this worker is draining"
     if not standing.lanes:
         return NO_WORKFLOW
-    if _load(standing, asked) > asked.max_concurrency:
-        return f"this worker holds {_load(standing, asked)} jobs, as many as it may"
+    if asked.current_load > asked.max_concurrency or len(standing.held) > most_held(asked):
+        return f"this worker holds {len(standing.held)} jobs, as many as it may"
     return None
 
 
-def _load(standing: Standing, asked: Poll) -> int:
-    """What we know it holds counts as well as what it says."""
-    return max(asked.current_load, len(standing.held))
+def most_held(asked: Poll) -> int:
+    """As many as run, one prefetched, and as many again whose outputs are on their way up."""
+    return 2 * asked.max_concurrency + 1
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading, load = asked.reading, _load(standing, asked)
+    reading = asked.reading
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
@@ -118,11 +118,11 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         worker_id=standing.worker.worker_id,
         lanes=standing.lanes,
         affinities=standing.worker.affinities,
-        load=load,
+        load=asked.current_load,
         models_loaded=asked.models_loaded or standing.worker.models_loaded,
         model_set=asked.model_set,
         free_gpu_memory_bytes=max(0, free),
-        is_prefetch=load >= asked.max_concurrency,
+        is_prefetch=asked.current_load >= asked.max_concurrency,
         is_alone=standing.is_alone,
     )
 
