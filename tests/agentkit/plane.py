@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -88,7 +88,10 @@ class Problem(Exception):
 
 
 class Plane:
-    """`errors`: how many of the next calls of an endpoint are answered 500; `delays` in seconds."""
+    """`errors`: how many of the next calls of an endpoint are answered 500; `delays` in seconds.
+
+    `cut`: how many are acted upon, and answered with nonsense.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -97,6 +100,7 @@ class Plane:
         self.drain = False
         self.requeues_again = True  # a requeued job goes back into the queue
         self.errors: Counter[str] = Counter()
+        self.cut: Counter[str] = Counter()
         self.delays: dict[str, float] = {}
         self.calls: list[str] = []
         self.polls: list[Poll] = []
@@ -107,6 +111,7 @@ class Plane:
         self.stored_types: dict[str, str] = {}
         self.object_info: bytes | None = None
         self.puts_refused = 0
+        self.gone = False  # the store has lost its inputs
         self._gets: dict[str, bytes] = {}
         self._lock = threading.RLock()
 
@@ -146,17 +151,22 @@ class Plane:
             object_info_upload=self._slot("object_info", "object_info"),
         )
 
-    async def poll(self, body: Poll) -> Polled:
+    def check(self, key: str) -> None:
+        if key not in self.keys:
+            raise Problem(401, "unauthenticated")
+
+    async def poll(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
         self.polls.append(body)
         deadline = time.monotonic() + body.wait_seconds
         while True:
+            self.check(key)
             with self._lock:
                 dispatch = self._next(body)
                 if dispatch is not None:
                     return Polled(job=self._job(dispatch))
                 if self.drain:
                     return Polled(reason="draining", drain=True)
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or await is_gone():
                 return Polled(reason="nothing is queued")
             await asyncio.sleep(0.01)
 
@@ -206,6 +216,8 @@ class Plane:
     def get(self, key: str, expires: float) -> bytes:
         if time.time() > expires:
             raise Problem(403, "expired")
+        if self.gone:
+            raise Problem(404, "not_found")
         return self._gets[key]
 
     def put(self, key: str, expires: float, data: bytes, content_type: str) -> None:

@@ -29,3 +29,11 @@ def passing() -> dict[str, Any]:
 
 def failing(message: str = "failed on demand", after_ms: int = 0) -> dict[str, Any]:
     return {"1": node("ComfyfleetFail", fail=True, message=message, after_ms=after_ms)}
+
+
+def video() -> dict[str, Any]:
+    return {
+        "1": node("EmptyImage", width=32, height=32, batch_size=4, color=new_color()),
+        "2": node("CreateVideo", images=["1", 0], fps=4.0),
+        "9": node("SaveVideo", video=["2", 0], filename_prefix="made", format="auto", codec="auto"),
+    }

@@ -43,6 +43,9 @@ def app_of(plane: Plane) -> Starlette:
         except Problem as problem:
             body = {"error": {"code": problem.code, "message": problem.code, "details": {}}}
             return JSONResponse(body, problem.status)
+        if plane.cut[endpoint] > 0:
+            plane.cut[endpoint] -= 1
+            return Response("<html>a proxy's own page</html>", 502)
         return Response(answer.model_dump_json(), media_type="application/json")
 
     async def store(request: Request) -> Response:
@@ -51,6 +54,7 @@ def app_of(plane: Plane) -> Starlette:
             if request.method == "GET":
                 return Response(plane.get(key, expires))
             kind = request.headers.get("content-type", "")
+            await asyncio.sleep(plane.delays.get("store PUT", 0))
             plane.put(key, expires, await request.body(), kind)
         except Problem as problem:
             return Response(problem.code, problem.status)
@@ -69,11 +73,10 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
         secret = request.headers.get("x-fleet-secret", "")
         return plane.register(Register.model_validate_json(raw), secret)
     key = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if key not in plane.keys:
-        raise Problem(401, "unauthenticated")
+    plane.check(key)
     match endpoint:
         case "poll":
-            return await plane.poll(Poll.model_validate_json(raw))
+            return await plane.poll(Poll.model_validate_json(raw), key, request.is_disconnected)
         case "heartbeat":
             return plane.heartbeat(Heartbeat.model_validate_json(raw))
         case "deregister":

@@ -41,6 +41,7 @@ class WorkerSettings:
     stall_seconds: float = STALL_SECONDS
     cache_bytes: int = CACHE_BYTES
     comfyui_command: str | None = None
+    max_retries: int = RETRIES_MAX
 
     @property
     def is_cloud(self) -> bool:
@@ -53,7 +54,7 @@ class WorkerSettings:
     def limits(self) -> Limits:
         return Limits(
             job_seconds=FOLLOW_SECONDS_MAX,
-            max_retries=RETRIES_MAX,
+            max_retries=self.max_retries,
             poll_seconds=LOOK_SECONDS,
             stall_seconds=self.stall_seconds,
             cancel_seconds=CANCEL_SECONDS,

@@ -177,11 +177,13 @@ class Worker:
         job = entry.job
         if any(each.lease.job.lease_token == job.lease_token for each in self._holdings):
             return
-        lease = Lease(entry, lambda: self._moved(lease))
+        lease = Lease(entry, self._wake)
         lease.resumes = resumes
         holding = Holding(lease, self._control, self._workshop, self._heart_of, self._ailing)
         logger.info("a lease was taken", extra={**holding.ids, "attempt": job.attempt})
         self._surveys.protection.busy()
+        # Now, not when it runs: what is asked for next will run after it.
+        self.models.used(job)
         held = asyncio.create_task(holding.hold())
         self._holdings[holding] = held
         held.add_done_callback(lambda held: self._let_go(holding, held))
@@ -195,11 +197,6 @@ class Worker:
         self._wake()
 
     # What leases tell
-
-    def _moved(self, lease: Lease) -> None:
-        if lease.phase is Phase.RUNNING:
-            self.models.used(lease.job)
-        self._wake()
 
     def _heart_of(self, holding: Holding) -> Heart:
         return Heart(
