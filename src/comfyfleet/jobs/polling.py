@@ -92,6 +92,11 @@ def _sighting(asked: Poll) -> Sighting:
     )
 
 
+def _held_max(asked: Poll) -> int:
+    """Running, one prefetched, and as many again whose outputs still go up."""
+    return 2 * (asked.max_concurrency + 1)
+
+
 def _why_nothing(standing: Standing, asked: Poll) -> str | None:
     if standing.maintenance:
         return "maintenance: no new leases are given"
@@ -99,14 +104,22 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "this worker is draining"
     if not standing.lanes:
         return NO_WORKFLOW
-    if _load(standing, asked) > asked.max_concurrency:
-        return f"this worker holds {_load(standing, asked)} jobs, as many as it may"
+    is_full = _load(standing, asked) > asked.max_concurrency
+    if is_full or len(standing.held) >= _held_max(asked):
+        return f"this worker holds {len(standing.held)} jobs, as many as it may"
     return None
 
 
 def _load(standing: Standing, asked: Poll) -> int:
-    """What we know it holds counts as well as what it says."""
-    return max(asked.current_load, len(standing.held))
+    """What it says, and what it doesn't know of.
+
+    Of the leases that it knows, those whose prompt has ended keep its backend no longer busy: to
+    wait for their uploads would leave the GPU idle.
+    """
+    if asked.held is None:
+        return max(asked.current_load, len(standing.held))
+    known = {each.dispatch_id for each in asked.held}
+    return asked.current_load + sum(row.id not in known for row in standing.held)
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
