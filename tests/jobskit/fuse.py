@@ -1,6 +1,6 @@
 """A process that dies between two steps: nothing after that moment happens."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,15 +14,22 @@ class Burnt(Exception):
 
 
 class Fuse:
+    """Burns down by one between any two steps; then the process dies, or another acts first."""
+
     def __init__(self) -> None:
         self.left: int | None = None
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    def burn(self) -> None:
+    async def burn(self) -> None:
         if self.left is None:
             return
-        if self.left == 0:
+        if self.left > 0:
+            self.left -= 1
+            return
+        if self.meanwhile is None:
             raise Burnt
-        self.left -= 1
+        self.left, act = None, self.meanwhile
+        await act()
 
 
 class FusedDatabase(Database):
@@ -34,14 +41,14 @@ class FusedDatabase(Database):
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
-        self._fuse.burn()
+        await self._fuse.burn()
         async with self._inner.begin() as tx:
             yield tx
-        self._fuse.burn()
+        await self._fuse.burn()
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[Tx]:
-        self._fuse.burn()
+        await self._fuse.burn()
         async with self._inner.look() as tx:
             yield tx
 
@@ -65,9 +72,9 @@ class FusedQueue:
         return await self._around(self._queue.extend, *given, **more)
 
     async def _around(self, act: Any, *given: Any, **more: Any) -> Any:
-        self._fuse.burn()
+        await self._fuse.burn()
         answer = await act(*given, **more)
-        self._fuse.burn()
+        await self._fuse.burn()
         return answer
 
 

@@ -22,13 +22,20 @@ def filled(prompt: Mapping[str, Any], names: Mapping[str, str], assets: tuple[As
 
 
 def _bound(prompt: Mapping[str, Any], binding: str, value: str) -> dict[str, Any]:
-    # Ids of nodes inside subgraphs hold colons and may hold dots; names of inputs don't.
-    node_id, dot, name = binding.rpartition(".")
-    node = prompt.get(node_id)
-    if not dot or not isinstance(node, Mapping):
-        raise InvalidInput(f"the prompt has no node for the binding {binding!r}", binding=binding)
+    node_id, name = _split(binding, prompt)
+    node = prompt[node_id]
     inputs = {**node.get("inputs", {}), name: value}
     return {**prompt, node_id: {**node, "inputs": inputs}}
+
+
+def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
+    """Both ids and names of inputs may hold dots: the prompt tells where the id ends."""
+    parts = binding.split(".")
+    for count in range(1, min(len(parts), DEPTH_MAX)):
+        node_id, name = ".".join(parts[:count]), ".".join(parts[count:])
+        if name and isinstance(prompt.get(node_id), Mapping):
+            return node_id, name
+    raise InvalidInput(f"the prompt has no node for the binding {binding!r}", binding=binding)
 
 
 def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:

@@ -51,12 +51,14 @@ async def find_member(metadata: Metadata, environ: Mapping[str, str]) -> Member 
     """None: not on EC2, without boto3, or in no auto-scaling group. Raises AwsFailed."""
     try:
         instance_id = await metadata.get("instance-id")
+        if not instance_id:
+            return None
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         region = region or await metadata.get("placement/region")
     except NoMetadata:
         return None
     client = await _open_client(region)
-    if client is None or not instance_id:
+    if client is None:
         return None
     answer = await _called(client.describe_auto_scaling_instances, InstanceIds=[instance_id])
     for found in answer["AutoScalingInstances"]:

@@ -1,6 +1,7 @@
 """`comfyfleet up`: everything in one process, on one machine, with no services."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from comfyfleet.agent import registering
 from comfyfleet.agent.assembling import open_worker
 from comfyfleet.agent.naming import default_worker_id
 from comfyfleet.agent.settings import WorkerSettings, concurrency_of, heartbeat_seconds_of
@@ -71,6 +73,8 @@ def up(
     urls = tuple(dict.fromkeys(map(base_url, crew.backend)))
     with listen(host, port) as listener:
         set_up_logs(log_level, world.err)
+        # It would tell that nothing is assigned to its fleet; here that is done a moment later.
+        logging.getLogger(registering.__name__).setLevel(logging.ERROR)
         everything = _Everything(host, data, listener, urls, world)
         asyncio.run(everything.run(with_engine=not urls and not crew.no_worker))
     world.say("Stopped")

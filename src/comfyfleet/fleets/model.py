@@ -130,6 +130,7 @@ class Assigned:
     required_capabilities: frozenset[str]
     is_active: bool
     is_paused: bool
+    is_open: bool = False  # the fleet's own, for prompts of no registered workflow
 
     @property
     def is_runnable(self) -> bool:

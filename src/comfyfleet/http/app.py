@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import errors, health, worker
+from comfyfleet.http import admin, errors, health, worker
 from comfyfleet.http.access import Access
-from comfyfleet.http.admin import control, dispatches, jobs
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
 from comfyfleet.plane import Plane
@@ -40,9 +39,7 @@ def create_app(plane: Plane) -> FastAPI:
 def _routers(plane: Plane) -> Iterator[APIRouter]:
     yield health.router
     yield worker.router
-    yield jobs.router
-    yield dispatches.router
-    yield control.router
+    yield from admin.ROUTERS
     yield metrics_router(plane)
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)

@@ -52,3 +52,16 @@ def test_a_binding_to_nowhere_is_refused(binding: str) -> None:
 
 def test_without_assets_the_prompt_is_as_it_was() -> None:
     assert filled(PROMPT, {}, ()) == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("binding", "node", "name"),
+    [("5:1.image", "5:1", "image"), ("5:1.a.b", "5:1", "a.b"), ("x.y.image", "x.y", "image")],
+)
+def test_ids_and_inputs_may_both_hold_dots(binding: str, node: str, name: str) -> None:
+    prompt = {
+        "5:1": {"class_type": "Load", "inputs": {"image": "old", "a.b": "old"}},
+        "x.y": {"class_type": "Load", "inputs": {"path": "dir/FILE", "image": "old"}},
+    }
+    new = filled(prompt, {"input": "new.png"}, (asset(binding=binding),))
+    assert new[node]["inputs"][name] == "new.png"

@@ -17,12 +17,15 @@ def show(
     job: Annotated[str, Parameter(help="The job's id.")],
     /,
     *,
+    tenant: Annotated[
+        str | None, Parameter(metavar="ID", help="Whose it is; else the tenant `default`.")
+    ] = None,
     asking: Asking = USUALLY,
     world: InWorld,
 ) -> None:
     """A job, its outputs, and why it isn't running if it isn't."""
     with control(asking, world) as plane:
-        answer = plane.get("jobs", job)
+        answer = plane.get("jobs", job, tenant_id=tenant)
     if asking.as_json:
         print_json(answer, world)
         return

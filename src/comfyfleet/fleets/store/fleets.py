@@ -55,6 +55,7 @@ async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int
             workflows.c.required_capabilities,
             workflows.c.is_active,
             workflows.c.is_paused,
+            workflows.c.is_open,
         )
         .join(workflows, workflows.c.id == workflow_fleets.c.workflow_id)
         .order_by(workflows.c.slug)
@@ -114,4 +115,5 @@ def _assigned(row: Any) -> Assigned:
         required_capabilities=frozenset(row.required_capabilities),
         is_active=row.is_active,
         is_paused=row.is_paused,
+        is_open=row.is_open,
     )
