@@ -17,7 +17,7 @@ from comfyfleet.wire.messages import Job, Poll, Polled
 NO_WORKFLOW = "no workflow is assigned to this worker"
 # A change that another control plane was told of is noticed after so long.
 PART_SECONDS = 20.0
-HELD_BACK_SECONDS = 1.0
+HELD_BACK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ def _sighting(asked: Poll) -> Sighting:
     )
 
 
+def _held_max(asked: Poll) -> int:
+    """Running, one prefetched, and as many again whose outputs still go up."""
+    return 2 * (asked.max_concurrency + 1)
+
+
 def _why_nothing(standing: Standing, asked: Poll) -> str | None:
     if standing.maintenance:
         return "maintenance: no new leases are given"
@@ -99,18 +104,26 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "this worker is draining"
     if not standing.lanes:
         return NO_WORKFLOW
-    if asked.current_load > asked.max_concurrency or len(standing.held) > most_held(asked):
+    is_full = _load(standing, asked) > asked.max_concurrency
+    if is_full or len(standing.held) >= _held_max(asked):
         return f"this worker holds {len(standing.held)} jobs, as many as it may"
     return None
 
 
-def most_held(asked: Poll) -> int:
-    """As many as run, one prefetched, and as many again whose outputs are on their way up."""
-    return 2 * asked.max_concurrency + 1
+def _load(standing: Standing, asked: Poll) -> int:
+    """What it says, and what it doesn't know of.
+
+    Of the leases that it knows, those whose prompt has ended keep its backend no longer busy: to
+    wait for their uploads would leave the GPU idle.
+    """
+    if asked.held is None:
+        return max(asked.current_load, len(standing.held))
+    known = {each.dispatch_id for each in asked.held}
+    return asked.current_load + sum(row.id not in known for row in standing.held)
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading = asked.reading
+    reading, load = asked.reading, _load(standing, asked)
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
@@ -118,11 +131,11 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         worker_id=standing.worker.worker_id,
         lanes=standing.lanes,
         affinities=standing.worker.affinities,
-        load=asked.current_load,
+        load=load,
         models_loaded=asked.models_loaded or standing.worker.models_loaded,
         model_set=asked.model_set,
         free_gpu_memory_bytes=max(0, free),
-        is_prefetch=asked.current_load >= asked.max_concurrency,
+        is_prefetch=load >= asked.max_concurrency,
         is_alone=standing.is_alone,
     )
 
