@@ -44,6 +44,7 @@ class JobIds(BaseModel):
 
 class OutputSeen(BaseModel):
     name: str
+    filename: str = Field(description="As the backend named it.")
     url: str
     size: int | None
     content_type: str
@@ -128,7 +129,13 @@ async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
     url = await plane.store.url_to_get(
         file.path, seconds=plane.settings.url_seconds, filename=file.filename
     )
-    return OutputSeen(name=name, url=url, size=file.size, content_type=file.mime_type)
+    return OutputSeen(
+        name=name,
+        filename=file.filename,
+        url=url,
+        size=file.size,
+        content_type=file.mime_type,
+    )
 
 
 class NewUpload(BaseModel):
