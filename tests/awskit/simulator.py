@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ class Aws:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        httpx.post(f"{url}/moto-api/reset").raise_for_status()
+        self.forget()
+
+    def forget(self) -> None:
+        httpx.post(f"{self.url}/moto-api/reset").raise_for_status()
 
     def client(self, service: str) -> Any:
         return boto3.client(
@@ -86,3 +90,21 @@ class Aws:
             InstanceIds=[instance_id]
         )
         return bool(found["AutoScalingInstances"][0]["ProtectedFromScaleIn"])
+
+    def published(self, namespace: str, fleet: str) -> dict[str, tuple[float, str]]:
+        """The figures of a fleet in CloudWatch, with their units."""
+        client = self.client("cloudwatch")
+        dimensions = [{"Name": "Fleet", "Value": fleet}]
+        listed = client.list_metrics(Namespace=namespace, Dimensions=dimensions)["Metrics"]
+        now = datetime.now(UTC).timestamp()
+        found = {}
+        for metric in listed:
+            (point,) = client.get_metric_statistics(
+                **metric,
+                StartTime=now - 300,
+                EndTime=now + 300,
+                Period=3600,
+                Statistics=["Maximum"],
+            )["Datapoints"]
+            found[metric["MetricName"]] = (point["Maximum"], point["Unit"])
+        return found

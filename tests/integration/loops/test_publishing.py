@@ -1,0 +1,60 @@
+"""The figures of a real fleet, as a simulated CloudWatch received them."""
+
+from pathlib import Path
+
+from tests.awskit.simulator import Aws
+from tests.dbkit.databases import Databases
+from tests.planekit import client_of, plane_on
+from tests.planekit.fleet import Yard
+
+from comfyfleet.dispatch.model import Depth, Lane
+from comfyfleet.loops.all import sweeps_of
+from comfyfleet.loops.publishing import typical_of
+from comfyfleet.plane.figures import FleetFigures
+
+NAMESPACE = "Comfyfleet"
+
+
+async def test_a_fleet_wants_workers_while_jobs_wait_and_none_when_they_are_gone(
+    aws: Aws, sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    async with (
+        plane_on(sqlite_databases, tmp_path, cloudwatch_namespace=NAMESPACE) as plane,
+        client_of(plane) as admin,
+    ):
+        yard = Yard(plane, admin)
+        await yard.set_up()
+        (publishing,) = (each for each in sweeps_of(plane) if each.name == "cloudwatch")
+        file_id = await yard.upload()
+        jobs = {"workflow_slug": "invert", "files": {"input": file_id}, "count": 12}
+        submitted = await admin.post("/api/admin/jobs", json=jobs)
+        assert submitted.status_code == 201, submitted.text
+        await publishing.run()
+        told = aws.published(NAMESPACE, "gpu")
+        assert (told["QueueDepth"], told["WantedWorkers"]) == ((12, "Count"), (3, "Count"))
+        listed = (await admin.get("/api/admin/dispatches")).json()["dispatches"]
+        for each in listed:
+            await admin.post(f"/api/admin/dispatches/{each['id']}/cancel")
+        aws.forget()
+        await publishing.run()
+        told = aws.published(NAMESPACE, "gpu")
+        assert (told["QueueDepth"], told["WantedWorkers"]) == ((0, "Count"), (0, "Count"))
+
+
+async def test_without_a_namespace_nothing_is_published(
+    sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    async with plane_on(sqlite_databases, tmp_path) as plane:
+        assert "cloudwatch" not in [each.name for each in sweeps_of(plane)]
+
+
+def test_a_job_lasts_as_long_as_those_that_wait() -> None:
+    fleet = FleetFigures("gpu", "production", 4, 0, 0.0, {}, 0, None, frozenset({1, 2}))
+    depths = {
+        Lane(1, "production", "self_hosted"): Depth(3, 0, None),
+        Lane(2, "production", "self_hosted"): Depth(1, 0, None),
+        Lane(2, "staging", "self_hosted"): Depth(9, 0, None),
+        Lane(3, "production", "self_hosted"): Depth(9, 0, None),
+    }
+    assert typical_of(fleet, depths, {1: 10.0, 2: 50.0, 3: 900.0}) == 20.0
+    assert typical_of(fleet, {}, {}) is None
