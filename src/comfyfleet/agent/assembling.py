@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
+from comfyfleet.agent.cache import AssetCache
 from comfyfleet.agent.control import Control
 from comfyfleet.agent.deliveries import store_client
 from comfyfleet.agent.downloads import Downloads
@@ -33,7 +34,13 @@ async def open_worker(
         for each in (backend, probe, control, store):
             stack.push_async_callback(each.aclose)
         journal = Journal(settings.state)
-        workshop = Workshop(backend, Downloads(store, journal.scratch), store, journal)
+        assets = AssetCache(
+            settings.state / "cache",
+            settings.cache_bytes,
+            source=Downloads(store, journal.scratch),
+            endpoint=settings.backend_url or "cloud",
+        )
+        workshop = Workshop(backend, assets, store, journal)
         command = settings.comfyui_command
         owned = OwnedProcess(command) if command else None
         yield Worker(settings, control, workshop, surveys, probe=probe, owned=owned)

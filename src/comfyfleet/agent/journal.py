@@ -36,6 +36,7 @@ class Identity(Message):
     stage: str
     worker_id: str
     key: str
+    heartbeat_seconds: float = 30
 
 
 @dataclass(frozen=True, slots=True)

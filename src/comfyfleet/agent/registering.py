@@ -50,6 +50,7 @@ class Registration:
         if known is None or not self._is_ours(known):
             return False
         self._control.key, self.worker_id = known.key, known.worker_id
+        self._heed(known.heartbeat_seconds)
         return True
 
     async def register(self, facts: BackendFacts | None) -> Registered:
@@ -68,12 +69,17 @@ class Registration:
                 logger.warning("not registered yet", extra={"reason": error.message})
                 await self._around.back_off(min(attempt, 6))
         self.worker_id = registered.worker_id
+        self._heed(registered.heartbeat_seconds)
         await asyncio.to_thread(self._journal.remember, self._identity(registered))
         workflows = list(registered.workflows_assigned)
         logger.info("registered", extra={"worker_id": self.worker_id, "workflows": workflows})
         if not workflows:
             logger.warning("no workflow is assigned to this fleet: there will be no jobs")
         return registered
+
+    def _heed(self, seconds: float) -> None:
+        """The control plane may want to hear of us more often than we are set to."""
+        self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
 
     async def _taken(self, error: Conflict) -> None:
         if self._settings.is_default_id:
@@ -82,7 +88,7 @@ class Registration:
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return
         logger.warning(
-            "the id is taken; trying again until it is free",
+            "the id is taken: trying again until it is free",
             extra={"worker_id": self.worker_id, "reason": error.message},
         )
         await self._around.sleep(TAKEN_SECONDS)
@@ -108,6 +114,7 @@ class Registration:
             stage=settings.stage,
             worker_id=registered.worker_id,
             key=registered.token,
+            heartbeat_seconds=registered.heartbeat_seconds,
         )
 
     def _is_ours(self, known: Identity) -> bool:

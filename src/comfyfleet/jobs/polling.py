@@ -1,6 +1,7 @@
 """A worker asks for a job: who it is, what it may run, what it holds, and then the wait."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -99,18 +100,28 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "this worker is draining"
     if not standing.lanes:
         return NO_WORKFLOW
-    if _load(standing, asked) > asked.max_concurrency:
-        return f"this worker holds {_load(standing, asked)} jobs, as many as it may"
+    load = load_of([row.id for row in standing.held], asked)
+    if load > asked.max_concurrency:
+        return f"this worker holds {load} jobs, as many as it may"
     return None
 
 
-def _load(standing: Standing, asked: Poll) -> int:
-    """What we know it holds counts as well as what it says."""
-    return max(asked.current_load, len(standing.held))
+def load_of(held: Collection[int], asked: Poll) -> int:
+    """How many jobs the worker has before it, by dispatch id as we know them and as it says.
+
+    A lease whose prompt has ended is still held while its outputs go up, and the backend must not
+    wait for that: a worker that names what it holds is believed which of it is work, for as many
+    again as it may hold. Leases that it doesn't name are on their way to it.
+    """
+    if asked.held is None:
+        return max(asked.current_load, len(held))
+    named = {each.dispatch_id for each in asked.held}
+    delivering_max = asked.max_concurrency + 1
+    return max(asked.current_load + len(set(held) - named), len(held) - delivering_max)
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading, load = asked.reading, _load(standing, asked)
+    reading, load = asked.reading, load_of([row.id for row in standing.held], asked)
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
