@@ -1,50 +1,47 @@
-"""A sweep that tells CloudWatch how each fleet stands, and how many workers it wants."""
+"""The figures of fleets, told to CloudWatch where a namespace is set."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Depth, Lane
 from comfyfleet.loops.scaling import ASSUMED_SECONDS, CloudWatch, FleetFigures
-from comfyfleet.plane import Plane, figures
+from comfyfleet.loops.sweeping import Sweep
+from comfyfleet.plane import Plane
+from comfyfleet.plane.figures import BUSY, IDLE, read_figures
+from comfyfleet.plane.figures import FleetFigures as Known
 
 
-class Publishing:
-    """On PostgreSQL one control plane at a time does it, so that figures are told once."""
+def scaling_sweeps(plane: Plane) -> Iterator[Sweep]:
+    settings = plane.settings
+    if not settings.cloudwatch_namespace:
+        return
+    watch = CloudWatch(settings.cloudwatch_namespace, target_seconds=settings.scale_target_seconds)
+    yield Sweep("cloudwatch", partial(publish, plane, watch), settings.cloudwatch_seconds)
 
-    def __init__(self, plane: Plane) -> None:
-        self._plane = plane
-        self._cloudwatch = CloudWatch(
-            plane.settings.cloudwatch_namespace,
-            target_seconds=plane.settings.scale_target_seconds,
-        )
 
-    async def __call__(self) -> None:
-        now = self._plane.clock()
-        async with self._plane.central.look() as tx:
-            fleets = await self._fleets(tx)
-        await self._cloudwatch.publish(fleets, now=now)
-
-    async def _fleets(self, tx: Tx) -> list[FleetFigures]:
-        settings = self._plane.settings
-        found = await figures.read_figures(
-            tx,
-            now=self._plane.clock(),
-            offline_after_seconds=settings.offline_after_seconds,
+async def publish(plane: Plane, watch: CloudWatch) -> None:
+    now = plane.clock()
+    async with plane.central.look() as tx:
+        figures = await read_figures(
+            tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
         )
         depths = await dispatch.depths(tx)
-        typical = {
-            workflow_id: await dispatch.typical_seconds(tx, workflow_id) or ASSUMED_SECONDS
-            for workflow_id in {lane.workflow_id for lane in depths}
-        }
-        return [
-            _figures(each, typical_of(each, depths, typical), settings.max_fleet_workers)
-            for each in found.fleets
-        ]
+        typical = await _typical_seconds(tx, depths)
+    cap = plane.settings.max_fleet_workers
+    told = [_told(fleet, typical_of(fleet, depths, typical), cap) for fleet in figures.fleets]
+    await watch.publish(told, now=now)
+
+
+async def _typical_seconds(tx: Tx, depths: Mapping[Lane, Depth]) -> dict[int, float]:
+    """By workflow, of those for which a job waits."""
+    waiting = {lane.workflow_id for lane, depth in depths.items() if depth.queued}
+    return {each: await dispatch.typical_seconds(tx, each) or ASSUMED_SECONDS for each in waiting}
 
 
 def typical_of(
-    fleet: figures.FleetFigures, depths: Mapping[Lane, Depth], typical: Mapping[int, float]
+    fleet: Known, depths: Mapping[Lane, Depth], typical: Mapping[int, float]
 ) -> float | None:
     """Of the jobs that wait for it: a slow workflow that nobody uses at the moment doesn't count."""
     waiting = [
@@ -56,8 +53,8 @@ def typical_of(
     return sum(queued * seconds for queued, seconds in waiting) / jobs if jobs else None
 
 
-def _figures(fleet: figures.FleetFigures, typical: float | None, cap: int) -> FleetFigures:
-    live = fleet.workers.get(figures.IDLE, 0) + fleet.workers.get(figures.BUSY, 0)
+def _told(fleet: Known, typical: float | None, cap: int) -> FleetFigures:
+    live = fleet.workers.get(IDLE, 0) + fleet.workers.get(BUSY, 0)
     return FleetFigures(
         slug=fleet.slug,
         stage=fleet.stage,
@@ -66,7 +63,6 @@ def _figures(fleet: figures.FleetFigures, typical: float | None, cap: int) -> Fl
         oldest_age_seconds=fleet.oldest_seconds,
         typical_seconds=typical,
         cap=cap if fleet.max_workers is None else fleet.max_workers,
-        # Without any worker alive, what is leased is about to come back.
         slots=fleet.slots,
         jobs_per_worker=max(1, fleet.slots // live) if live else 1,
     )
