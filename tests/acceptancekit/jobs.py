@@ -1,8 +1,7 @@
 """Jobs that take a known time, and whose every execution can be counted afterwards."""
 
-import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.acceptancekit.admin import until
@@ -10,7 +9,7 @@ from tests.acceptancekit.stage import EngineProcess, Stage
 
 FLEET, WORKFLOW = "gpus", "steps"
 STEP_MS = 100
-BEGIN_SECONDS_MAX = 30.0
+BEGIN_SECONDS_MAX = 60.0
 PROPERTIES = [
     {"name": "color", "type": "integer", "binding": "1.color", "default": 0},
     {"name": "steps", "type": "integer", "binding": "2.steps", "default": 10},
@@ -57,15 +56,25 @@ def executions(engines: Iterable[EngineProcess]) -> Counter[int]:
     )
 
 
-def in_mid_job(engine: EngineProcess, *, after_seconds: float = 0.4) -> int:
-    """Waits until a prompt has just begun and its start is told; its color."""
-    before = [color_of(each) for each in engine.running()]
+def in_mid_job(
+    engine: EngineProcess, *, is_told: Callable[[int], bool] = lambda color: True
+) -> int:
+    """Waits until a prompt has begun and is seen by `is_told` while it runs; its color."""
+    before = _running(engine)
+    found: list[int] = []
+
+    def is_in_mid_job() -> bool:
+        found[:] = _running(engine)
+        return found not in (before, []) and is_told(found[0]) and _running(engine) == found
+
     until(
-        lambda: [color_of(each) for each in engine.running()] not in (before, []),
+        is_in_mid_job,
         seconds=BEGIN_SECONDS_MAX,
         what=lambda: f"nothing begins at {engine.process.name}",
         look_seconds=0.02,
     )
-    time.sleep(after_seconds)
-    (color,) = (color_of(each) for each in engine.running())
-    return color
+    return found[0]
+
+
+def _running(engine: EngineProcess) -> list[int]:
+    return [color_of(each) for each in engine.running()]

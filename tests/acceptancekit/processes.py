@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
-SAY_SECONDS_MAX = 30.0
-STOP_SECONDS_MAX = 30.0
+SAY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.02
 LEFT_OUT = ("COMFYFLEET_", "AWS_", "COMFYUI_", "COMFY_")
 

@@ -15,7 +15,7 @@ from tests.awskit.metadata_server import MetadataServer, serving_metadata
 from tests.awskit.ports import free_port
 
 ADMIN_KEY = "a" * 64
-READY_SECONDS_MAX = 30
+READY_SECONDS_MAX = 60
 LOG_TAIL_CHARACTERS = 4000
 
 

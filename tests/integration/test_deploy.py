@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acceptancekit.processes import COMFYFLEET
 from tests.awskit.simulator import Aws
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +79,15 @@ def test_the_user_data_are_a_script_that_bash_can_read() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_units_name_only_commands_that_there_are() -> None:
-    commands = set()
-    for unit in (DEPLOY / "systemd").iterdir():
-        commands |= set(re.findall(r"bin/comfyfleet (\w+)", unit.read_text()))
-    assert commands == {"db", "serve", "worker"}
+@pytest.mark.parametrize(
+    ("unit", "command"),
+    [("comfyfleet-control.service", "serve"), ("comfyfleet-worker@.service", "worker")],
+)
+def test_units_use_only_options_that_there_are(unit: str, command: str) -> None:
+    text = (DEPLOY / "systemd" / unit).read_text()
+    _, found, rest = text.partition(f"bin/comfyfleet {command} ")
+    assert found
+    # What ComfyUI is started with is its own.
+    options = set(re.findall(r"--[a-z-]+", re.split(r'--comfyui-command "', rest)[0]))
+    told = subprocess.run([COMFYFLEET, command, "--help"], capture_output=True, text=True)
+    assert options <= set(re.findall(r"--[a-z-]+", told.stdout))
