@@ -1,5 +1,171 @@
-"""All measurements of the queue, one table each."""
+"""All measurements of the queue, one table each. Ratios count, not figures: peers run in turn."""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+from rich.console import Console
+from rich.table import Table
+
+from comfyfleet.db import Database
+from queueing import idle, ours, peers, pickup
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.dbkit.postgres import create_database, running_postgres
+
+WORKERS = 64
+console = Console()
+Way = Callable[[], Awaitable[float]]
 
 
 def main() -> None:
-    """Filled in below."""
+    options = argparse.ArgumentParser(description="How fast the queue is.")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--quick", action="store_true", help="fewer rounds, jobs and rows")
+    options.add_argument("--synchronous-commit", choices=["on", "off"], default="off")
+    given = options.parse_args()
+    bench = Bench(1 if given.quick else given.rounds, given.quick)
+    with running_postgres() as url:
+        asyncio.run(bench.on_postgres(url, given.synchronous_commit))
+    asyncio.run(bench.on_sqlite())
+
+
+class Bench:
+    def __init__(self, rounds: int, quick: bool) -> None:
+        self.rounds = rounds
+        self.jobs = 2_000 if quick else 6_000
+        self.many = 100_000 if quick else 1_000_000
+        self.polls = min(idle.polls_possible(), 1_000 if quick else idle.POLLS_MAX)
+
+    async def on_postgres(self, url: str, synchronous_commit: str) -> None:
+        server = await asyncpg.connect(url)
+        await server.execute(f"ALTER SYSTEM SET synchronous_commit = {synchronous_commit}")
+        await server.execute("SELECT pg_reload_conf()")
+        await server.close()
+        console.print(
+            f"PostgreSQL, synchronous_commit={synchronous_commit} for all, {self.rounds} rounds in turn"
+        )
+        database = await ours.prepare(await create_database(url), 1_000)
+        await self.against_peers(database, url)
+        await self.pickup(database, url)
+        deep = await ours.prepare(await create_database(url), self.many)
+        await self.depth(database, deep)
+        await deep.close()
+        await self.idle(database)
+        await database.close()
+
+    async def on_sqlite(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            database = await ours.prepare(f"sqlite:///{folder}/shallow.sqlite3", 1_000)
+            deep = await ours.prepare(f"sqlite:///{folder}/deep.sqlite3", self.many)
+            table = Table("SQLite, synchronous=FULL", "jobs a second")
+            for workers in (1, 8, WORKERS):
+                speed = await self._shallow(database, workers)
+                table.add_row(f"lease + complete, {workers} workers", f"{speed:,.0f}")
+            console.print(table)
+            await self.depth(database, deep)
+            await deep.close()
+            table = Table("SQLite", "p50 ms")
+            table.add_row("pickup", f"{await pickup.of_ours(database, jobs=100):.1f}")
+            console.print(table)
+            await self.idle(database)
+            await database.close()
+
+    async def against_peers(self, database: Database, url: str) -> None:
+        """Lease and complete, with as many jobs in hand."""
+        pgqueuer, procrastinate = await create_database(url), await create_database(url)
+        await peers.prepare_pgqueuer(pgqueuer)
+        await peers.prepare_procrastinate(procrastinate)
+        few = self.jobs // 10
+
+        async def bare() -> float:
+            await peers.fill_pgqueuer(pgqueuer, self.jobs)
+            return await peers.pgqueuer_cycles(pgqueuer, jobs=self.jobs - 100)
+
+        async def managed() -> float:
+            await peers.fill_pgqueuer(pgqueuer, self.jobs)
+            waiting = await peers.pgqueuer_waiting(pgqueuer)
+            return await peers.pgqueuer_drained(pgqueuer, jobs=waiting)
+
+        async def procrastinated() -> float:
+            await peers.fill_procrastinate(procrastinate, few)
+            return await peers.procrastinate_cycles(procrastinate, jobs=few)
+
+        speeds = await self._in_turn(
+            {
+                "comfyfleet, 64 workers": lambda: self._shallow(database, WORKERS),
+                "pgqueuer, its QueueManager, batch 10": managed,
+                "pgqueuer, its bare dequeue and log by 8 loops, batch 10": bare,
+                "procrastinate, its bare fetch and finish by 8 loops": procrastinated,
+            }
+        )
+        table = Table("lease + complete, audit rows included", "jobs a second", "ours is faster by")
+        mine = speeds["comfyfleet, 64 workers"]
+        for name, each in speeds.items():
+            ratios = [own / other for own, other in zip(mine, each, strict=True)]
+            table.add_row(
+                name, f"{statistics.median(each):,.0f}", f"{statistics.median(ratios):.1f}"
+            )
+        console.print(table)
+        console.print("Targets: 3 times pgqueuer (batch 10), 5 times procrastinate.")
+
+    async def _in_turn(self, ways: dict[str, Way]) -> dict[str, list[float]]:
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(self.rounds):
+            for name, way in ways.items():
+                speeds[name].append(await way())
+        return speeds
+
+    async def _shallow(self, database: Database, workers: int) -> float:
+        """With about 1,000 rows queued whenever somebody looks."""
+        await ours.empty(database)
+        await ours.fill(database, self.jobs + 1_000)
+        return await ours.cycles(database, jobs=self.jobs, workers=workers)
+
+    async def pickup(self, database: Database, url: str) -> None:
+        peer = await create_database(url)
+        await peers.prepare_pgqueuer(peer)
+        await ours.empty(database)
+        times = await self._in_turn(
+            {
+                "comfyfleet": lambda: pickup.of_ours(database, jobs=100),
+                "pgqueuer": lambda: pickup.of_pgqueuer(peer, jobs=100),
+            }
+        )
+        table = Table("pickup: submit until a waiting worker has it", "p50 ms", "target")
+        table.add_row("comfyfleet", f"{statistics.median(times['comfyfleet']):.1f}", "≤ pgqueuer's")
+        table.add_row("pgqueuer", f"{statistics.median(times['pgqueuer']):.1f}", "")
+        console.print(table)
+
+    async def depth(self, shallow: Database, deep: Database) -> None:
+        speeds = await self._in_turn(
+            {
+                "1,000": lambda: self._shallow(shallow, WORKERS),
+                f"{self.many:,}": lambda: ours.cycles(deep, jobs=self.jobs, workers=WORKERS),
+            }
+        )
+        few, many = (statistics.median(each) for each in speeds.values())
+        table = Table("rows queued", "jobs a second", "ratio", "target")
+        table.add_row("1,000", f"{few:,.0f}", "", "")
+        table.add_row(f"{self.many:,}", f"{many:,.0f}", f"{many / few:.2f}", "≥ 0.7")
+        console.print(table)
+
+    async def idle(self, database: Database) -> None:
+        await ours.empty(database)
+        facts = await idle.measured(database, self.polls)
+        table = Table(
+            "idle long polls over HTTP", "memory MB", "before", "claims per job", "ms per job"
+        )
+        table.add_row(
+            f"{facts['polls']:,.0f}",
+            f"{facts['mb']:.0f} (target < 200)",
+            f"{facts['mb_before']:.0f}",
+            f"{facts['claims_per_job']:.2f} (target 1)",
+            f"{facts['ms_per_job']:.1f}",
+        )
+        console.print(table)

@@ -58,6 +58,8 @@ async def prepare(url: str, rows: int) -> Database:
 
 
 async def fill(database: Database, rows: int) -> None:
+    if not rows:
+        return
     async with database.begin() as tx:
         statement = text(FILL_SQLITE if database.is_sqlite else FILL_POSTGRES)
         values = {"rows": rows, "tenants": TENANTS, "workflows": WORKFLOWS}

@@ -120,3 +120,8 @@ async def procrastinate_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS)
         start = time.perf_counter()
         await asyncio.gather(*(work() for _ in range(loops)))
         return jobs / (time.perf_counter() - start)
+
+
+async def pgqueuer_waiting(url: str) -> int:
+    async with pgqueuer_queries(url) as queries:
+        return sum(each.count for each in await queries.queue_size())

@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 BATCH_MAX = 256
+# With two, the database works on one batch while we read the answers of the other.
+BATCHES_AT_ONCE = 2
 
 
 class Coalesced(Generic[Item, Answer]):
@@ -17,13 +19,15 @@ class Coalesced(Generic[Item, Answer]):
     ) -> None:
         self._act = act
         self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: Item) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((item, future))
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
+        if len(self._pumps) < BATCHES_AT_ONCE:
+            pump = asyncio.create_task(self._run())
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
         return await future
 
     async def _run(self) -> None:
@@ -38,8 +42,8 @@ class Coalesced(Generic[Item, Answer]):
                 _tell(future, answer)
 
     async def close(self) -> None:
-        if self._pump is not None:
-            await asyncio.wait([self._pump])
+        if self._pumps:
+            await asyncio.wait(self._pumps)
 
 
 def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:

@@ -4,7 +4,7 @@ Candidates stand in one order: priority, then the lanes' turns, then fair rank a
 lane. Every waiter takes from the front; one that has a job's model loaded may look a little ahead.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -22,11 +22,8 @@ class Choice(NamedTuple):
     waiter: int  # its index among the waiters
 
 
-class Ordered(NamedTuple):
-    """A candidate and its place in the one order."""
-
-    key: tuple[int, float, int]
-    candidate: Candidate
+# A candidate's place in the one order: priority, turn of the lane, id.
+Place = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +45,17 @@ def choose(
     rules: Rules = DEFAULT_RULES,
 ) -> list[Choice]:
     """At most one job per waiter. `cut` are lanes that hold more than was read of them."""
-    left = [each.candidate for each in known_order(in_order(candidates, starts), cut)]
-    preferred = sorted(range(len(waiters)), key=lambda index: preference(waiters[index]))
+    left = [candidate for _, candidate in known_order(in_order(candidates, starts), cut)]
+    preferences = [preference(waiter) for waiter in waiters]
+    preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []
-    for _, equals in groupby(preferred, key=lambda index: preference(waiters[index])[:2]):
+    for _, equals in groupby(preferred, key=lambda index: preferences[index][:2]):
+        if choices:
+            taken = {choice.candidate.id for choice in choices}
+            left = [each for each in left if each.id not in taken]
         if not left:
             break
-        made = _serve(left, waiters, list(equals), now=now, rules=rules)
-        taken = {choice.candidate.id for choice in made}
-        left = [each for each in left if each.id not in taken]
-        choices += made
+        choices += _serve(left, waiters, list(equals), now=now, rules=rules)
     return choices
 
 
@@ -81,28 +79,39 @@ def _serve(
     return choices + _from_the_front(rest, waiters, idle, now)
 
 
-def in_order(candidates: Iterable[Candidate], starts: Mapping[Lane, float]) -> list[Ordered]:
+def in_order(
+    candidates: Iterable[Candidate], starts: Mapping[Lane, float]
+) -> list[tuple[Place, Candidate]]:
     """Ranks are times of one lane and say nothing about another: between lanes, places count."""
-    by_lane = sorted(candidates, key=lambda each: (each.lane, -each.priority, each.rank, each.id))
+    lines: dict[Lane, list[Candidate]] = {}
+    for each in candidates:
+        lines.setdefault(each.lane, []).append(each)
     placed = []
-    for (lane, priority), group in groupby(by_lane, key=lambda each: (each.lane, each.priority)):
-        start = starts.get(lane, 0.0)
-        for place, candidate in enumerate(group):
-            placed.append(Ordered((-priority, start + place, candidate.id), candidate))
+    for lane, line in lines.items():
+        line.sort(key=_in_lane)
+        priority, place = None, 0.0
+        for each in line:
+            if each.priority != priority:
+                priority, place = each.priority, starts.get(lane, 0.0)
+            placed.append(((-each.priority, place, each.id), each))
+            place += 1
     placed.sort(key=itemgetter(0))
     return placed
 
 
-def known_order(order: list[Ordered], cut: frozenset[Lane]) -> list[Ordered]:
+def _in_lane(candidate: Candidate) -> tuple[int, int, int]:
+    return (-candidate.priority, candidate.rank, candidate.id)
+
+
+def known_order(
+    order: list[tuple[Place, Candidate]], cut: frozenset[Lane]
+) -> list[tuple[Place, Candidate]]:
     """The part of the order that nothing unread can belong to."""
     if not cut:
         return order
-    last: dict[Lane, tuple[int, float, int]] = {}
-    for each in order:
-        if each.candidate.lane in cut:
-            last[each.candidate.lane] = each.key
+    last = {each.lane: place for place, each in order if each.lane in cut}
     end = min(last.values(), default=None)
-    return order if end is None else [each for each in order if each.key <= end]
+    return order if end is None else [each for each in order if each[0] <= end]
 
 
 def preference(waiter: Waiter) -> tuple[bool, int, int, int]:
@@ -131,28 +140,45 @@ def is_avoided(waiter: Waiter, candidate: Candidate, now: datetime) -> bool:
 def _from_the_front(
     candidates: Sequence[Candidate], waiters: Sequence[Waiter], idle: list[int], now: datetime
 ) -> list[Choice]:
-    choices = []
+    choices: list[Choice] = []
+    served: set[int] = set()
     lines: dict[Lane, list[int]] = {}
-    left = set(idle)
     for candidate in candidates:
-        if not left:
+        if len(choices) == len(idle):
             break
         line = lines.get(candidate.lane)
         if line is None:
             line = [index for index in reversed(idle) if candidate.lane in waiters[index].lanes]
             lines[candidate.lane] = line
-        found = _first(line, left, lambda index: may_take(waiters[index], candidate, now))  # noqa: B023
+        while line and line[-1] in served:
+            line.pop()
+        found = _first(line, served, waiters, candidate, now)
         if found is not None:
-            left.discard(found)
+            served.add(found)
             choices.append(Choice(candidate, found))
     return choices
 
 
-def _first(line: list[int], left: set[int], fits: Callable[[int], bool]) -> int | None:
-    """The best of a line, whose best stands last; those that have a job already leave it."""
-    while line and line[-1] not in left:
-        line.pop()
-    return next((index for index in reversed(line) if index in left and fits(index)), None)
+def _first(
+    line: list[int],
+    served: set[int],
+    waiters: Sequence[Waiter],
+    candidate: Candidate,
+    now: datetime,
+) -> int | None:
+    """The best of a line, whose best stands last."""
+    if not line:
+        return None
+    if candidate.backend_affinity is None and candidate.avoid_worker_id is None:
+        return line[-1]
+    return next(
+        (
+            index
+            for index in reversed(line)
+            if index not in served and may_take(waiters[index], candidate, now)
+        ),
+        None,
+    )
 
 
 def _by_model(

@@ -11,7 +11,7 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
 from comfyfleet.dispatch import service
-from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
+from comfyfleet.dispatch.coalesce import BATCH_MAX, BATCHES_AT_ONCE, Coalesced
 from comfyfleet.dispatch.giving import Giving
 from comfyfleet.dispatch.model import Dispatch, Extended, Lane, Lease, Requeue, Status, Waiter
 from comfyfleet.dispatch.store import rows
@@ -50,7 +50,7 @@ class Queue:
         self._woken: Counter[Lane] = Counter()
         self._woken_affinities: set[str] = set()
         self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
-        self._pump: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
         self._aside: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -115,8 +115,8 @@ class Queue:
         """Whoever waits is sent away; what is under way is brought to its end."""
         self.dismiss()
         self._is_closed = True
-        if self._pump is not None:
-            await asyncio.wait([self._pump])
+        if self._pumps:
+            await asyncio.wait(self._pumps)
         await self._completes.close()
         await self._extends.close()
         if self._aside:
@@ -127,8 +127,10 @@ class Queue:
     # Leasing
 
     def _start(self) -> None:
-        if not self._is_closed and (self._pump is None or self._pump.done()):
-            self._pump = asyncio.create_task(self._run_pump())
+        if not self._is_closed and len(self._pumps) < BATCHES_AT_ONCE:
+            pump = asyncio.create_task(self._run_pump())
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
 
     async def _run_pump(self) -> None:
         while self._asking or self._woken or self._woken_affinities or self._untold:
@@ -161,7 +163,8 @@ class Queue:
                 each.in_hand = False
         for place, each in enumerate(asked):
             if (lease := given.leases.get(place)) is not None:
-                self._untold.subtract([lease.lane])
+                if self._untold:
+                    self._untold[lease.lane] -= 1
                 self._answer(each, lease)
             else:
                 self._park(each)

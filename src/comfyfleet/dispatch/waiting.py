@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import nsmallest
-from itertools import count
+from itertools import count, islice
 
 from comfyfleet.dispatch.decide import preference
 from comfyfleet.dispatch.model import Lane, Lease, Waiter
@@ -57,9 +57,8 @@ class Line:
 
     def first(self, wanted: int) -> Iterator[Asked]:
         """The best, whatever the job needs: by load, and per model that might be asked for."""
-        yield from self.best[:wanted]
-        for line in self.by_model.values():
-            yield from line[:wanted]
+        for line in (self.best, *self.by_model.values()):
+            yield from islice((asked for asked in line if not asked.in_hand), wanted)
 
 
 def _take_out(line: list[Asked], asked: Asked) -> None:
@@ -131,7 +130,7 @@ class Waiting:
             for lanes in self._by_lane.get(lane, ()):
                 found |= dict.fromkeys(self._lines[lanes].first(most))
         for affinity in affinities:
-            those = self._by_affinity.get(affinity, ())
+            those = [each for each in self._by_affinity.get(affinity, ()) if not each.in_hand]
             found |= dict.fromkeys(nsmallest(SHORTLIST_PER_LINE_MAX, those))
         return list(found)
 

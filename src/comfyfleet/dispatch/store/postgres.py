@@ -13,16 +13,16 @@ from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension,
 from comfyfleet.dispatch.store.rows import FIELDS, as_dispatch
 
 _SEEN = """
-    id, workflow_id, stage, provider, priority, rank, queued_at, model_key, model_set,
-    backend_affinity, avoid_worker_id, avoid_until"""
+    id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
+    avoid_worker_id, avoid_until"""
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 
 # One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
 # backend have an index of their own, and cost nothing where there are none.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
-    SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[])
-        AS each(workflow_id, stage, provider)
+    SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
+        AS each(workflow_id, stage, provider, place)
     WHERE EXISTS (SELECT 1 FROM workflows
         WHERE workflows.id = each.workflow_id AND is_active AND NOT is_paused)
 ), affinity AS MATERIALIZED (
@@ -125,7 +125,8 @@ class PostgresHot:
         found = await self._direct.fetch(PEEK, *map(list, columns), probe.affinities, probe.limit)
         if not found:
             return []
-        wanted = choose([_as_candidate(row) for row in found])
+        lanes = probe.lanes
+        wanted = choose([Candidate(row[0], lanes[row[1] - 1], *row[2:]) for row in found])
         return await self._claim(wanted, seconds=seconds) if wanted else []
 
     async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> list[Lease]:
@@ -153,11 +154,6 @@ class PostgresHot:
 def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
     """In the order of ids, so that no two statements can wait for each other's rows."""
     return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
-
-
-def _as_candidate(row: Any) -> Candidate:
-    dispatch_id, workflow_id, stage, provider, *rest = row
-    return Candidate(dispatch_id, Lane(workflow_id, stage, provider), *rest)
 
 
 def _as_lease(row: Any) -> Lease:

@@ -21,8 +21,8 @@ from comfyfleet.kernel.clock import Clock
 
 SECOND = 1_000_000
 _SEEN = """
-    id, workflow_id, stage, provider, priority, rank, queued_at, model_key, model_set,
-    backend_affinity, avoid_worker_id, avoid_until"""
+    id, priority, rank, queued_at, model_key, model_set, backend_affinity, avoid_worker_id,
+    avoid_until"""
 _IN_LANE = """workflow_id = ? AND stage = ? AND provider = ?
     AND EXISTS (SELECT 1 FROM workflows WHERE id = workflow_id AND is_active AND NOT is_paused)"""
 _ORDER = "workflow_id, stage, provider, priority DESC, rank, id LIMIT ?"
@@ -139,22 +139,32 @@ class SqliteHot:
 
 
 def _peek(connection: Connection, probe: Probe) -> list[Candidate]:
-    found: list[Any] = []
+    found = []
     for lane in probe.lanes:
-        found += connection.execute(PEEK, (*lane, probe.limit)).fetchall()
+        for row in connection.execute(PEEK, (*lane, probe.limit)):
+            found.append(_as_candidate(lane, row))
     for affinity in probe.affinities:
         if connection.execute(IS_BOUND, (affinity,)).fetchone():
             for lane in probe.lanes:
-                found += connection.execute(PEEK_BOUND, (affinity, *lane, probe.limit)).fetchall()
-    return [_as_candidate(row) for row in found]
+                for row in connection.execute(PEEK_BOUND, (affinity, *lane, probe.limit)):
+                    found.append(_as_candidate(lane, row))
+    return found
 
 
-def _as_candidate(row: Any) -> Candidate:
-    dispatch_id, workflow_id, stage, provider, priority, rank, queued_at, *rest = row
-    *rest, until = rest
-    rest.append(None if until is None else moment(until))
-    lane = Lane(workflow_id, stage, provider)
-    return Candidate(dispatch_id, lane, priority, rank, moment(queued_at), *rest)
+def _as_candidate(lane: Lane, row: Any) -> Candidate:
+    dispatch_id, priority, rank, queued_at, key, model_set, affinity, avoided, until = row
+    return Candidate(
+        dispatch_id,
+        lane,
+        priority,
+        rank,
+        moment(queued_at),
+        key,
+        model_set,
+        affinity,
+        avoided,
+        None if until is None else moment(until),
+    )
 
 
 def _claimed(connection: Connection, claim: Claim, now: int, ends: int) -> Lease | None:
