@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Sighting, Worker
+from comfyfleet.fleets.decide import is_worth_writing
+from comfyfleet.fleets.model import Sighting, Worker, after
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.shared import in_maintenance
@@ -68,9 +69,8 @@ async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> J
 async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
     now = sides.clock()
     seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
-    async with sides.central.begin() as tx:
-        known = await fleets.get_worker(tx, worker.worker_id)
-        known = await fleets.seen(tx, known, _sighting(asked), now=now)
+    known = await _seen(sides, worker, _sighting(asked), now)
+    async with sides.central.look() as tx:
         lanes = await fleets.lanes_of(tx, known, asked.providers)
         return Standing(
             worker=known,
@@ -79,6 +79,16 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
             is_alone=await fleets.is_alone(tx, known, lanes, seen_since=seen_since),
             maintenance=await in_maintenance(tx),
         )
+
+
+async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
+    """A poll writes only when that is due: idle workers poll all day."""
+    async with sides.central.look() as tx:
+        known = await fleets.get_worker(tx, worker.worker_id)
+    if not is_worth_writing(known, sighting, now):
+        return after(known, sighting, now)
+    async with sides.central.begin() as tx:
+        return await fleets.seen(tx, known, sighting, now=now)
 
 
 def _sighting(asked: Poll) -> Sighting:

@@ -19,6 +19,7 @@ from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.wire.messages import Progress
 
 router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
 
@@ -60,6 +61,7 @@ class JobSeen(BaseModel):
     raw_error: str | None
     attempt: int
     properties: dict[str, Any]
+    progress: Progress | None
     outputs: list[OutputSeen]
     submitted_at: datetime
     started_at: datetime | None
@@ -106,6 +108,7 @@ async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -
         raw_error=job.raw_error,
         attempt=job.attempt,
         properties=dict(job.asked.properties),
+        progress=plane.sides.progresses.of(job.lease_token) if job.status.is_active else None,
         outputs=await _outputs(plane, job),
         submitted_at=job.submitted_at,
         started_at=job.started_at,
