@@ -89,7 +89,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("submit", "nothing"), "there is no workflow nothing"),
+        (("submit", "nothing"), "there is no workflow 'nothing'"),
         (("submit", "negative", "--set", "depth=3"), "no such property as depth; there is: width"),
         (("submit", "negative", "--set", "width=wide"), "width must be a number"),
         (("submit", "negative", "--set", "width"), "sets nothing"),
