@@ -19,6 +19,7 @@ from comfyfleet.agent.filling import filled
 from comfyfleet.agent.journal import Entry, Journal
 from comfyfleet.agent.naming import input_name, output_names, prompt_id_of
 from comfyfleet.agent.ports import Assets
+from comfyfleet.agent.precedence import Precedence
 from comfyfleet.agent.progress import advance, begin
 from comfyfleet.comfy import Backend, OutputFile, Outputs
 from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
@@ -56,6 +57,7 @@ class Workshop:
     assets: Assets
     store: httpx.AsyncClient
     journal: Journal
+    precedence: Precedence = field(default_factory=Precedence)
     surroundings: Surroundings = field(default_factory=Surroundings)
 
 
@@ -92,7 +94,8 @@ async def run_lease(lease: Lease, heart: Heart, workshop: Workshop, scratch: Pat
     """Assets → upload → submit → follow → fetch outputs → PUT; what is then to be said."""
     run_id = await adopted(lease, heart, workshop) if lease.resumes else None
     if run_id is None:
-        run_id = await handed_in(lease, heart, workshop)
+        with workshop.precedence.preparing():
+            run_id = await handed_in(lease, heart, workshop)
     seconds = await followed(lease, run_id, heart, workshop)
     outputs = await workshop.backend.outputs(run_id)
     return Complete(
@@ -229,6 +232,7 @@ async def deliver(
     scratch: Path,
 ) -> DeliveredOutput:
     """One file from the backend to the store; on our disk only meanwhile."""
+    await workshop.precedence.give_way()
     fetched = await workshop.backend.fetch(file, scratch / "output")
     try:
         size = fetched.size_bytes
@@ -239,6 +243,7 @@ async def deliver(
             )
         content_type = content_type_of(file.filename, fetched.content_type)
         content_hash = await asyncio.to_thread(hash_of, fetched.path)
+        await workshop.precedence.give_way()
         await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
     finally:
         await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
