@@ -89,7 +89,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("submit", "nothing"), "there is no workflow nothing"),
+        (("submit", "nothing"), "there is no workflow 'nothing'"),
         (("submit", "negative", "--set", "depth=3"), "no such property as depth; there is: width"),
         (("submit", "negative", "--set", "width=wide"), "width must be a number"),
         (("submit", "negative", "--set", "width"), "sets nothing"),
@@ -143,6 +143,7 @@ def test_jobs_that_wait_say_why_and_can_be_changed(admin: Admin) -> None:
 
 def test_workers_tenants_and_upkeep_answer(admin: Admin) -> None:
     assert "built-in" in admin("workers", "list").out
+    assert "comfyfleet engine" in admin("workers", "show", "built-in").out
     assert "default" in admin("tenants", "list").out
     made = admin("tenants", "create", "Ada & Co")
     assert len(made.out.strip()) == 36

@@ -14,6 +14,7 @@ LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
     Parameter(help="What goes to stderr: lines on a terminal, JSON lines anywhere else."),
 ]
+ACCESS = "comfyfleet.access"
 # What every record has; the rest was given with `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What they say below a warning, only their authors want to know.
@@ -54,7 +55,9 @@ class ForPeople(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s%(ids)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        ids = " ".join(f"{name}={value}" for name, value in _ids(record).items())
+        # What an access line gives beside is in its message already.
+        given = current() if record.name == ACCESS else _ids(record)
+        ids = " ".join(f"{name}={value}" for name, value in given.items())
         record.ids = f"  [{ids}]" if ids else ""
         return super().format(record)
 

@@ -21,6 +21,7 @@ from comfyfleet.loops.sweeping import Sweeps, running
 from comfyfleet.plane import Plane, open_plane
 
 DATA = Path("comfyfleet-data")
+KEY_CHARACTERS_MIN = 16
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Port = Annotated[int, Parameter(help="Port to listen on; 0 takes any that is free.")]
 Data = Annotated[
@@ -78,6 +79,8 @@ def sweeps_in(plane: Plane) -> Sweeps:
 
 
 def greet(plane: Plane, url: str, world: World) -> None:
+    if 0 < len(plane.settings.admin_key) < KEY_CHARACTERS_MIN:
+        world.warn(f"COMFYFLEET_ADMIN_KEY has less than {KEY_CHARACTERS_MIN} characters")
     world.say(f"Control plane at {url} (the API is described at {url}/docs)")
     if plane.admin_key.just_made:
         world.say("Its admin key, shown this once:")

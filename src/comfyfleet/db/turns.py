@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from comfyfleet.db.engine import Database
+from comfyfleet.kernel.errors import Unavailable
 
 TURNS_LOCK = 0x7475726E  # keeps our locks apart from those of others on the same server
 _TAKE = text("SELECT pg_try_advisory_lock(:kind, :name)")
@@ -44,9 +45,9 @@ class Turns:
             try:
                 connection = self._connection or await self._connect()
                 return bool((await connection.execute(statement, values)).scalar_one())  # type: ignore[call-overload]
-            except (DBAPIError, OSError):
+            except (DBAPIError, OSError) as error:
                 await self.close()
-                raise
+                raise Unavailable(f"no turn can be taken: {error}") from error
 
     async def _connect(self) -> AsyncConnection:
         connection = await self._database.engine.connect()

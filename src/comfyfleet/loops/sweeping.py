@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.plane import Meters
 
@@ -59,6 +60,10 @@ class Sweeps:
         with bound(sweep=sweep.name):
             try:
                 outcome, has_more = await self._turn(sweep)
+            except Unavailable as error:
+                # No fault of the sweep's, and told by all of them at once: a line is enough.
+                logger.warning("the sweep %s was cut short: %s", sweep.name, error.message)
+                outcome, has_more = FAILED, False
             except Exception:
                 logger.exception("the sweep %s failed; it will run again", sweep.name)
                 outcome, has_more = FAILED, False

@@ -122,3 +122,29 @@ async def test_of_two_control_planes_on_postgres_one_passes_at_a_time(
         for turns, database in ((first, here), (second, there)):
             await turns.close()
             await database.close()
+
+
+async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
+    postgres_databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = open_database(await postgres_databases.url("central"))
+    turns, meters = Turns(database), Meters()
+    sweep = Sweep("expiry", Noted(), 1)
+    sweeps = sweeps_of(turns, sweep, meters=meters)
+    try:
+        await sweeps.pass_once(sweep)
+        async with database.begin() as tx:
+            await tx.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        for _ in range(2):
+            await sweeps.pass_once(sweep)
+    finally:
+        await turns.close()
+        await database.close()
+    assert "was cut short" in caplog.text
+    assert "Traceback" not in caplog.text
+    passes = meters.registry.get_sample_value
+    assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "done"}) == 2
+    assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "failed"}) == 1

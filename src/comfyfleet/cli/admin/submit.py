@@ -111,7 +111,11 @@ class _Errand:
         if not self.following.waits:
             self._tell_ids(ids, slug)
             return
-        jobs = Waiting(self.plane, self.world, self.placing.tenant).wait(ids)
+        try:
+            jobs = Waiting(self.plane, self.world, self.placing.tenant).wait(ids)
+        except KeyboardInterrupt:
+            self._tell_ids(ids, slug)  # they go on, and are found again by these
+            raise
         saved = self._saved(jobs)
         if self.asking.as_json:
             print_json({"jobs": jobs, "saved": saved}, self.world)

@@ -1,6 +1,6 @@
 """`comfyfleet admin workers`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -45,8 +45,12 @@ def show(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld) -> No
         answer = plane.get("workers", worker)
     if asking.as_json:
         print_json(answer, world)
-    else:
-        print_fields(answer, world)
+        return
+    print_fields({**answer, "backend": None, "reading": None}, world)
+    for name, part in (("Backend", answer["backend"]), ("Machine", answer["reading"])):
+        if part:
+            world.out.print(f"\n{name}")
+            print_fields({field: _counted(value) for field, value in part.items()}, world)
 
 
 @app.command
@@ -90,6 +94,11 @@ def rotate_key(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld)
     world.say(f"worker {worker}; its new key, shown this once:")
     world.stdout.write(f"{answer['token']}\n".encode())
     world.stdout.flush()
+
+
+def _counted(value: Any) -> Any:
+    """Hundreds of node types and model files are told by their number; --json has them all."""
+    return len(value) if isinstance(value, list | dict) else value
 
 
 def _act(worker: str, act: str, done: str, asking: Asking, world: InWorld) -> None:
