@@ -86,12 +86,13 @@ def failing(job: Job, error: dict[str, Any]) -> Fail:
     return Fail(dispatch_id=job.dispatch_id, lease_token=job.lease_token, error=error)
 
 
-def requeueing(job: Job, fault: Fault, detail: str | None) -> Requeue:
+def requeueing(job: Job, fault: Fault, detail: str | None, *, code: str | None = None) -> Requeue:
     return Requeue(
         dispatch_id=job.dispatch_id,
         lease_token=job.lease_token,
         reason=fault.reason,
         detail=None if detail is None else detail[:DETAIL_CHARACTERS_MAX],
+        code=code,
     )
 
 
@@ -102,7 +103,7 @@ def error_of(code: str, message: str, **more: Any) -> dict[str, Any]:
 def _of_ours(error: FleetError, job: Job) -> Verdict:
     for kind, fault in FAULTS:
         if isinstance(error, kind):
-            return Verdict(requeueing(job, fault, error.message), fault)
+            return Verdict(requeueing(job, fault, error.message, code=error.code), fault)
     for kind, code in FAILURES:
         if isinstance(error, kind):
             return Verdict(failing(job, error_of(code, error.message)))

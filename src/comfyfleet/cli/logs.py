@@ -16,8 +16,11 @@ LogLevel: TypeAlias = Annotated[
 ]
 # What every record has; the rest was given with `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# They say at the level of information what only their authors want to know.
-_TALKATIVE = ("httpx", "httpcore", "alembic", "uvicorn", "websockets", "botocore", "boto3")
+# What they say below a warning, only their authors want to know.
+_TALKATIVE = (
+    "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
+    "uvicorn", "websockets",
+)  # fmt: skip
 
 
 def set_up_logs(level: str, err: Console) -> None:

@@ -18,6 +18,8 @@ async def heartbeat(sides: Sides, said: Heartbeat, *, drain: bool = False) -> He
         beat = await sides.queue.extend(said.dispatch_id, said.lease_token, started=said.started)
     except LeaseLost:
         return await _cancelled_before(sides, said)
+    if said.progress:
+        sides.progresses.note(said.lease_token, said.progress)
     if beat.cancel_requested:
         return await _end_cancelled(sides, said)
     answer = HeartbeatAnswer(

@@ -10,6 +10,7 @@ from comfyfleet.db import Database
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.model import SEED_MAX, Version, Workflow
+from comfyfleet.effects.prompting import Chance
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.fleets import service as fleets
@@ -58,6 +59,8 @@ async def submission(sides: Sides, tenant_id: UUID, order: Order) -> Submission:
         order.overrides,
         files=order.files,
         seed=_dice.randint(0, SEED_MAX),
+        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
+        chance=Chance(sides.clock(), _dice),
     )
     await _require_files(sides, tenant_id, {each.name: each.file_id for each in built.assets})
     return Submission(

@@ -1,13 +1,15 @@
 """A worker asks for a job: who it is, what it may run, what it holds, and then the wait."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Sighting, Worker
+from comfyfleet.fleets.decide import is_worth_writing
+from comfyfleet.fleets.model import Sighting, Worker, after
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.shared import in_maintenance
@@ -67,9 +69,8 @@ async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> J
 async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
     now = sides.clock()
     seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
-    async with sides.central.begin() as tx:
-        known = await fleets.get_worker(tx, worker.worker_id)
-        known = await fleets.seen(tx, known, _sighting(asked), now=now)
+    known = await _seen(sides, worker, _sighting(asked), now)
+    async with sides.central.look() as tx:
         lanes = await fleets.lanes_of(tx, known, asked.providers)
         return Standing(
             worker=known,
@@ -78,6 +79,16 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
             is_alone=await fleets.is_alone(tx, known, lanes, seen_since=seen_since),
             maintenance=await in_maintenance(tx),
         )
+
+
+async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
+    """A poll writes only when that is due: idle workers poll all day."""
+    async with sides.central.look() as tx:
+        known = await fleets.get_worker(tx, worker.worker_id)
+    if not is_worth_writing(known, sighting, now):
+        return after(known, sighting, now)
+    async with sides.central.begin() as tx:
+        return await fleets.seen(tx, known, sighting, now=now)
 
 
 def _sighting(asked: Poll) -> Sighting:
@@ -92,11 +103,6 @@ def _sighting(asked: Poll) -> Sighting:
     )
 
 
-def _held_max(asked: Poll) -> int:
-    """Running, one prefetched, and as many again whose outputs still go up."""
-    return 2 * (asked.max_concurrency + 1)
-
-
 def _why_nothing(standing: Standing, asked: Poll) -> str | None:
     if standing.maintenance:
         return "maintenance: no new leases are given"
@@ -104,26 +110,28 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "this worker is draining"
     if not standing.lanes:
         return NO_WORKFLOW
-    is_full = _load(standing, asked) > asked.max_concurrency
-    if is_full or len(standing.held) >= _held_max(asked):
-        return f"this worker holds {len(standing.held)} jobs, as many as it may"
+    load = load_of([row.id for row in standing.held], asked)
+    if load > asked.max_concurrency:
+        return f"this worker holds {load} jobs, as many as it may"
     return None
 
 
-def _load(standing: Standing, asked: Poll) -> int:
-    """What it says, and what it doesn't know of.
+def load_of(held: Collection[int], asked: Poll) -> int:
+    """How many jobs the worker has before it, by dispatch id as we know them and as it says.
 
-    Of the leases that it knows, those whose prompt has ended keep its backend no longer busy: to
-    wait for their uploads would leave the GPU idle.
+    A lease whose prompt has ended is still held while its outputs go up, and the backend must not
+    wait for that: a worker that names what it holds is believed which of it is work, for as many
+    again as it may hold. Leases that it doesn't name are on their way to it.
     """
     if asked.held is None:
-        return max(asked.current_load, len(standing.held))
-    known = {each.dispatch_id for each in asked.held}
-    return asked.current_load + sum(row.id not in known for row in standing.held)
+        return max(asked.current_load, len(held))
+    named = {each.dispatch_id for each in asked.held}
+    delivering_max = asked.max_concurrency + 1
+    return max(asked.current_load + len(set(held) - named), len(held) - delivering_max)
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading, load = asked.reading, _load(standing, asked)
+    reading, load = asked.reading, load_of([row.id for row in standing.held], asked)
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)

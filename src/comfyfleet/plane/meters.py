@@ -34,6 +34,12 @@ class Meters:
         self.errors = Counter(
             "comfyfleet_api_errors", "Answers that were errors", ("code",), registry=self.registry
         )
+        self.requeues = Counter(
+            "comfyfleet_requeues",
+            "Jobs that workers handed back",
+            ("fleet", "reason"),
+            registry=self.registry,
+        )
         self.unexpected = Counter(
             "comfyfleet_unexpected_answers",
             "Answers of backends in a shape that we don't know, as workers reported them",

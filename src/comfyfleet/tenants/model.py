@@ -5,6 +5,7 @@ from datetime import datetime
 from uuid import UUID
 
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.texts import is_storable
 
 NAME_CHARACTERS_MAX = 200
 PRIORITY_MIN, PRIORITY_MAX = -10, 10
@@ -34,7 +35,7 @@ class Tenant:
 
 def check_name(name: str) -> str:
     text = name.strip()
-    if not text or len(text) > NAME_CHARACTERS_MAX:
+    if not text or len(text) > NAME_CHARACTERS_MAX or not is_storable(text):
         raise InvalidInput(
             f"a tenant's name must have 1 to {NAME_CHARACTERS_MAX} characters", field="name"
         )

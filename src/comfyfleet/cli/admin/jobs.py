@@ -9,7 +9,7 @@ from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.world import InWorld
 
 app = App(name="jobs", help="Jobs, by the ids that submit printed.")
-OUTPUT_COLUMNS = ("name", "size", "content_type", "url")
+OUTPUT_COLUMNS = ("filename", "size", "content_type", "url")
 
 
 @app.command

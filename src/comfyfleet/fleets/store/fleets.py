@@ -80,6 +80,16 @@ async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet
     return [_fleet(row) for row in await tx.execute(query)]
 
 
+async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:
+    query = (
+        select(fleets.c.id)
+        .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
+        .where(workflow_fleets.c.workflow_id.in_(workflow_ids), fleets.c.stage == stage)
+        .distinct()
+    )
+    return list(await tx.scalars(query))
+
+
 async def assign(tx: Tx, fleet_id: int, workflow_ids: Collection[int], now: datetime) -> None:
     if not workflow_ids:
         return

@@ -60,10 +60,13 @@ async def all_of(
     fleet_ids: Collection[int] | None = None,
     seen_since: datetime | None = None,
     unseen_since: datetime | None = None,
+    only_taking_jobs: bool = False,
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[Worker]:
     wanted: list[ColumnElement[bool]] = []
+    if only_taking_jobs:
+        wanted += [workers.c.is_approved.is_(True), workers.c.is_draining.is_(False)]
     if fleet_ids is not None:
         wanted.append(workers.c.fleet_id.in_(fleet_ids))
     if seen_since is not None:

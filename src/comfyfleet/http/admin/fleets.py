@@ -181,7 +181,7 @@ async def _answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
         slug=fleet.slug,
         stage=fleet.stage,
         max_workers=fleet.max_workers,
-        workers=len(await fleets.workers_of(tx, fleet)),
+        workers=await fleets.count_workers(tx, fleet),
         workflows=_slugs(await fleets.assigned_to(tx, fleet)),
         object_info_hash=fleet.object_info_hash,
         created_at=fleet.created_at,

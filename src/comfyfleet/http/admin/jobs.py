@@ -19,6 +19,7 @@ from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.wire.messages import Progress
 
 router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
 
@@ -44,6 +45,7 @@ class JobIds(BaseModel):
 
 class OutputSeen(BaseModel):
     name: str
+    filename: str = Field(description="As the backend named it.")
     url: str
     size: int | None
     content_type: str
@@ -59,6 +61,7 @@ class JobSeen(BaseModel):
     raw_error: str | None
     attempt: int
     properties: dict[str, Any]
+    progress: Progress | None
     outputs: list[OutputSeen]
     submitted_at: datetime
     started_at: datetime | None
@@ -105,6 +108,7 @@ async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -
         raw_error=job.raw_error,
         attempt=job.attempt,
         properties=dict(job.asked.properties),
+        progress=plane.sides.progresses.of(job.lease_token) if job.status.is_active else None,
         outputs=await _outputs(plane, job),
         submitted_at=job.submitted_at,
         started_at=job.started_at,
@@ -128,7 +132,13 @@ async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
     url = await plane.store.url_to_get(
         file.path, seconds=plane.settings.url_seconds, filename=file.filename
     )
-    return OutputSeen(name=name, url=url, size=file.size, content_type=file.mime_type)
+    return OutputSeen(
+        name=name,
+        filename=file.filename,
+        url=url,
+        size=file.size,
+        content_type=file.mime_type,
+    )
 
 
 class NewUpload(BaseModel):

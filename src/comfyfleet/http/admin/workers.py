@@ -76,7 +76,9 @@ async def list_workers(
     plane: GivenPlane,
     now: GivenNow,
     fleet: Annotated[str | None, Query(description="Only this one's, as SLUG/STAGE.")] = None,
-    after: Annotated[str | None, Query(description="Only ids behind this one.")] = None,
+    after: Annotated[
+        str | None, Query(pattern=r"^[^\x00]+$", description="Only ids behind this one.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> Workers:
     async with plane.central.look() as tx:

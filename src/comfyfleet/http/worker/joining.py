@@ -5,6 +5,7 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import instances
 from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.decide import is_worth_writing
 from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
 from comfyfleet.fleets.objectinfo import key_of
 from comfyfleet.jobs.ending import requeue_all_of
@@ -93,9 +94,12 @@ async def _object_info_slot(plane: Plane, fleet: Fleet, said: Register) -> Outpu
 
 
 async def heard(plane: Plane, worker: Worker, said: Heartbeat) -> None:
-    """That it lives; written only when that is due."""
+    """That it lives. No transaction is begun unless something is to be written: beats are many."""
+    sighting, now = Sighting(reading=said.reading), plane.clock()
+    if not is_worth_writing(worker, sighting, now):
+        return
     async with plane.central.begin() as tx:
-        await fleets.seen(tx, worker, Sighting(reading=said.reading), now=plane.clock())
+        await fleets.seen(tx, worker, sighting, now=now)
 
 
 async def leave(plane: Plane, worker: Worker) -> None:

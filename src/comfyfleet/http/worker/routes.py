@@ -12,6 +12,7 @@ from comfyfleet.http.worker.vanishing import unless_gone
 from comfyfleet.jobs import ending, polling
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
+from comfyfleet.kernel.errors import UnexpectedAnswer
 from comfyfleet.wire.messages import (
     Complete,
     Deregister,
@@ -73,6 +74,9 @@ async def requeue(plane: GivenPlane, worker: CallingWorker, said: Requeue) -> Do
     await ending.requeue(
         plane.sides, said.dispatch_id, said.lease_token, Reason(said.reason), detail=said.detail
     )
+    plane.meters.requeues.labels(worker.fleet_name, said.reason).inc()
+    if said.code == UnexpectedAnswer.code:
+        plane.meters.unexpected.labels(worker.fleet_name).inc()
     return DONE
 
 
