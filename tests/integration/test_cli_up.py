@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import PIL.Image
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
 from tests.integration.processes import Running, started
+
+from comfyfleet.engine import serving
 
 PHOTO = str(EXAMPLES / "inputs" / "photo.png")
 KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
@@ -70,7 +73,8 @@ def test_a_file_goes_up_with_its_job(admin: Admin, tmp_path: Path) -> None:
     (job,) = done.json["jobs"]
     assert len(job["outputs"]) == 2
     for output in job["outputs"]:
-        assert httpx.get(output["url"]).headers["content-type"] == "image/png"
+        assert output["content_type"] == "image/png"
+        assert httpx.get(output["url"]).content.startswith(b"\x89PNG")
 
 
 def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
@@ -193,3 +197,45 @@ def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
         assert running.stop() == 0
     both = comfyfleet("up", "--no-worker", "--backend", "http://127.0.0.1:1")
     assert both.code == 1
+
+
+def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
+    with (
+        serving(data=tmp_path / "comfyui") as comfyui,
+        started("up", "--port", "0", "--backend", comfyui.url, folder=tmp_path) as running,
+    ):
+        running.hears(f"in fleet default/production on ComfyUI at {comfyui.url}")
+        admin = admin_of(running)
+        assert admin("workflows", "register", "negative", NEGATIVE).code == 0
+        assert admin("submit", "negative", "--wait").code == 0
+        assert running.stop() == 0
+    assert list((tmp_path / "comfyui" / "output").iterdir())
+
+
+def test_a_job_outlives_the_death_of_the_whole_process(tmp_path: Path) -> None:
+    steps = {"steps": 20, "step_ms": 100, "previews": False}
+    prompt = {
+        "1": {"class_type": "ComfyfleetSteps", "inputs": steps},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "s"}},
+    }
+    file = tmp_path / "slow.json"
+    file.write_text(json.dumps(prompt))
+    with started("up", "--port", "0", folder=tmp_path) as first:
+        admin = admin_of(first)
+        url, key = first.hears(KEY).groups()
+        assert admin("workflows", "register", "slow", str(file)).code == 0
+        job = admin("submit", "slow").out.strip()
+        wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "processing")
+        assert first.stop(signal.SIGKILL) != 0
+    with started("up", "--port", url.rpartition(":")[2], folder=tmp_path) as again:
+        again.hears("Control plane at")
+        admin = with_key(url, key)
+        wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "completed")
+        assert again.stop() == 0
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.2)

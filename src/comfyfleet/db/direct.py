@@ -44,8 +44,9 @@ class PostgresDirect:
             rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
         except BaseException as error:
             # Whatever happened, this connection is not trusted with the next statement.
+            is_lost = connection.is_closed() or is_loss(error)
             connection.terminate()
-            if is_loss(error):
+            if is_lost and isinstance(error, Exception):
                 raise Unavailable("the connection to the database was lost") from error
             raise
         self._idle.append(connection)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from comfyfleet.db.losses import is_loss_within
@@ -65,6 +66,10 @@ async def _reached(opening: AbstractAsyncContextManager[Tx]) -> AsyncIterator[Tx
             tx = await stack.enter_async_context(opening)
         except OSError as error:  # its socket is gone, its host unknown
             raise Unavailable(f"the database can't be reached: {error}") from error
+        except DBAPIError as error:  # it is there, and lets us not in
+            raise Unavailable(f"the database can't be opened: {error.orig}") from error
+        except PoolTimeout as error:
+            raise Unavailable("all connections to the database are in use") from error
         yield tx
 
 

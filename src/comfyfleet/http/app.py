@@ -9,6 +9,7 @@ from comfyfleet.http import admin, errors, health, worker
 from comfyfleet.http.access import Access
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
+from comfyfleet.http.sizes import Sizes
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
 
@@ -32,6 +33,7 @@ def create_app(plane: Plane) -> FastAPI:
     errors.install(app, plane.meters)
     for router in _routers(plane):
         app.include_router(router)
+    app.add_middleware(Sizes)
     app.add_middleware(Access, meters=plane.meters)
     return app
 

@@ -58,3 +58,8 @@ class Meters:
             ("sweep",),
             registry=self.registry,
         )
+        self.readable = Gauge(
+            "comfyfleet_figures_readable",
+            "Whether the figures of the database could be read for this answer",
+            registry=self.registry,
+        )

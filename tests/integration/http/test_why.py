@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -20,7 +21,7 @@ async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
         yield yard
 
 
-async def why(yard: Yard, **submit: object) -> str:
+async def why(yard: Yard, **submit: Any) -> str:
     job = await yard.job(await yard.submit(**submit))
     said: str = job["why"]
     return said

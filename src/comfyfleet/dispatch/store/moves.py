@@ -11,12 +11,12 @@ from sqlalchemy import (
     ColumnElement,
     Interval,
     case,
+    cast,
     func,
     insert,
     literal,
     select,
     text,
-    type_coerce,
     union_all,
     update,
 )
@@ -165,5 +165,5 @@ async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -
 
 def later(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> ColumnElement[Any]:
     if is_sqlite(tx):
-        return type_coerce(moment, BigInteger) + seconds * 1_000_000
+        return cast(moment, BigInteger) + seconds * 1_000_000
     return moment + literal(timedelta(seconds=seconds), Interval())
