@@ -45,6 +45,7 @@ bench:  ## Measure, against named peers
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
 	$(BIN)/python bench/convert.py
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/gpu_busy.py
 
 constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \

@@ -167,7 +167,10 @@ class Holding:
         try:
             await self._control.end(word)
         except LeaseLost:
-            logger.warning("the lease was lost before its last word", extra=extra)
+            # A control plane may end what it has cancelled without waiting for us.
+            expected = self.halted is Halt.CANCELLED
+            level = logging.INFO if expected else logging.WARNING
+            logger.log(level, "the lease had ended before its last word", extra=extra)
         except Refused as error:
             logger.error("a last word was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
             if isinstance(word, Complete):

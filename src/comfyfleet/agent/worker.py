@@ -82,6 +82,11 @@ class Worker:
                 side.append(asyncio.create_task(self._keep_facts()))
                 await self._lease_jobs()
             await self._leave()
+        except FleetError:
+            # Nobody will take its results any more; what runs must not run on for nobody.
+            self.stop.ask("shutdown", 0)
+            await self._leave()
+            raise
         finally:
             for each in [*side, *self._holdings.values()]:
                 each.cancel()
@@ -270,7 +275,9 @@ class Worker:
             await self._describe()
 
     def _is_idle(self) -> bool:
-        return not any(each.lease.in_backend for each in self._holdings)
+        """A cloud is not asked every few seconds whether it is still there."""
+        in_backend = any(each.lease.in_backend for each in self._holdings)
+        return not in_backend and not self._settings.is_cloud
 
     # Leaving
 

@@ -1,9 +1,10 @@
 """`comfyfleet worker`: puts one backend to work for a fleet."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -111,6 +112,9 @@ def worker(
     chosen = _settings(place, work, state, world.environ)
     settings = _tuned(chosen, cache_gb, grace_seconds, stall_seconds)
     set_up_logs(log_level, world.err)
+    if log_level == "info":
+        # Each call to the backend is worth a line only to those who look for something.
+        logging.getLogger("comfyfleet.comfy").setLevel(logging.WARNING)
     asyncio.run(_work(settings, world))
 
 
@@ -150,8 +154,6 @@ def _settings(
 def _tuned(
     settings: WorkerSettings, cache_gb: float, grace_seconds: float, stall_seconds: float
 ) -> WorkerSettings:
-    from dataclasses import replace
-
     if min(cache_gb, grace_seconds, stall_seconds) < 0 or stall_seconds == 0:
         raise InvalidInput("--cache-gb, --grace-seconds and --stall-seconds can't be negative")
     return replace(

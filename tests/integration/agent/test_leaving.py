@@ -16,6 +16,7 @@ from typing import Literal
 import pytest
 from tests.agentkit.plane import SECRET, Plane, eventually
 from tests.agentkit.prompts import picture, steps
+from tests.agentkit.serving import Served
 from tests.agentkit.workers import settings_for
 from tests.integration.agent.test_overlap import depth
 
@@ -24,7 +25,7 @@ from comfyfleet.agent.ports import NoMachine, NoProtection, Notice, Surveys
 from comfyfleet.engine.serve import Served as Engine
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
-STOP_SECONDS_MAX = 20
+STOP_SECONDS_MAX = 40
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -91,6 +92,41 @@ async def test_what_does_not_fit_into_the_time_left_is_handed_back(
     child.send_signal(signal.SIGTERM)
     assert (await ended(child))[0] == 0
     assert job.requeue.reason == "shutdown"
+    assert depth(engine) == 0
+
+
+@pytest.mark.slow
+async def test_a_control_plane_that_is_away_does_not_keep_it_from_stopping(
+    served: Served, plane: Plane, engine: Engine, start: Start
+) -> None:
+    job = plane.add(steps(1000, 50))
+    child = start("--grace-seconds", "1")
+    await eventually(lambda: job.started)
+    served.down()
+    child.send_signal(signal.SIGTERM)
+    assert (await ended(child))[0] == 0
+    assert depth(engine) == 0
+
+
+async def test_a_wrong_secret_is_said_in_one_line(
+    plane: Plane, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.agentkit.plane.SECRET", "another one")
+    code, said = await ended(start())
+    assert code == 1
+    assert said.splitlines()[-1].startswith("error: register was answered 401")
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_shut_out_leaves_nothing_running(
+    plane: Plane, engine: Engine, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = plane.add(steps(1000, 50))
+    child = start()
+    await eventually(lambda: job.started)
+    monkeypatch.setattr("tests.agentkit.plane.SECRET", "another one")
+    plane.keys.clear()
+    assert (await ended(child))[0] == 1
     assert depth(engine) == 0
 
 
