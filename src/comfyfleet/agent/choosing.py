@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from comfyfleet.comfy.backend import OutputFile, Outputs, OutputText
+from comfyfleet.wire.files import OutputSlot
 
 DEFAULT_TYPE = "application/octet-stream"
 TEXT_CHARACTERS_MAX = 10_000
@@ -41,6 +42,19 @@ def content_type_of(filename: str, told: str) -> str:
     ending = PurePath(filename).suffix.lower()
     guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
     return guessed or told.partition(";")[0].strip() or DEFAULT_TYPE
+
+
+def fitting_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
+    """The slot that came with the lease, if it was made for what has come out.
+
+    Its URL holds for one content type, and that is what the store then says of the file.
+    """
+    for slot in slots[:1] if filenames else ():
+        types = {name.lower(): value for name, value in slot.headers.items()}
+        made_for = types.get("content-type")
+        if made_for is None or made_for == content_type_of(filenames[0], DEFAULT_TYPE):
+            return slot.name
+    return None
 
 
 def metadata_of(texts: Sequence[OutputText]) -> dict[str, Any]:

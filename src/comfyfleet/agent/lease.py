@@ -13,7 +13,7 @@ import httpx
 from blake3 import blake3
 
 from comfyfleet.agent.beating import Heart
-from comfyfleet.agent.choosing import chosen, content_type_of, metadata_of
+from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, metadata_of
 from comfyfleet.agent.deliveries import Deliveries
 from comfyfleet.agent.filling import filled
 from comfyfleet.agent.journal import Entry, Journal
@@ -213,8 +213,8 @@ async def delivered(
     if len(files) > WANTED_MAX:
         raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
     deliveries = Deliveries(workshop.store, heart, job, workshop.surroundings)
-    primary = job.outputs[0].name if job.outputs else None
-    names = output_names([file.filename for file in files], primary)
+    filenames = [file.filename for file in files]
+    names = output_names(filenames, fitting_slot(job.outputs, filenames))
     return tuple(
         [
             await deliver(file, name, job, deliveries, workshop, scratch)

@@ -13,7 +13,7 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File, output_key
 from comfyfleet.jobs import service, store
 from comfyfleet.jobs.ending import fail
-from comfyfleet.jobs.model import Failure, Job, delivery_of
+from comfyfleet.jobs.model import Failure, Job, Submission, delivery_of
 from comfyfleet.jobs.settling import end_dispatch_of
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import FleetError, NotFound, Unavailable
@@ -21,7 +21,8 @@ from comfyfleet.wire import files as wire_files
 from comfyfleet.wire import messages as wire
 
 log = logging.getLogger(__name__)
-FIRST_OUTPUT = wire_files.WantedOutput(name="output")
+ANY_OUTPUT = wire_files.WantedOutput(name="output")
+PICTURE = wire_files.WantedOutput(name="output.png", content_type="image/png")
 PAYLOAD_DELAY = timedelta(seconds=30)
 # So many leases may turn out to belong to ended jobs before the worker is told to come again.
 ENDED_IN_A_ROW_MAX = 50
@@ -106,7 +107,7 @@ async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.
         prompt=dict(job.asked.prompt),
         output_node_id=job.asked.output_node_id,
         assets=await assets(sides, pool, job),
-        outputs=(await output_slot(sides, job, lease.token, FIRST_OUTPUT),),
+        outputs=(await output_slot(sides, job, lease.token, likely_output(job.asked)),),
         run_limit_seconds=workflow.run_limit_seconds,
         max_output_bytes=settings.max_output_bytes,
         model_key=job.asked.model_key,
@@ -138,6 +139,13 @@ async def _asset(sides: Sides, ref: AssetRef, file: File) -> wire_files.Asset:
         placeholder=ref.placeholder,
         is_primary_input=ref.is_primary_input,
     )
+
+
+def likely_output(asked: Submission) -> wire_files.WantedOutput:
+    """A guess that saves a worker one question: most prompts save pictures, as PNG."""
+    named = {asked.output_node_id} if asked.output_node_id else asked.prompt.keys()
+    saves = any(asked.prompt.get(each, {}).get("class_type") == "SaveImage" for each in named)
+    return PICTURE if saves else ANY_OUTPUT
 
 
 async def output_slot(
