@@ -1,6 +1,9 @@
 """Tables of a tenant pool. Each row says whose it is."""
 
+from typing import Any
+
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -12,6 +15,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    event,
     text,
 )
 
@@ -103,3 +107,77 @@ outbox = Table(
     UniqueConstraint("job_id", "kind"),
     Index(None, "not_before", "id"),
 )
+
+token_wallets = Table(
+    "token_wallets",
+    tenant,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("balance", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    CheckConstraint("balance >= 0", name="balance"),
+)
+
+token_transactions = Table(
+    "token_transactions",
+    tenant,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("job_id", Uuid),
+    Column("type", String(20), nullable=False),
+    Column("amount", BigInteger, nullable=False),  # what it adds to the balance
+    Column("provider_transaction_id", String(200)),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "job_id", "type"),
+    UniqueConstraint("tenant_id", "provider_transaction_id"),
+    CheckConstraint(
+        "(type = 'PAYMENT_CREDIT' AND amount > 0 AND provider_transaction_id IS NOT NULL)"
+        " OR (type = 'JOB_RESERVE' AND amount < 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_CONSUME' AND amount = 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_REFUND' AND amount > 0 AND job_id IS NOT NULL)",
+        name="amount",
+    ),
+    Index(None, "tenant_id", "user_id", "id"),
+)
+_SETTLES = "type IN ('JOB_CONSUME', 'JOB_REFUND')"
+Index(
+    "token_transactions_settled",  # consumed or refunded: one of them, once
+    token_transactions.c.tenant_id,
+    token_transactions.c.job_id,
+    unique=True,
+    postgresql_where=text(_SETTLES),
+    sqlite_where=text(_SETTLES),
+)
+
+
+def _never_changed(table: Table) -> None:
+    """The database itself refuses to change or delete a row, whoever asks."""
+    name, says = table.name, f"rows of {table.name} are never changed"
+    for act in ("UPDATE", "DELETE"):
+        _after_create(
+            table,
+            "sqlite",
+            f"CREATE TRIGGER {name}_no_{act.lower()} BEFORE {act} ON {name} "
+            f"BEGIN SELECT RAISE(ABORT, '{says}'); END",
+        )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE FUNCTION {name}_kept() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{says}'; END $$",
+    )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE TRIGGER {name}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_kept()",
+    )
+
+
+def _after_create(table: Table, dialect: str, statement: str) -> None:
+    ddl: Any = DDL(statement)  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
+
+
+_never_changed(token_transactions)
