@@ -25,3 +25,32 @@ With several servers the one is found that has it. Ctrl-C only stops watching: t
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
 ```
 """
+
+SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.
+
+Without settings it keeps its databases (SQLite) and files in a folder. With
+`COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL` any
+number of control planes share PostgreSQL and S3; bring the databases up to date first, with
+`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`, else it is made at the first start
+and printed once.
+
+```
+comfyfleet serve --data /var/lib/comfyfleet
+comfyfleet serve --host 0.0.0.0 --port 80 --no-loops
+```
+"""
+
+DB = "Bring the databases to the newest schema, or see which they have."
+
+ADMIN = """Operate a control plane: fleets, workflows, workers, tenants, the queue, the audit.
+
+`COMFYFLEET_URL` says where it is, `COMFYFLEET_KEY` is the admin key that it printed at its first
+start. Tables are for people; `--json` is for programs.
+
+```
+comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
+comfyfleet admin submit cat --set prompt="a black cat" --wait -o results
+comfyfleet admin dispatches list --status queued
+comfyfleet admin dispatches why 12
+```
+"""

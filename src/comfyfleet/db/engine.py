@@ -29,7 +29,7 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._writing = engine.execution_options(**{WRITES: True})
 
     @asynccontextmanager
@@ -38,7 +38,7 @@ class Database:
             async with _reachable(), self.engine.begin() as tx:
                 yield tx
             return
-        async with self._turn, self._writing.begin() as tx:
+        async with self.turn, self._writing.begin() as tx:
             yield tx
 
     @asynccontextmanager
@@ -80,12 +80,12 @@ def open_database(url: str) -> Database:
         options["pool_pre_ping"] = True
     engine = create_async_engine(target, **options)
     if kind == "sqlite":
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "connect", prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return Database(url, engine)
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
+def prepare_sqlite(connection: Any, _record: Any) -> None:
     # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
     connection.isolation_level = None
     cursor = connection.cursor()

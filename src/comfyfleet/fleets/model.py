@@ -9,8 +9,9 @@ from typing import NamedTuple
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.wire.messages import BackendFacts, Reading
 
-SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
-STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,49}")
+# Together with "open-" and a dot they make the slug of the open workflow: at most 100 characters.
+SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
+STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
 WORKERS_MAX = 100_000
 CAPABILITIES_MAX = 200
 FROM_FLEET = "fleet"  # the one registration source: workers can't be made by hand

@@ -37,6 +37,9 @@ class Settings:
     sweep_seconds: float = 5.0
     reading_keep_hours: int = 24
     validate_asg_instance: bool = False
+    cloudwatch_namespace: str = ""  # none: nothing is published
+    cloudwatch_seconds: int = 60
+    scale_target_seconds: int = 300  # within which all that waits shall have started
 
     @property
     def grace_seconds(self) -> int:
