@@ -237,3 +237,20 @@ control_state = Table(
     Column("name", String(100), primary_key=True),
     Column("value", Json, nullable=False),
 )
+
+api_keys = Table(
+    "api_keys",
+    central,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("user_id", Uuid, nullable=False),  # of the tenant's pool
+    Column("name", String(200), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("scopes", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
+    Index(None, "tenant_id", "user_id"),
+)

@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import (
     DDL,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Index,
@@ -106,6 +107,19 @@ outbox = Table(
     Column("created_at", Moment, nullable=False),
     UniqueConstraint("job_id", "kind"),
     Index(None, "not_before", "id"),
+)
+
+users = Table(
+    "users",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("email", String(320)),
+    Column("name", String(200)),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "email"),
+    Index(None, "tenant_id", "created_at", "id"),
 )
 
 token_wallets = Table(
