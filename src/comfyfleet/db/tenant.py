@@ -122,6 +122,33 @@ users = Table(
     Index(None, "tenant_id", "created_at", "id"),
 )
 
+videos = Table(
+    "videos",  # media of any kind; the name is the one that the API has
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("original_file_id", Uuid),  # none once it has expired
+    Column("processed_file_id", Uuid),
+    Column("job_id", Uuid),  # the latest
+    Column("active_job_id", Uuid),  # the same, until it ends: one at a time
+    Column("processing_details", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expired_at", Moment),
+    CheckConstraint("kind IN ('image', 'video', 'audio')", name="kind"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    Index(None, "job_id"),
+)
+_LIVING = "expired_at IS NULL"
+Index(
+    "videos_age",
+    videos.c.tenant_id,
+    videos.c.created_at,
+    postgresql_where=text(_LIVING),
+    sqlite_where=text(_LIVING),
+)
+
 token_wallets = Table(
     "token_wallets",
     tenant,
