@@ -28,6 +28,7 @@ FleetError
  ├─ Unauthenticated       the key is missing, wrong or revoked
  ├─ Forbidden             the key is right, and does not allow this
  ├─ Refused               well-formed, and not possible as things stand
+ │   ├─ InputUnavailable  the file at a customer's URL can't be had, or not from there
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a cap is reached; carries when to come again
  │   └─ FleetFull         the fleet has as many workers as it may
@@ -155,6 +156,10 @@ class Forbidden(FleetError):
 
 class Refused(FleetError):
     code = "refused"
+
+
+class InputUnavailable(Refused):
+    code = "input_unavailable"
 
 
 class InsufficientTokens(Refused):
