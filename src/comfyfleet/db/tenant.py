@@ -8,6 +8,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ForeignKey,
     Index,
     Integer,
     MetaData,
@@ -147,6 +148,79 @@ Index(
     videos.c.created_at,
     postgresql_where=text(_LIVING),
     sqlite_where=text(_LIVING),
+)
+
+job_events = Table(
+    "job_events",
+    tenant,
+    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("tenant_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("data", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "job_id", "id"),
+    Index(None, "created_at"),
+    # A number that was used again after its row was removed would hide the new event from a reader.
+    sqlite_autoincrement=True,
+)
+
+batches = Table(
+    "batches",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("effect_id", Uuid, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("idempotency_key", String(200)),
+    Column("request_hash", String(64), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("cancelled_at", Moment),
+    UniqueConstraint("tenant_id", "idempotency_key"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+
+webhooks = Table(
+    "webhooks",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", String(100), nullable=False),  # not hashed: we sign with it
+    Column("events", Json, nullable=False),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "user_id"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("webhook_id", Uuid, ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("event", String(50), nullable=False),
+    Column("payload", Json, nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("not_before", Moment, nullable=False),
+    Column("last_status", Integer),  # what the customer's server answered
+    Column("last_error", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    UniqueConstraint("webhook_id", "job_id", "event"),
+    CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
+    Index(None, "webhook_id", "created_at", "id"),
+)
+_PENDING = "status = 'pending'"
+Index(
+    "webhook_deliveries_due",
+    webhook_deliveries.c.not_before,
+    postgresql_where=text(_PENDING),
+    sqlite_where=text(_PENDING),
 )
 
 token_wallets = Table(
