@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +16,6 @@ PAGE = 500
 
 @dataclass(frozen=True)
 class AuditEntry:
-    id: int
     actor: str
     action: str
     subject: str
@@ -103,12 +103,13 @@ class Admin:
         (job_id,) = self.ask("POST", "/api/admin/jobs", json=body)["ids"]
         return str(job_id)
 
-    def job(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.look(f"/api/admin/jobs/{job_id}")
+    def job(self, tenant_id: str, job_id: str) -> dict[str, Any]:
+        query = {"tenant_id": tenant_id}
+        found: dict[str, Any] = self.look(f"/api/admin/jobs/{job_id}", params=query)
         return found
 
     def worker_ids(self) -> set[str]:
-        return {each["worker_id"] for each in items_of(self.look("/api/admin/workers"), "workers")}
+        return {each["worker_id"] for each in self.look("/api/admin/workers")["workers"]}
 
     def audit(self, **wanted: str) -> list[AuditEntry]:
         """All entries that fit, the oldest first."""
@@ -116,35 +117,33 @@ class Admin:
         before: dict[str, int] = {}
         while True:
             query = {"limit": PAGE, **wanted, **before}
-            page = items_of(self.look("/api/admin/audit", params=query), "entries")
+            page = self.look("/api/admin/audit", params=query)
             found += [
-                AuditEntry(e["id"], e["actor"], e["action"], e["subject"], e.get("details") or {})
-                for e in page
+                AuditEntry(each["actor"], each["action"], each["subject"], each["details"])
+                for each in page["entries"]
             ]
-            if len(page) < PAGE:
+            if page["next"] is None:
                 return found[::-1]
-            before = {"before_id": page[-1]["id"]}
+            before = {"before": page["next"]}
 
     def wait_until_ended(
-        self, job_ids: Sequence[str], *, seconds: float
+        self, tenant_id: str, job_ids: Sequence[str], *, seconds: float
     ) -> dict[str, dict[str, Any]]:
-        """Every job's record when all have ended."""
+        """Every job's record when all have ended. One at a time is asked for: looking costs, too."""
         ended: dict[str, dict[str, Any]] = {}
 
-        def all_ended() -> bool:
-            for job_id in job_ids:
-                if job_id not in ended and (job := self.job(job_id))["status"] in ENDED:
-                    ended[job_id] = job
-            return len(ended) == len(job_ids)
+        def has_ended(job_id: str) -> bool:
+            ended[job_id] = self.job(tenant_id, job_id)
+            return ended[job_id]["status"] in ENDED
 
-        until(all_ended, seconds=seconds, what=lambda: f"{len(ended)} of {len(job_ids)} jobs ended")
+        deadline = time.monotonic() + seconds
+        for job_id in job_ids:
+            until(
+                partial(has_ended, job_id),
+                seconds=deadline - time.monotonic(),
+                what=lambda: f"{len(ended) - 1} of {len(job_ids)} jobs have ended",
+            )
         return ended
-
-
-def items_of(answer: Any, name: str) -> list[dict[str, Any]]:
-    """A list, alone or under its name."""
-    found: list[dict[str, Any]] = answer[name] if isinstance(answer, dict) else answer
-    return found
 
 
 def until(

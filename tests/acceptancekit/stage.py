@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from tests.acceptancekit.admin import Admin, until
 from tests.acceptancekit.postgres import PostgresProcess, restartable_postgres
-from tests.acceptancekit.processes import STOP_SECONDS_MAX, Process, finish
+from tests.acceptancekit.processes import Process, finish
 from tests.awskit.metadata_server import MetadataServer, serving_metadata
 from tests.awskit.ports import free_port
 
@@ -114,10 +114,15 @@ class Stage:
 
         until(is_ready, seconds=READY_SECONDS_MAX, what=self.control.said)
 
-    def start_engine(self, name: str) -> EngineProcess:
-        data = self._folder / name
-        process = self._start(name, "engine", "--port", "0", "--data", str(data), environ={})
-        return EngineProcess(process, process.hears(r"http://\S+:\d+")[0])
+    def start_engines(self, *names: str) -> list[EngineProcess]:
+        """All at once: each takes seconds to load what it needs."""
+        started = [
+            self._start(
+                name, "engine", "--port", "0", "--data", str(self._folder / name), environ={}
+            )
+            for name in names
+        ]
+        return [EngineProcess(each, each.hears(r"http://\S+:\d+")[0]) for each in started]
 
     def start_worker(
         self, worker_id: str, engine: EngineProcess, *, fleet: str, secret: str
@@ -145,7 +150,3 @@ class Stage:
         """Killed, not asked."""
         self.control.kill()
         self.start_control()
-
-
-def stopped_well(worker: WorkerProcess, *, seconds: float = STOP_SECONDS_MAX) -> bool:
-    return worker.process.wait(seconds) == 0

@@ -210,6 +210,21 @@ async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
         assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
 
 
+async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        video = await a_workflow(tx, "video", required_capabilities=["video"])
+        await fleets.assign(tx, fleet, {video}, now=NOW)
+        worker = await a_worker(tx, fleet, "a", capabilities=["video"])
+        for number in range(25):
+            await a_worker(tx, fleet, f"b-{number:02}")
+        lanes = await fleets.lanes_of(tx, worker, ["self_hosted"])
+        assert await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
+        await a_worker(tx, fleet, "c", capabilities=["video"])
+        assert not await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
+        assert await fleets.is_alone(tx, worker, frozenset(), seen_since=NOW)
+
+
 async def test_a_sighting_is_written_every_ten_seconds_or_when_it_is_news(
     central: Database,
 ) -> None:

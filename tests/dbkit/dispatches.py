@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select, update
 
 from comfyfleet.db import Database
-from comfyfleet.db.central import workflows
+from comfyfleet.db.central import audit_log, dispatches, workflows
 from comfyfleet.dispatch import service
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, NewDispatch, Waiter
 from comfyfleet.dispatch.queue import Queue
@@ -33,7 +33,7 @@ def new(
 
 def waiter(name: str = "gpu-1", *, lanes: Sequence[Lane] | None = None, **more: Any) -> Waiter:
     affinities = frozenset({f"worker:{name}", "fleet:default/production"})
-    return Waiter(name, frozenset(lanes or [lane()]), affinities, **more)
+    return Waiter(name, frozenset([lane()] if lanes is None else lanes), affinities, **more)
 
 
 async def add_workflows(db: Database, *numbers: int) -> None:
@@ -84,3 +84,27 @@ async def parked(queue: Queue, number: int) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"{queue.parked()} wait, not {number}")
+
+
+async def audited(db: Database, dispatch_id: int) -> list[str]:
+    """What was done to a dispatch, in order."""
+    query = select(audit_log.c.action).where(audit_log.c.subject == f"dispatch:{dispatch_id}")
+    async with db.look() as tx:
+        return list((await tx.execute(query.order_by(audit_log.c.id))).scalars())
+
+
+async def set_columns(db: Database, dispatch_id: int, **values: Any) -> None:
+    """As time, or another process, would have left it."""
+    async with db.begin() as tx:
+        await tx.execute(update(dispatches).where(dispatches.c.id == dispatch_id).values(**values))
+
+
+async def outcome(db: Database) -> tuple[dict[str, int], int, int]:
+    """Rows by status; the leases ever made; those of the audit."""
+    async with db.look() as tx:
+        by_status = await tx.execute(
+            select(dispatches.c.status, func.count()).group_by(dispatches.c.status)
+        )
+        made = await tx.scalar(select(func.sum(dispatches.c.lease_number)))
+        noted = await tx.scalar(select(func.count()).where(audit_log.c.action == "lease"))
+    return {row[0]: row[1] for row in by_status}, int(made or 0), int(noted or 0)

@@ -1,15 +1,21 @@
-"""Scale-in protection: an auto-scaling group takes away idle machines, not the busy ones."""
+"""Scale-in protection: an auto-scaling group takes away idle machines, not the busy ones.
+
+Workers that share a machine agree through files in `shared`: the last one to fall idle lets it go.
+"""
 
 import asyncio
 import contextlib
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from comfyfleet.agent.metadata import Metadata, NoMetadata
+from comfyfleet.agent.neighbours import Neighbours
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +51,14 @@ async def find_member(metadata: Metadata, environ: Mapping[str, str]) -> Member 
     """None: not on EC2, without boto3, or in no auto-scaling group. Raises AwsFailed."""
     try:
         instance_id = await metadata.get("instance-id")
+        if not instance_id:
+            return None
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         region = region or await metadata.get("placement/region")
     except NoMetadata:
         return None
     client = await _open_client(region)
-    if client is None or not instance_id:
+    if client is None:
         return None
     answer = await _called(client.describe_auto_scaling_instances, InstanceIds=[instance_id])
     for found in answer["AutoScalingInstances"]:
@@ -97,13 +105,16 @@ class Protection:
         *,
         idle_seconds: float = IDLE_SECONDS,
         retry_seconds: float = RETRY_SECONDS_MIN,
+        shared: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find = partial(find_member, metadata, environ)
+        self._shared = shared or Path(tempfile.gettempdir())
         self._idle_seconds = idle_seconds
         self._retry_seconds = retry_seconds
         self._monotonic = monotonic
         self._member: Member | None = None
+        self._neighbours: Neighbours | None = None
         self._is_busy = False
         self._idle_since = monotonic()
         self._said: bool | None = None  # what AWS knows; None: nobody knows
@@ -125,11 +136,10 @@ class Protection:
         retries = _growing(self._retry_seconds)
         while True:
             try:
-                if self._member is None and (found := await self._find()) is None:
+                if self._member is None and not await self._is_found():
                     return
-                self._member = self._member or found
                 await self._follow()
-            except AwsFailed as error:
+            except (AwsFailed, OSError) as error:
                 logger.warning("scale-in protection can't be set now: %s", error)
                 await asyncio.sleep(next(retries))
             else:
@@ -141,8 +151,15 @@ class Protection:
         try:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
                 await self._say(protected=False)
-        except (AwsFailed, TimeoutError) as error:
+        except (AwsFailed, OSError) as error:  # a timeout is an OSError, too
             logger.warning("scale-in protection could not be switched off: %s", error)
+
+    async def _is_found(self) -> bool:
+        self._member = await self._find()
+        if self._member is None:
+            return False
+        self._neighbours = Neighbours(self._shared / f"comfyfleet-{self._member.instance_id}")
+        return True
 
     async def _follow(self) -> None:
         """One step: wait for a change, or for its time, or tell AWS."""
@@ -164,10 +181,16 @@ class Protection:
         return max(0.0, self._idle_since + self._idle_seconds - self._monotonic())
 
     async def _say(self, *, protected: bool) -> None:
-        if self._member is None or self._said is protected:
+        if self._member is None or self._neighbours is None or self._said is protected:
             return
         self._said = None
-        await self._member.protect(protected)
+        if protected:
+            self._neighbours.mark_busy()
+        async with self._neighbours.turn():
+            if protected or not self._neighbours.others_are_busy():
+                await self._member.protect(protected)
+            if not protected:
+                self._neighbours.unmark()
         self._said = protected
 
 

@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.kernel.texts import is_storable
+
 # Whoever may read the log may not act as somebody else with what stands in it.
 SECRET_NAMES = ("secret", "password", "authorization", "token", "lease_token", "key", "api_key")
 SECRET_ENDINGS = ("_secret", "_password", "_key_hash", "_secret_hash")
@@ -36,9 +38,10 @@ def without_secrets(details: Any, *, depth: int = DETAILS_DEPTH_MAX) -> Any:
     if isinstance(details, list | tuple | set | frozenset):
         members = sorted(details) if isinstance(details, set | frozenset) else details
         return [without_secrets(each, depth=depth - 1) for each in members]
-    if details is None or isinstance(details, bool | int | float | str):
+    if details is None or isinstance(details, bool | int | float):
         return details
-    return str(details)
+    text = str(details)
+    return text if is_storable(text) else ascii(text)
 
 
 def is_secret(name: str) -> bool:

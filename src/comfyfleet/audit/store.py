@@ -9,6 +9,7 @@ from sqlalchemy import Row, insert, select
 from comfyfleet.audit.model import Entry
 from comfyfleet.db import Tx
 from comfyfleet.db.central import audit_log
+from comfyfleet.kernel.texts import is_storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ async def add(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def newest(tx: Tx, wanted: Filter, *, before_id: int | None, limit: int) -> list[Entry]:
+    if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
+        return []
     query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
     for name in ("action", "subject", "actor"):
         value = getattr(wanted, name)

@@ -40,6 +40,25 @@ comfyfleet serve --host 0.0.0.0 --port 80 --no-loops
 ```
 """
 
+WORKER = """Put a GPU to work: lease jobs of a fleet and run them on one ComfyUI, or on Comfy Cloud.
+
+It needs to reach the control plane, the file store and its ComfyUI; nobody needs to reach it. The fleet's
+secret stands in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
+once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it says that it lives.
+
+While one prompt runs, the next job's files are brought to ComfyUI and its prompt is put behind. Killed
+and started again, it goes on with what still runs. SIGTERM, Ctrl-C and a spot notice let it finish what
+fits into the time that is left; the rest is handed back.
+
+```
+export COMFYFLEET_FLEET_SECRET=…     # as `POST /api/admin/fleets` showed it
+comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188
+comfyfleet worker --control https://fleet.example.com --fleet cloud --cloud
+comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188 \\
+    --comfyui-command "python /opt/ComfyUI/main.py --port 8188"
+```
+"""
+
 DB = "Bring the databases to the newest schema, or see which they have."
 
 ADMIN = """Operate a control plane: fleets, workflows, workers, tenants, the queue, the audit.
@@ -52,5 +71,17 @@ comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
 comfyfleet admin submit cat --set prompt="a black cat" --wait -o results
 comfyfleet admin dispatches list --status queued
 comfyfleet admin dispatches why 12
+```
+"""
+
+UP = """Run everything in one process: control plane, a worker, and a backend for it.
+
+No services, no settings: SQLite and files in one folder, and the built-in CPU engine unless a
+ComfyUI is named. Each workflow that is registered and that the backends can run is assigned by
+itself. The same folder again goes on where it stopped.
+
+```
+comfyfleet up
+comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
 ```
 """

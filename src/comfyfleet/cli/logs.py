@@ -16,8 +16,11 @@ LogLevel: TypeAlias = Annotated[
 ]
 # What every record has; the rest was given with `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# They say at the level of information what only their authors want to know.
-_TALKATIVE = ("httpx", "httpcore", "alembic", "uvicorn", "websockets", "botocore", "boto3")
+# What they say below a warning, only their authors want to know.
+_TALKATIVE = (
+    "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
+    "uvicorn", "websockets",
+)  # fmt: skip
 
 
 def set_up_logs(level: str, err: Console) -> None:
@@ -51,7 +54,7 @@ class ForPeople(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s%(ids)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        ids = " ".join(f"{name}={value}" for name, value in current().items())
+        ids = " ".join(f"{name}={value}" for name, value in _ids(record).items())
         record.ids = f"  [{ids}]" if ids else ""
         return super().format(record)
 

@@ -181,6 +181,7 @@ dispatches = Table(
     Column("queued_at", Moment, nullable=False),
     Column("leased_at", Moment),
     Column("started_at", Moment),  # the worker reported that the prompt runs
+    Column("heard_at", Moment),  # the last heartbeat under this lease
     Column("ended_at", Moment),
     UniqueConstraint("tenant_id", "tenant_job_id"),
     CheckConstraint("attempts <= max_attempts", name="attempts"),

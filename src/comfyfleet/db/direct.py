@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import make_url
 
 from comfyfleet.db.engine import Database, prepare_sqlite
+from comfyfleet.db.losses import is_loss
 from comfyfleet.kernel.errors import Unavailable
 
 T = TypeVar("T")
@@ -43,8 +44,9 @@ class PostgresDirect:
             rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
         except BaseException as error:
             # Whatever happened, this connection is not trusted with the next statement.
+            is_lost = connection.is_closed() or is_loss(error)
             connection.terminate()
-            if is_loss(error):
+            if is_lost and isinstance(error, Exception):
                 raise Unavailable("the connection to the database was lost") from error
             raise
         self._idle.append(connection)
@@ -115,18 +117,3 @@ async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
         if is_loss(error):
             raise Unavailable(f"the database can't be reached: {error}") from error
         raise
-
-
-def is_loss(error: BaseException) -> bool:
-    """The server is away, or about to be: nothing is wrong with what was asked."""
-    import asyncpg
-
-    away = (
-        asyncpg.PostgresConnectionError,
-        asyncpg.InterfaceError,
-        asyncpg.AdminShutdownError,
-        asyncpg.CannotConnectNowError,
-        asyncpg.CrashShutdownError,
-        asyncpg.TooManyConnectionsError,
-    )
-    return isinstance(error, (*away, OSError, TimeoutError))

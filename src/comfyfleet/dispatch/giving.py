@@ -43,7 +43,11 @@ class Giving:
         passed_over: set[int] = set()
         deeper = 1
         for _ in range(PASSES_MAX):
-            left = [place for place in range(len(waiters)) if place not in given.leases]
+            left = [
+                place
+                for place, waiter in enumerate(waiters)
+                if waiter.lanes and place not in given.leases
+            ]
             if not left:
                 break
             step = _Pass(self, [waiters[place] for place in left], passed_over, deeper)
@@ -53,8 +57,9 @@ class Giving:
             self._turns.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
             passed_over |= step.chosen.keys()
-            given.has_more = bool(step.chosen or step.cut) and len(given.leases) < len(waiters)
-            if not given.has_more:
+            is_short = len(leases) < len(left)
+            given.has_more = is_short and bool(step.chosen or (step.cut and leases))
+            if not is_short or not (step.chosen or step.cut):
                 break
             deeper *= 2
         return given

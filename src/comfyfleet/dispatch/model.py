@@ -71,6 +71,7 @@ class Dispatch:
     leased_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
+    heard_at: datetime | None
 
     @property
     def is_used_up(self) -> bool:

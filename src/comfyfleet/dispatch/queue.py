@@ -52,9 +52,12 @@ class Queue:
         self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
         self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def lease(self, waiter: Waiter, *, wait_seconds: float) -> Lease | None:
         """The best job for this worker now, or the first that comes while it waits."""
+        if self._is_closed:
+            return None
         loop = asyncio.get_running_loop()
         asked = Asked(waiter, loop.create_future(), loop.time() + wait_seconds)
         self._asking.append(asked)
@@ -109,7 +112,9 @@ class Queue:
             both.create_task(self._recheck())
 
     async def close(self) -> None:
+        """Whoever waits is sent away; what is under way is brought to its end."""
         self.dismiss()
+        self._is_closed = True
         if self._pump is not None:
             await asyncio.wait([self._pump])
         await self._completes.close()
@@ -122,7 +127,7 @@ class Queue:
     # Leasing
 
     def _start(self) -> None:
-        if self._pump is None or self._pump.done():
+        if not self._is_closed and (self._pump is None or self._pump.done()):
             self._pump = asyncio.create_task(self._run_pump())
 
     async def _run_pump(self) -> None:

@@ -95,6 +95,16 @@ async def list_(
     return await rows.page(tx, conditions, before_id=before_id, limit=limit)
 
 
+async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
+    """By job, of those (tenant, job) that have one."""
+    return {row.job_id: row for row in await rows.of_jobs(tx, pairs)} if pairs else {}
+
+
+async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
+    """Page by page, those that were made before then."""
+    return await rows.active_after(tx, after_id, before=before, limit=limit)
+
+
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     return await rows.held_by(tx, worker_id)
 

@@ -1,5 +1,6 @@
 """Whether properties fit the document that they are declared for. Pure."""
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -8,8 +9,9 @@ from typing import Any
 from comfyfleet.effects.model import PROPERTY_TYPES, SEED_MAX, Property
 from comfyfleet.effects.placeholders import places_of
 from comfyfleet.effects.prompting import Place, place_of
-from comfyfleet.effects.values import check_text, checked, shown
+from comfyfleet.effects.values import checked, shown
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue
+from comfyfleet.kernel.texts import is_storable, problem_with_text
 from comfyfleet.workflow.setting.changing import declared_at
 from comfyfleet.workflow.setting.entries import Entry, as_link, read_entry
 from comfyfleet.workflow.setting.problems import choices_of
@@ -99,7 +101,7 @@ def _check_shape(each: Property) -> None:
     if len(each.description) > DESCRIPTION_CHARACTERS_MAX:
         raise refused(each, f"at most {DESCRIPTION_CHARACTERS_MAX:,} characters of description")
     for text in (each.description, each.placeholder or "", each.binding or ""):
-        problem = check_text(text)
+        problem = problem_with_text(text)
         if problem:
             raise refused(each, problem)
     _check_bounds(each)
@@ -201,8 +203,14 @@ def _check_choices(each: Property, node_id: str | None) -> None:
         raise refused(each, "a choice needs choices", node=node_id)
     if len(each.choices) > CHOICES_MAX:
         raise refused(each, f"at most {CHOICES_MAX:,} choices")
-    if not all(isinstance(choice, str | int | float) for choice in each.choices):
+    if not all(map(_can_be_chosen, each.choices)):
         raise refused(each, "choices are texts, numbers, true and false")
+
+
+def _can_be_chosen(choice: Any) -> bool:
+    if isinstance(choice, str):
+        return is_storable(choice)
+    return isinstance(choice, int) or (isinstance(choice, float) and math.isfinite(choice))
 
 
 def _check_default(each: Property, node_id: str | None) -> None:

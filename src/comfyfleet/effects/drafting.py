@@ -12,8 +12,9 @@ from comfyfleet.effects.models import models_of
 from comfyfleet.effects.payload import with_defaults
 from comfyfleet.effects.placeholders import marked_workflow, marks_in
 from comfyfleet.effects.prompting import find_document, marked_prompt_of, placeholders_of
-from comfyfleet.effects.values import check_text, shown
+from comfyfleet.effects.values import shown
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.kernel.texts import problem_with_text
 from comfyfleet.workflow.inspection import inspect
 from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.setting.entries import as_link
@@ -83,7 +84,7 @@ def _written(document: Mapping[str, Any]) -> bytes:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"the document is no JSON: {error}", field="document") from None
-    problem = check_text(text) or ("it holds a NUL character" if _NUL.search(text) else None)
+    problem = problem_with_text(text) or ("it holds a NUL character" if _NUL.search(text) else None)
     if problem or "\ue000comfyfleet-" in text:
         raise InvalidInput(
             f"the document: {problem or 'it holds marks of our own'}", field="document"

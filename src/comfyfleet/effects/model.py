@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.texts import is_storable
 
 PropertyType: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio"
@@ -174,6 +175,8 @@ def check_slug(slug: str) -> None:
 
 
 def check_terms(terms: Terms) -> None:
+    if not all(each and is_storable(each) for each in terms.required_capabilities or ()):
+        raise InvalidInput("a capability must be a text", field="required_capabilities")
     limits = (
         ("run_limit_seconds", terms.run_limit_seconds, 1, RUN_LIMIT_SECONDS_MAX),
         ("price_tokens", terms.price_tokens, 0, PRICE_TOKENS_MAX),

@@ -19,6 +19,7 @@ from comfyfleet.effects.models import missing_on
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.kernel.texts import is_storable
 
 __all__ = [
     "activate",
@@ -84,7 +85,7 @@ async def get(tx: Tx, workflow_id: int) -> Workflow:
 
 
 async def by_slug(tx: Tx, slug: str) -> Workflow:
-    return _found(await store.by_slug(tx, slug), slug)
+    return _found(await store.by_slug(tx, slug) if is_storable(slug) else None, repr(slug))
 
 
 async def all_of(tx: Tx, *, with_open: bool = False) -> list[Workflow]:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from comfyfleet.effects.model import SEED_MAX, Property
 from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.kernel.texts import problem_with_text
 
 TEXT_CHARACTERS_MAX = 1_000_000
 SHOWN_CHARACTERS_MAX = 60
@@ -59,17 +60,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
-def check_text(text: str) -> str | None:
-    """What keeps it from being stored; PostgreSQL takes no NUL, UTF-8 no half characters."""
-    if "\0" in text:
-        return "the text holds a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "the text holds half a character (a lone surrogate)"
-    return None
-
-
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
@@ -88,7 +78,7 @@ def _text(each: Property, value: Any, _is_ours: bool) -> str:
         raise wrong(each, f"{shown(value)} is no text")
     if len(value) > TEXT_CHARACTERS_MAX:
         raise wrong(each, f"the text has more than {TEXT_CHARACTERS_MAX:,} characters")
-    problem = check_text(value)
+    problem = problem_with_text(value)
     if problem:
         raise wrong(each, problem)
     return value
@@ -146,7 +136,7 @@ def _file(each: Property, value: Any, is_ours: bool) -> UUID | str:
     try:
         return UUID(value)
     except (ValueError, TypeError, AttributeError):
-        if is_ours and isinstance(value, str) and value and check_text(value) is None:
+        if is_ours and isinstance(value, str) and value and problem_with_text(value) is None:
             return value
         raise wrong(each, f"{shown(value)} is no file's id") from None
 

@@ -5,8 +5,9 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -60,14 +61,10 @@ def checked_hash(content_hash: str) -> str:
     return content_hash
 
 
-def output_key(tenant_id: UUID, job_id: UUID, lease_token: UUID, number: int, name: str) -> str:
-    """New for each lease, so that a late writer overwrites nothing."""
-    return f"{outputs_of(tenant_id, job_id, lease_token)}{number}-{safe_name(name)}"
-
-
-def outputs_of(tenant_id: UUID, job_id: UUID, lease_token: UUID) -> str:
-    """What all outputs of one lease begin with."""
-    return f"tenants/{tenant_id}/jobs/{job_id}/{lease_token}/"
+def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
+    """New for each lease (`delivery` names it), so that a late writer overwrites nothing."""
+    suffix = PurePosixPath(safe_name(name)).suffix
+    return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, name)}{suffix}"
 
 
 def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:

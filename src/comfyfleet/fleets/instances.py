@@ -13,7 +13,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PREFIX = "i-"
-INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+# A machine with several GPUs has a worker for each: i-0123456789abcdef0-gpu1.
+WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
 # AWS's words for "there is no such thing, or not of that shape"; all others mean: not now.
 NO_SUCH_THING = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
@@ -47,11 +48,13 @@ def is_instance(worker_id: str) -> bool:
     return worker_id.startswith(PREFIX)
 
 
-async def validate(instance_id: str) -> Verdict:
-    """Never raises."""
-    if not INSTANCE_ID.fullmatch(instance_id):
+async def validate(worker_id: str) -> Verdict:
+    """Of the instance that the worker's id names. Never raises."""
+    found = WORKER_ID.fullmatch(worker_id)
+    if not found:
         # Not asked for: an id that AWS chokes on must not pass as one that it could not be asked.
-        return Verdict(Outcome.UNKNOWN, f"{instance_id} is no id of an EC2 instance")
+        return Verdict(Outcome.UNKNOWN, f"{worker_id} is no id of an EC2 instance")
+    instance_id = found[1]
     try:
         import botocore.exceptions
     except ModuleNotFoundError:

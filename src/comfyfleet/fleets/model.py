@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.texts import is_storable
 from comfyfleet.wire.messages import BackendFacts, Reading
 
 # Together with "open-" and a dot they make the slug of the open workflow: at most 100 characters.
@@ -130,6 +131,7 @@ class Assigned:
     required_capabilities: frozenset[str]
     is_active: bool
     is_paused: bool
+    is_open: bool = False  # the fleet's own, for prompts of no registered workflow
 
     @property
     def is_runnable(self) -> bool:
@@ -163,9 +165,11 @@ def check_cap(max_workers: int | None) -> None:
 
 
 def check_capabilities(capabilities: Iterable[str]) -> None:
-    if len(list(capabilities)) > CAPABILITIES_MAX:
+    named = list(capabilities)
+    if len(named) > CAPABILITIES_MAX or not all(map(is_storable, named)):
         raise InvalidInput(
-            f"a worker may name at most {CAPABILITIES_MAX} capabilities", field="capabilities"
+            f"a worker may name at most {CAPABILITIES_MAX} capabilities, as texts",
+            field="capabilities",
         )
 
 

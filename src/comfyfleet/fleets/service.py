@@ -9,6 +9,7 @@ from comfyfleet.fleets.store import fleets as store
 from comfyfleet.fleets.workers import (
     approve,
     authenticate,
+    count_workers,
     drain,
     facts_of,
     find_worker,
@@ -20,6 +21,7 @@ from comfyfleet.fleets.workers import (
     register,
     remove,
     remove_stale,
+    reported_object_infos,
     revoke,
     rotate_key,
     seen,
@@ -31,6 +33,7 @@ from comfyfleet.fleets.workers import (
 )
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from comfyfleet.kernel.keys import fits
+from comfyfleet.kernel.texts import is_storable
 
 __all__ = [
     "all_of",
@@ -40,6 +43,7 @@ __all__ = [
     "authenticate",
     "by_id",
     "check_secret",
+    "count_workers",
     "create",
     "drain",
     "facts_of",
@@ -54,6 +58,7 @@ __all__ = [
     "register",
     "remove",
     "remove_stale",
+    "reported_object_infos",
     "revoke",
     "rotate_key",
     "rotate_secret",
@@ -89,7 +94,8 @@ async def create(
 
 
 async def get(tx: Tx, slug: str, stage: str) -> Fleet:
-    return _found(await store.get(tx, slug, stage), f"{slug}/{stage}")
+    name = f"{slug}/{stage}"
+    return _found(await store.get(tx, slug, stage) if is_storable(name) else None, name)
 
 
 async def by_id(tx: Tx, fleet_id: int) -> Fleet:
@@ -158,7 +164,7 @@ async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> 
 
 async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     """By slug; one that doesn't exist is named in the error."""
-    known = await store.workflow_ids(tx, slugs)
+    known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown:
         raise InvalidInput(

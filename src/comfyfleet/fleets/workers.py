@@ -23,9 +23,12 @@ from comfyfleet.fleets.store import readings as reading_store
 from comfyfleet.fleets.store import workers as store
 from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, NotFound, Unauthenticated
 from comfyfleet.kernel.keys import hashed
+from comfyfleet.kernel.texts import is_storable
 from comfyfleet.wire.messages import BackendFacts
 
 RETRY_FULL_FLEET_SECONDS = 60
+OTHERS_PAGE = 10
+OTHERS_PAGES_MAX = 100
 
 
 async def register(
@@ -36,7 +39,7 @@ async def register(
     subset = await _subset(tx, registration.workflow_slugs)
     # Counted while nobody else joins, or two would both be the last one in.
     await fleet_store.lock(tx, fleet.id)
-    if await store.by_worker_id(tx, registration.worker_id) is not None:
+    if await find_worker(tx, registration.worker_id) is not None:
         raise _taken(registration)
     limit = cap if fleet.max_workers is None else fleet.max_workers
     if await store.count(tx, fleet.id) >= limit:
@@ -60,11 +63,11 @@ async def authenticate(tx: Tx, key: str) -> Worker:
 
 
 async def find_worker(tx: Tx, worker_id: str) -> Worker | None:
-    return await store.by_worker_id(tx, worker_id)
+    return await store.by_worker_id(tx, worker_id) if is_storable(worker_id) else None
 
 
 async def get_worker(tx: Tx, worker_id: str) -> Worker:
-    worker = await store.by_worker_id(tx, worker_id)
+    worker = await find_worker(tx, worker_id)
     if worker is None:
         raise NotFound(f"there is no worker {worker_id}")
     return worker
@@ -88,6 +91,10 @@ async def workers_of(
     )
 
 
+async def count_workers(tx: Tx, fleet: Fleet) -> int:
+    return await store.count(tx, fleet.id)
+
+
 async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[Worker]:
     """Those whose fleet has the workflow and that don't leave it out, whatever state they are in."""
     fleets = [fleet.id for fleet in await fleet_store.fleets_with(tx, workflow_id, stage)]
@@ -101,6 +108,11 @@ async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[Worker]:
 async def facts_of(tx: Tx, workers: Iterable[Worker]) -> dict[str, BackendFacts]:
     """What their backends are and have, by worker; one that has told nothing is not there."""
     return await store.facts_of(tx, [worker.id for worker in workers])
+
+
+async def reported_object_infos(tx: Tx) -> dict[int, str]:
+    """The hash of what each fleet's backends can do, as a worker of it says."""
+    return await store.object_info_hashes(tx)
 
 
 async def seen(tx: Tx, worker: Worker, sighting: Sighting, *, now: datetime) -> Worker:
@@ -144,8 +156,28 @@ async def live_by_lane(tx: Tx, *, seen_since: datetime) -> dict[Lane, frozenset[
 async def is_alone(
     tx: Tx, worker: Worker, lanes: Collection[tuple[int, str, str]], *, seen_since: datetime
 ) -> bool:
-    """Nobody else lives who may run any of these lanes."""
-    return decide.is_alone(worker.worker_id, lanes, await live_by_lane(tx, seen_since=seen_since))
+    """Nobody else lives who may run any of these lanes.
+
+    Asked at every poll, so only a few others are looked at: the first of them mostly settles it.
+    """
+    fleets = await fleet_store.ids_with_any(tx, {lane[0] for lane in lanes}, worker.stage)
+    assigned = await fleet_store.assigned(tx, fleets)
+    behind: str | None = None
+    for _ in range(OTHERS_PAGES_MAX):
+        others = await store.all_of(
+            tx,
+            fleet_ids=fleets,
+            seen_since=seen_since,
+            only_taking_jobs=True,
+            after_worker_id=behind,
+            limit=OTHERS_PAGE,
+        )
+        if not decide.is_alone(worker.worker_id, lanes, decide.by_lane(others, assigned)):
+            return False
+        if len(others) < OTHERS_PAGE:
+            return True
+        behind = others[-1].worker_id
+    return True
 
 
 async def stale(tx: Tx, *, unseen_since: datetime) -> list[Worker]:
@@ -194,7 +226,7 @@ async def thin_readings(tx: Tx, *, before: datetime, limit: int) -> int:
 async def _subset(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
     if slugs is None:
         return []
-    known = await fleet_store.workflow_ids(tx, slugs)
+    known = await fleet_store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown or not slugs:
         message = f"there is no workflow {', '.join(unknown)}" if unknown else "name a workflow"

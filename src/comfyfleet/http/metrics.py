@@ -5,6 +5,7 @@ What the database knows (queue, workers, outcomes) is the same on every control 
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from comfyfleet.kernel.errors import FleetError
 from comfyfleet.plane import Plane
 from comfyfleet.plane.figures import JOB_SECONDS, STATES, Ended, Figures, Outcomes, read_figures
 
+logger = logging.getLogger(__name__)
 # Several that ask at once, or one that asks too often, cost the database nothing.
 FRESH_SECONDS = 2.0
 PREFIX = "comfyfleet"
@@ -32,10 +35,17 @@ def metrics_router(plane: Plane) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """In Prometheus's text format."""
-        registry = CollectorRegistry()
-        registry.register(await reading.collector())
-        text = generate_latest(plane.meters.registry) + generate_latest(registry)
+        """In Prometheus's text format. Without the database, what this process itself has counted."""
+        try:
+            registry = CollectorRegistry()
+            registry.register(await reading.collector())
+            plane.meters.readable.set(1)
+            figures = generate_latest(registry)
+        except FleetError as error:
+            logger.warning("figures can't be read: %s", error.message)
+            plane.meters.readable.set(0)
+            figures = b""
+        text = generate_latest(plane.meters.registry) + figures
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

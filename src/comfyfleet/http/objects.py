@@ -31,7 +31,7 @@ STATUSES: dict[type[FleetError], int] = {
     InvalidInput: 400,
     LimitExceeded: 413,
     NotFound: 404,
-    Unavailable: 507,
+    Unavailable: 503,
 }
 # The URL is all the right that there is: no cookie comes along, so any page may use it.
 OPEN_TO_PAGES = {

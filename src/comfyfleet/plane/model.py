@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from comfyfleet.db import Database, Pools
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.meters import Meters
@@ -18,8 +19,15 @@ class Plane:
     clock: Clock
     central: Database
     pools: Pools
-    store: ObjectStore
-    queue: Queue
+    sides: Sides  # what jobs are done with
     admin_key: AdminKey
     turns: Turns  # among control planes, for sweeps
     meters: Meters = field(default_factory=Meters)
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.sides.store
+
+    @property
+    def queue(self) -> Queue:
+        return self.sides.queue

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.migrating import History, require_newest, upgrade
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
@@ -18,6 +19,7 @@ from comfyfleet.plane.model import Plane
 from comfyfleet.plane.places import Place, places_of
 from comfyfleet.plane.secrets import admin_key, url_secret
 from comfyfleet.storage import ObjectStore, open_store
+from comfyfleet.tenants import service as tenants
 
 logger = logging.getLogger(__name__)
 QUEUE_AGAIN_SECONDS = 1.0
@@ -33,13 +35,23 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
         pools = Pools(await _ready_pools(places.pools, stack))
         turns = Turns(central)
         stack.push_async_callback(turns.close)
+        async with central.begin() as tx:
+            await tenants.ensure_default(tx, pools=pools, now=clock())
+        sides = Sides(
+            central=central,
+            pools=pools,
+            store=await _store(places.storage_url, settings, central, clock, stack),
+            queue=await stack.enter_async_context(_queue(central, settings, clock)),
+            settings=settings,
+            clock=clock,
+            new_id=uuid4,
+        )
         yield Plane(
             settings=settings,
             clock=clock,
             central=central,
             pools=pools,
-            store=await _store(places.storage_url, settings, central, clock, stack),
-            queue=await stack.enter_async_context(_queue(central, settings, clock)),
+            sides=sides,
             admin_key=await admin_key(central, settings),
             turns=turns,
         )
@@ -70,7 +82,7 @@ async def _store(
 
 @asynccontextmanager
 async def _queue(central: Database, settings: Settings, clock: Clock) -> AsyncIterator[Queue]:
-    queue = Queue(central, settings=settings, clock=clock, new_token=uuid.uuid4)
+    queue = Queue(central, settings=settings, clock=clock, new_token=uuid4)
     work = asyncio.create_task(_kept_running(queue), name="queue")
     try:
         yield queue

@@ -58,10 +58,11 @@ class Folder:
 
     def open(self, key: str) -> Opened:
         path = self._place(self._objects, key)
-        try:
-            file = path.open("rb")
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFound(f"there is no object {key!r}", key=key) from None
+        with _telling(self.root):
+            try:
+                file = path.open("rb")
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise NotFound(f"there is no object {key!r}", key=key) from None
         found = os.fstat(file.fileno())
         return Opened(file, found.st_size, found.st_mtime_ns, self._type_of(key, found))
 
@@ -92,6 +93,7 @@ class Folder:
             with self.receive() as draft:
                 draft.write(note)
                 draft.flush()
+                _make_folders(path.parent)
                 with self._placing:
                     # If we die in between, the stamp doesn't fit and the type is not believed.
                     self._move(draft, self._place(self._types, key))
@@ -99,7 +101,7 @@ class Folder:
             _sync(path.parent)
 
     def delete(self, key: str) -> None:
-        with self._placing:
+        with _telling(self.root), self._placing:
             for root in (self._objects, self._types):
                 path = self._place(root, key)
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -127,7 +129,7 @@ class Folder:
     def _move(self, file: BinaryIO, path: Path) -> None:
         for _ in range(PLACING_TRIES_MAX):
             try:
-                _make_folders(path.parent)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(file.name, path)
             except FileNotFoundError:
                 continue
@@ -153,12 +155,16 @@ def _stamp(found: os.stat_result) -> list[int]:
 
 
 def _make_folders(folder: Path) -> None:
-    """On disk for good: a file that can't be reached after a power cut is lost, too."""
+    """On disk for good: a file that can't be reached after a power cut is lost, too.
+
+    Before anybody else has to wait. What stands in the way is told when the file is moved.
+    """
     if folder.is_dir():
         return
     _make_folders(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync(folder.parent)
+    with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+        folder.mkdir()
+        _sync(folder.parent)
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
@@ -184,5 +190,5 @@ def _telling(root: Path) -> Iterator[None]:
         if error.errno in _FULL:
             raise Unavailable(f"the disk of {root} is full", path=str(root)) from error
         raise Unavailable(
-            f"{root} can't be written: {error.strerror or error}", path=str(root)
+            f"{root} can't be used: {error.strerror or error}", path=str(root)
         ) from error

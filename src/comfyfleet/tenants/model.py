@@ -5,10 +5,13 @@ from datetime import datetime
 from uuid import UUID
 
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.texts import is_storable
 
 NAME_CHARACTERS_MAX = 200
 PRIORITY_MIN, PRIORITY_MAX = -10, 10
 PRIORITY_LIMIT = 1_000_000
+# Whose jobs an operator's are, unless told otherwise. There from the first start.
+DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Tenant:
 
 def check_name(name: str) -> str:
     text = name.strip()
-    if not text or len(text) > NAME_CHARACTERS_MAX:
+    if not text or len(text) > NAME_CHARACTERS_MAX or not is_storable(text):
         raise InvalidInput(
             f"a tenant's name must have 1 to {NAME_CHARACTERS_MAX} characters", field="name"
         )

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.kernel.errors import NotFound, Refused
 from comfyfleet.tenants import store
 from comfyfleet.tenants.model import (
+    DEFAULT_TENANT,
     PRIORITY_MAX,
     PRIORITY_MIN,
     Tenant,
@@ -17,16 +19,26 @@ from comfyfleet.tenants.model import (
 
 
 async def create(tx: Tx, *, tenant_id: UUID, name: str, pool: str, now: datetime) -> Tenant:
-    row = {
+    return await store.add(tx, _row(tenant_id, check_name(name), pool, now))
+
+
+def _row(tenant_id: UUID, name: str, pool: str, now: datetime) -> dict[str, Any]:
+    return {
         "id": tenant_id,
-        "name": check_name(name),
+        "name": name,
         "pool": pool,
         "min_priority": PRIORITY_MIN,
         "max_priority": PRIORITY_MAX,
         "max_queued": None,
         "created_at": now,
     }
-    return await store.add(tx, row)
+
+
+async def ensure_default(tx: Tx, *, pools: Iterable[str], now: datetime) -> None:
+    """The tenant of operators' own jobs; safe when several control planes start at once."""
+    if await store.get(tx, DEFAULT_TENANT) is None:
+        pool = await least_full(tx, pools)
+        await store.add_if_new(tx, _row(DEFAULT_TENANT, "default", pool, now))
 
 
 async def get(tx: Tx, tenant_id: UUID) -> Tenant:

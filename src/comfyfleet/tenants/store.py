@@ -8,12 +8,17 @@ from sqlalchemy import Row, func, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import tenants
+from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.tenants.model import Tenant
 
 
 async def add(tx: Tx, row: Mapping[str, Any]) -> Tenant:
     found = await tx.execute(insert(tenants).values(dict(row)).returning(tenants))
     return _tenant(found.one())
+
+
+async def add_if_new(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert_if_new(tx, tenants, [row]))
 
 
 async def get(tx: Tx, tenant_id: UUID) -> Tenant | None:

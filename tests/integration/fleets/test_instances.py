@@ -23,6 +23,13 @@ async def test_an_instance_of_a_group_is_known(aws: Aws) -> None:
     assert not verdict.is_to_be_audited
 
 
+async def test_each_worker_of_a_machine_with_several_gpus_is_known(aws: Aws) -> None:
+    (instance,) = aws.scale_out("gpus")
+    assert (await validate(f"{instance}-gpu1")).outcome is Outcome.KNOWN
+    assert (await validate(f"{STRANGER}-gpu1")).outcome is Outcome.UNKNOWN
+    assert (await validate(f"{instance}f")).outcome is Outcome.UNKNOWN
+
+
 async def test_an_instance_outside_any_group_is_refused(aws: Aws) -> None:
     aws.scale_out("gpus")
     ec2 = aws.client("ec2")

@@ -17,6 +17,7 @@ from comfyfleet.dispatch.model import Status
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Sighting
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.plane import Plane
 
 
@@ -124,3 +125,18 @@ async def test_calls_are_counted_by_route_and_never_by_id(plane: Plane) -> None:
     nowhere = {"method": "GET", "route": "unknown", "status": "404"}
     assert found[of("comfyfleet_api_calls_total", **nowhere)] == 2
     assert found[of("comfyfleet_api_call_seconds_count", method="GET", route="/healthz")] == 2
+
+
+async def test_without_the_database_the_process_still_tells_what_it_counted(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise Unavailable("the database can't be reached")
+
+    async with client_of(plane) as client:
+        await client.get("/healthz")
+        monkeypatch.setattr(plane.central, "look", away)
+        found = await samples(client)
+    assert found[of("comfyfleet_figures_readable")] == 0
+    health = {"method": "GET", "route": "/healthz", "status": "200"}
+    assert found[of("comfyfleet_api_calls_total", **health)] == 1

@@ -1,5 +1,6 @@
 """Keys of files hold whatever name somebody thought of, made harmless."""
 
+import re
 import unicodedata
 from datetime import UTC, datetime
 from uuid import UUID
@@ -13,7 +14,6 @@ from comfyfleet.files.model import (
     File,
     checked,
     output_key,
-    outputs_of,
     safe_name,
     upload_key,
 )
@@ -33,7 +33,7 @@ def test_a_safe_name_fits_everywhere(name: str) -> None:
     assert not [each for each in safe if unicodedata.category(each)[0] == "C"]
     assert safe_name(safe) == safe
     checked_key(upload_key(ONE, TWO, name))
-    checked_key(output_key(ONE, TWO, THREE, 12345, name))
+    checked_key(output_key(ONE, TWO, THREE, name))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,10 @@ def test_both_spellings_of_an_accent_are_one_name() -> None:
 
 def test_keys_say_whose_and_of_which_lease() -> None:
     assert upload_key(ONE, TWO, "a.png") == f"tenants/{ONE}/uploads/{TWO}/a.png"
-    key = output_key(ONE, TWO, THREE, 0, "a.png")
-    assert key == f"tenants/{ONE}/jobs/{TWO}/{THREE}/0-a.png"
-    assert key.startswith(outputs_of(ONE, TWO, THREE))
+    key = output_key(ONE, TWO, THREE, "a.png")
+    assert re.fullmatch(rf"tenants/{ONE}/ai-jobs/{TWO}/output-[0-9a-f-]{{36}}\.png", key)
+    assert key == output_key(ONE, TWO, THREE, "a.png")
+    assert key != output_key(ONE, TWO, ONE, "a.png")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.world import InWorld
 
 app = App(name="jobs", help="Jobs, by the ids that submit printed.")
-OUTPUT_COLUMNS = ("name", "size", "content_type", "url")
+OUTPUT_COLUMNS = ("filename", "size", "content_type", "url")
 
 
 @app.command
@@ -17,12 +17,15 @@ def show(
     job: Annotated[str, Parameter(help="The job's id.")],
     /,
     *,
+    tenant: Annotated[
+        str | None, Parameter(metavar="ID", help="Whose it is; else the tenant `default`.")
+    ] = None,
     asking: Asking = USUALLY,
     world: InWorld,
 ) -> None:
     """A job, its outputs, and why it isn't running if it isn't."""
     with control(asking, world) as plane:
-        answer = plane.get("jobs", job)
+        answer = plane.get("jobs", job, tenant_id=tenant)
     if asking.as_json:
         print_json(answer, world)
         return

@@ -159,7 +159,7 @@ class _Errand:
             return []
         saved = []
         for output in (each for job in jobs for each in job.get("outputs", ())):
-            path = reserve(folder, readable_name(output["name"]))
+            path = reserve(folder, readable_name(output["filename"]))
             self.plane.download(output["url"], path)
             saved.append(str(path))
         return saved

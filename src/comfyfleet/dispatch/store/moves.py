@@ -9,13 +9,14 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Interval,
     case,
+    cast,
     func,
     insert,
     literal,
     select,
     text,
-    type_coerce,
     union_all,
     update,
 )
@@ -164,5 +165,5 @@ async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -
 
 def later(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> ColumnElement[Any]:
     if is_sqlite(tx):
-        return type_coerce(moment, BigInteger) + seconds * 1_000_000
-    return moment + timedelta(seconds=seconds)
+        return cast(moment, BigInteger) + seconds * 1_000_000
+    return moment + literal(timedelta(seconds=seconds), Interval())

@@ -1,6 +1,7 @@
 """The hot path on PostgreSQL. Beside it: `sqlite.py`, the same in SQLite's words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -25,8 +26,8 @@ WITH lane AS MATERIALIZED (
     WHERE EXISTS (SELECT 1 FROM workflows
         WHERE workflows.id = each.workflow_id AND is_active AND NOT is_paused)
 ), affinity AS MATERIALIZED (
-    SELECT name FROM unnest($4::text[]) AS name
-    WHERE EXISTS (SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name)
+    SELECT name FROM unnest($4::text[]) AS name, LATERAL (
+        SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name LIMIT 1) AS waits
 )
 SELECT free.* FROM lane, LATERAL (
     SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE}
@@ -38,24 +39,28 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 ) AS bound
 """
 
-# Whoever has a row locked moves it: it is left to them, and nobody waits. The rows are locked in
-# one order, so that no two statements can wait for each other.
-CLAIM = """
-WITH wanted AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bool[])
-        AS each(dispatch_id, token, worker, prefetched)
-), mine AS MATERIALIZED (
-    SELECT id FROM ai_job_dispatches
-    WHERE id = ANY($1) AND status = 'queued' AND attempts < max_attempts
-    ORDER BY id FOR UPDATE SKIP LOCKED
+# Rows are found by their ids. As plain `status = …`, the condition would let the planner walk one of
+# the partial indexes instead, which is the whole queue.
+_QUEUED = "status || '' = 'queued'"
+_LEASED = "status || '' = 'leased'"
+
+# Whoever has a row locked moves it: it is left to them, and nobody waits.
+CLAIM = f"""
+WITH mine AS MATERIALIZED (
+    SELECT id, token, worker, prefetched
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bool[])
+        AS wanted(dispatch_id, token, worker, prefetched)
+    JOIN ai_job_dispatches ON id = dispatch_id
+    WHERE {_QUEUED} AND attempts < max_attempts
+    FOR UPDATE OF ai_job_dispatches SKIP LOCKED
 ), leased AS (
     UPDATE ai_job_dispatches SET
         status = 'leased', lease_token = token, worker_id = worker, is_prefetched = prefetched,
         attempts = attempts + 1, lease_number = lease_number + 1,
         lease_expires_at = clock_timestamp() + make_interval(secs => $5),
-        leased_at = clock_timestamp(), started_at = NULL, recall_requested = false
-    FROM mine JOIN wanted ON wanted.dispatch_id = mine.id
-    WHERE ai_job_dispatches.id = mine.id
+        leased_at = clock_timestamp(), started_at = NULL, heard_at = NULL,
+        recall_requested = false
+    FROM mine WHERE ai_job_dispatches.id = mine.id
     RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, workflow_id, stage, provider,
         worker_id, lease_token, lease_number, attempts, lease_expires_at, is_prefetched,
         model_key, model_set
@@ -69,18 +74,13 @@ SELECT * FROM leased
 """
 
 COMPLETE = f"""
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::float8[])
-        AS each(dispatch_id, token, duration)
-), mine AS MATERIALIZED (
-    SELECT id FROM ai_job_dispatches WHERE id = ANY($1) ORDER BY id FOR UPDATE
-), ended AS (
+WITH ended AS (
     UPDATE ai_job_dispatches SET
         status = 'completed', duration_seconds = duration, ended_at = clock_timestamp(),
         lease_expires_at = NULL
-    FROM mine JOIN said ON said.dispatch_id = mine.id
-    WHERE ai_job_dispatches.id = mine.id AND lease_token = token AND status = 'leased'
-    RETURNING {", ".join(f"ai_job_dispatches.{name}" for name in FIELDS.split(", "))}
+    FROM unnest($1::bigint[], $2::uuid[], $3::float8[]) AS said(dispatch_id, token, duration)
+    WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
+    RETURNING {FIELDS}
 ), noted AS (
     INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
     SELECT ended_at, coalesce('worker:' || worker_id, 'sweep'), 'complete', 'dispatch:' || id,
@@ -90,20 +90,16 @@ WITH said AS MATERIALIZED (
 SELECT * FROM ended
 """
 
-EXTEND = """
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::bool[]) AS each(dispatch_id, token, started)
-), mine AS MATERIALIZED (
-    SELECT id FROM ai_job_dispatches WHERE id = ANY($1) ORDER BY id FOR UPDATE
-)
+EXTEND = f"""
 UPDATE ai_job_dispatches SET
     lease_expires_at = clock_timestamp() + make_interval(secs => $4),
+    heard_at = clock_timestamp(),
     started_at = CASE WHEN started THEN coalesce(started_at, clock_timestamp()) ELSE started_at END,
     is_prefetched = is_prefetched AND NOT started,
     recall_requested = recall_requested AND NOT started AND started_at IS NULL
-FROM mine JOIN said ON said.dispatch_id = mine.id
-WHERE ai_job_dispatches.id = mine.id AND lease_token = token AND status = 'leased'
-RETURNING ai_job_dispatches.id, lease_token, lease_expires_at, cancel_requested, recall_requested
+FROM unnest($1::bigint[], $2::uuid[], $3::bool[]) AS said(dispatch_id, token, started)
+WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
+RETURNING id, lease_token, lease_expires_at, cancel_requested, recall_requested
 """
 
 # From one affinity to the next by the index, however many rows each has.
@@ -133,17 +129,17 @@ class PostgresHot:
         return await self._claim(wanted, seconds=seconds) if wanted else []
 
     async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> list[Lease]:
-        columns = map(list, zip(*wanted, strict=True))
+        columns = _columns(wanted)
         return [_as_lease(row) for row in await self._direct.fetch(CLAIM, *columns, seconds)]
 
     async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
-        columns = map(list, zip(*said, strict=True))
+        columns = _columns(said)
         return [as_dispatch(tuple(row)) for row in await self._direct.fetch(COMPLETE, *columns)]
 
     async def extend(
         self, said: Sequence[Extension], *, seconds: int
     ) -> dict[tuple[int, UUID], Extended]:
-        columns = map(list, zip(*said, strict=True))
+        columns = _columns(said)
         rows = await self._direct.fetch(EXTEND, *columns, seconds)
         return {(row[0], row[1]): Extended(*row[2:]) for row in map(tuple, rows)}
 
@@ -152,6 +148,11 @@ class PostgresHot:
 
     async def close(self) -> None:
         await self._direct.close()
+
+
+def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
+    """In the order of ids, so that no two statements can wait for each other's rows."""
+    return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
 
 
 def _as_candidate(row: Any) -> Candidate:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import dispatches as d
@@ -18,7 +18,7 @@ FIELDS = (
     "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
     "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
     "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
-    "ended_at"
+    "ended_at, heard_at"
 )
 AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
@@ -54,6 +54,27 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
     query = select(*WHOLE).where(d.c.tenant_id == tenant_id, d.c.tenant_job_id == job_id)
     rows = await found(tx, query)
     return rows[0] if rows else None
+
+
+async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
+    """Of jobs by tenant and id."""
+    return await found(
+        tx, select(*WHOLE).where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs))
+    )
+
+
+async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
+    query = (
+        select(*WHOLE)
+        .where(
+            d.c.id > after_id,
+            d.c.status.in_([Status.QUEUED, Status.LEASED]),
+            d.c.created_at < before,
+        )
+        .order_by(d.c.id)
+        .limit(limit)
+    )
+    return await found(tx, query)
 
 
 async def page(

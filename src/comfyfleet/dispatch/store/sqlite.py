@@ -34,7 +34,8 @@ CLAIM = """
 UPDATE ai_job_dispatches SET
     status = 'leased', lease_token = ?, worker_id = ?, is_prefetched = ?,
     attempts = attempts + 1, lease_number = lease_number + 1,
-    lease_expires_at = ?, leased_at = ?, started_at = NULL, recall_requested = false
+    lease_expires_at = ?, leased_at = ?, started_at = NULL, heard_at = NULL,
+    recall_requested = false
 WHERE id = ? AND status = 'queued' AND attempts < max_attempts
 RETURNING id, tenant_id, tenant_job_id, workflow_id, stage, provider, worker_id, lease_token,
     lease_number, attempts, lease_expires_at, is_prefetched, model_key, model_set
@@ -48,6 +49,7 @@ RETURNING {FIELDS}
 EXTEND = """
 UPDATE ai_job_dispatches SET
     lease_expires_at = :ends,
+    heard_at = :now,
     started_at = CASE WHEN :started THEN coalesce(started_at, :now) ELSE started_at END,
     is_prefetched = is_prefetched AND NOT :started,
     recall_requested = recall_requested AND NOT :started AND started_at IS NULL
@@ -67,7 +69,7 @@ WITH RECURSIVE waiting(name) AS (
 SELECT name FROM waiting WHERE name IS NOT NULL LIMIT ?
 """
 _UUIDS = (1, 2, 13)
-_MOMENTS = (14, 16, 26, 27, 28, 29, 30)
+_MOMENTS = (14, 16, 26, 27, 28, 29, 30, 31)
 _TRUTHS = (20, 21, 22, 23)
 
 

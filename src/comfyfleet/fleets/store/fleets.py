@@ -55,6 +55,7 @@ async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int
             workflows.c.required_capabilities,
             workflows.c.is_active,
             workflows.c.is_paused,
+            workflows.c.is_open,
         )
         .join(workflows, workflows.c.id == workflow_fleets.c.workflow_id)
         .order_by(workflows.c.slug)
@@ -77,6 +78,16 @@ async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet
     if stage is not None:
         query = query.where(fleets.c.stage == stage)
     return [_fleet(row) for row in await tx.execute(query)]
+
+
+async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:
+    query = (
+        select(fleets.c.id)
+        .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
+        .where(workflow_fleets.c.workflow_id.in_(workflow_ids), fleets.c.stage == stage)
+        .distinct()
+    )
+    return list(await tx.scalars(query))
 
 
 async def assign(tx: Tx, fleet_id: int, workflow_ids: Collection[int], now: datetime) -> None:
@@ -114,4 +125,5 @@ def _assigned(row: Any) -> Assigned:
         required_capabilities=frozenset(row.required_capabilities),
         is_active=row.is_active,
         is_paused=row.is_paused,
+        is_open=row.is_open,
     )

@@ -60,10 +60,13 @@ async def all_of(
     fleet_ids: Collection[int] | None = None,
     seen_since: datetime | None = None,
     unseen_since: datetime | None = None,
+    only_taking_jobs: bool = False,
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[Worker]:
     wanted: list[ColumnElement[bool]] = []
+    if only_taking_jobs:
+        wanted += [workers.c.is_approved.is_(True), workers.c.is_draining.is_(False)]
     if fleet_ids is not None:
         wanted.append(workers.c.fleet_id.in_(fleet_ids))
     if seen_since is not None:
@@ -87,6 +90,17 @@ async def remove(tx: Tx, row_id: int, *, unseen_since: datetime | None = None) -
     if unseen_since is not None:
         statement = statement.where(workers.c.last_seen_at < unseen_since)
     return (await tx.execute(statement)).rowcount == 1
+
+
+async def object_info_hashes(tx: Tx) -> dict[int, str]:
+    """By fleet, as its worker that was seen last reports it."""
+    reported = workers.c.facts["object_info_hash"].as_string()
+    query = (
+        select(workers.c.fleet_id, reported)
+        .where(workers.c.facts.is_not(None), reported.is_not(None))
+        .order_by(workers.c.last_seen_at, workers.c.id)
+    )
+    return {row[0]: row[1] for row in await tx.execute(query)}
 
 
 async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
