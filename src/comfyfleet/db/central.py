@@ -238,3 +238,44 @@ control_state = Table(
     Column("name", String(100), primary_key=True),
     Column("value", Json, nullable=False),
 )
+
+api_keys = Table(
+    "api_keys",
+    central,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("user_id", Uuid, nullable=False),  # of the tenant's pool
+    Column("name", String(200), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("scopes", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
+    Index(None, "tenant_id", "user_id"),
+)
+
+effects = Table(
+    "effects",
+    central,
+    Column("id", Uuid, primary_key=True),
+    Column("slug", String(100), nullable=False, unique=True),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), nullable=False),
+    Column("title", String(200), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("preview_url", Text),
+    Column("price_tokens", Integer, nullable=False),
+    Column("overrides", Json, nullable=False),
+    Column("stage", String(50), nullable=False),
+    Column("provider", String(20), nullable=False),
+    Column("is_published", Boolean, nullable=False),
+    Column("max_upload_bytes", BigInteger),
+    Column("media_types", Json, nullable=False),  # none named: all of the kind that it takes
+    Column("last_processing_time_seconds", Float),
+    Column("typical_seconds", Float),  # smoothed: one slow job doesn't frighten everybody
+    Column("created_at", Moment, nullable=False),
+    CheckConstraint("price_tokens >= 0", name="price_tokens"),
+    CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
+    Index(None, "workflow_id"),
+)

@@ -1,9 +1,14 @@
 """Tables of a tenant pool. Each row says whose it is."""
 
+from typing import Any
+
 from sqlalchemy import (
+    DDL,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
+    ForeignKey,
     Index,
     Integer,
     MetaData,
@@ -12,6 +17,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    event,
     text,
 )
 
@@ -57,11 +63,17 @@ ai_jobs = Table(
     Column("submitted_at", Moment, nullable=False),
     Column("started_at", Moment),
     Column("completed_at", Moment),
+    Column("video_id", Uuid),  # the media that it processes
+    Column("batch_id", Uuid),
+    Column("batch_position", Integer),
+    # Of a batch or a run that has enough in the queue: it waits on the tenant's side.
+    Column("is_held", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("tenant_id", "idempotency_key"),
     CheckConstraint(
         "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
     ),
     Index(None, "tenant_id", "submitted_at", "id"),
+    Index(None, "batch_id", "batch_position"),
 )
 _ACTIVE = "status IN ('queued', 'processing')"
 Index(
@@ -102,3 +114,190 @@ outbox = Table(
     Column("created_at", Moment, nullable=False),
     Index(None, "not_before", "id"),
 )
+
+users = Table(
+    "users",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("email", String(320)),
+    Column("name", String(200)),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "email"),
+    Index(None, "tenant_id", "created_at", "id"),
+)
+
+videos = Table(
+    "videos",  # media of any kind; the name is the one that the API has
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("original_file_id", Uuid),  # none once it has expired
+    Column("processed_file_id", Uuid),
+    Column("job_id", Uuid),  # the latest
+    Column("active_job_id", Uuid),  # the same, until it ends: one at a time
+    Column("processing_details", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expired_at", Moment),
+    CheckConstraint("kind IN ('image', 'video', 'audio')", name="kind"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    Index(None, "job_id"),
+)
+_LIVING = "expired_at IS NULL"
+Index(
+    "videos_age",
+    videos.c.tenant_id,
+    videos.c.created_at,
+    postgresql_where=text(_LIVING),
+    sqlite_where=text(_LIVING),
+)
+
+job_events = Table(
+    "job_events",
+    tenant,
+    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("tenant_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("data", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "job_id", "id"),
+    Index(None, "created_at"),
+    # A number that was used again after its row was removed would hide the new event from a reader.
+    sqlite_autoincrement=True,
+)
+
+batches = Table(
+    "batches",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("effect_id", Uuid, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("idempotency_key", String(200)),
+    Column("request_hash", String(64), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("cancelled_at", Moment),
+    UniqueConstraint("tenant_id", "idempotency_key"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+
+webhooks = Table(
+    "webhooks",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", String(100), nullable=False),  # not hashed: we sign with it
+    Column("events", Json, nullable=False),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "user_id"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("webhook_id", Uuid, ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("event", String(50), nullable=False),
+    Column("payload", Json, nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("not_before", Moment, nullable=False),
+    Column("last_status", Integer),  # what the customer's server answered
+    Column("last_error", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    UniqueConstraint("webhook_id", "job_id", "event"),
+    CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
+    Index(None, "webhook_id", "created_at", "id"),
+)
+_PENDING = "status = 'pending'"
+Index(
+    "webhook_deliveries_due",
+    webhook_deliveries.c.not_before,
+    postgresql_where=text(_PENDING),
+    sqlite_where=text(_PENDING),
+)
+
+token_wallets = Table(
+    "token_wallets",
+    tenant,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("balance", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    CheckConstraint("balance >= 0", name="balance"),
+)
+
+token_transactions = Table(
+    "token_transactions",
+    tenant,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("job_id", Uuid),
+    Column("type", String(20), nullable=False),
+    Column("amount", BigInteger, nullable=False),  # what it adds to the balance
+    Column("provider_transaction_id", String(200)),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "job_id", "type"),
+    UniqueConstraint("tenant_id", "provider_transaction_id"),
+    CheckConstraint(
+        "(type = 'PAYMENT_CREDIT' AND amount > 0 AND provider_transaction_id IS NOT NULL)"
+        " OR (type = 'JOB_RESERVE' AND amount < 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_CONSUME' AND amount = 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_REFUND' AND amount > 0 AND job_id IS NOT NULL)",
+        name="amount",
+    ),
+    Index(None, "tenant_id", "user_id", "id"),
+)
+_SETTLES = "type IN ('JOB_CONSUME', 'JOB_REFUND')"
+Index(
+    "token_transactions_settled",  # consumed or refunded: one of them, once
+    token_transactions.c.tenant_id,
+    token_transactions.c.job_id,
+    unique=True,
+    postgresql_where=text(_SETTLES),
+    sqlite_where=text(_SETTLES),
+)
+
+
+def _never_changed(table: Table) -> None:
+    """The database itself refuses to change or delete a row, whoever asks."""
+    name, says = table.name, f"rows of {table.name} are never changed"
+    for act in ("UPDATE", "DELETE"):
+        _after_create(
+            table,
+            "sqlite",
+            f"CREATE TRIGGER {name}_no_{act.lower()} BEFORE {act} ON {name} "
+            f"BEGIN SELECT RAISE(ABORT, '{says}'); END",
+        )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE FUNCTION {name}_kept() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{says}'; END $$",
+    )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE TRIGGER {name}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_kept()",
+    )
+
+
+def _after_create(table: Table, dialect: str, statement: str) -> None:
+    ddl: Any = DDL(statement)  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
+
+
+_never_changed(token_transactions)

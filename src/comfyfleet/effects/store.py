@@ -1,10 +1,10 @@
 """The only SQL of registered workflows and their versions."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, and_, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import workflow_versions, workflows
@@ -78,6 +78,19 @@ async def versions_of(tx: Tx, workflow_id: int) -> list[Version]:
         .order_by(workflow_versions.c.version.desc())
     )
     return [_version(row) for row in await tx.execute(query)]
+
+
+async def in_use(tx: Tx, workflow_ids: Collection[int]) -> dict[int, tuple[Workflow, Version]]:
+    """Each with the version that new jobs get."""
+    query = select(workflows).where(workflows.c.id.in_(workflow_ids))
+    found = {row.id: _workflow(row) for row in await tx.execute(query)}
+    is_current = and_(
+        workflow_versions.c.workflow_id == workflows.c.id,
+        workflow_versions.c.version == workflows.c.version,
+    )
+    current = select(workflow_versions).join(workflows, is_current)
+    rows = await tx.execute(current.where(workflows.c.id.in_(workflow_ids)))
+    return {row.workflow_id: (found[row.workflow_id], _version(row)) for row in rows}
 
 
 def property_row(each: Property) -> dict[str, Any]:

@@ -28,6 +28,8 @@ FleetError
  ├─ Unauthenticated       the key is missing, wrong or revoked
  ├─ Forbidden             the key is right, and does not allow this
  ├─ Refused               well-formed, and not possible as things stand
+ │   ├─ InputUnavailable  the file at a customer's URL can't be had, or not from there
+ │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a cap is reached; carries when to come again
  │   └─ FleetFull         the fleet has as many workers as it may
  └─ Unavailable           a part of ours can't be reached for now: a database, the store
@@ -154,6 +156,19 @@ class Forbidden(FleetError):
 
 class Refused(FleetError):
     code = "refused"
+
+
+class InputUnavailable(Refused):
+    code = "input_unavailable"
+
+
+class InsufficientTokens(Refused):
+    code = "insufficient_tokens"
+
+    def __init__(self, *, required_tokens: int, balance: int) -> None:
+        super().__init__(
+            "Insufficient token balance.", required_tokens=required_tokens, balance=balance
+        )
 
 
 class QueueFull(FleetError):

@@ -1,0 +1,1 @@
+"""Many jobs of one effect under one id."""

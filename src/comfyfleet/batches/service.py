@@ -1,0 +1,40 @@
+"""Batches as rows; their jobs come through the one door like all others."""
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.batches import store
+from comfyfleet.batches.model import Batch, check_total
+from comfyfleet.db import Tx
+from comfyfleet.kernel.errors import Conflict, NotFound
+
+
+class Created(NamedTuple):
+    batch: Batch
+    is_new: bool
+
+
+async def create(tx: Tx, batch: Batch) -> Created:
+    """The same key again is the same batch, and with another body a Conflict."""
+    check_total(batch.total)
+    if await store.add(tx, batch):
+        return Created(batch, is_new=True)
+    found = await store.by_key(tx, batch.tenant_id, batch.idempotency_key or "")
+    is_same = found is not None and found.request_hash == batch.request_hash
+    if found is None or not is_same or found.user_id != batch.user_id:
+        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
+    return Created(found, is_new=False)
+
+
+async def get(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> Batch:
+    found = await store.get(tx, tenant_id, user_id, batch_id)
+    if found is None:
+        raise NotFound(f"there is no batch {batch_id}")
+    return found
+
+
+async def cancel(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, *, now: datetime) -> Batch:
+    """Marks it; the caller cancels its jobs. A second time changes nothing."""
+    await store.cancel(tx, tenant_id, user_id, batch_id, now)
+    return await get(tx, tenant_id, user_id, batch_id)

@@ -1,0 +1,1 @@
+"""Effects: published, priced workflows, as customers see them."""

@@ -1,0 +1,45 @@
+"""Events of a job: written in the transaction of what happened, read from where a reader stopped.
+
+Whoever writes holds the job's row, so the numbers of one job grow in the order of its commits.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.events import store
+from comfyfleet.events.model import EventKind, JobEvent
+
+PAGE_MAX = 500
+
+
+async def record(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    kind: EventKind,
+    data: Mapping[str, Any],
+    *,
+    now: datetime,
+) -> JobEvent:
+    row = {
+        "tenant_id": tenant_id,
+        "job_id": job_id,
+        "kind": kind,
+        "data": dict(data),
+        "created_at": now,
+    }
+    return await store.add(tx, row)
+
+
+async def after(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = PAGE_MAX
+) -> list[JobEvent]:
+    """The oldest first; `after_id` is what a reader sends as Last-Event-ID."""
+    return await store.after(tx, tenant_id, job_id, after_id=after_id, limit=min(limit, PAGE_MAX))
+
+
+async def prune(tx: Tx, *, before: datetime, limit: int) -> int:
+    return await store.prune(tx, before=before, limit=limit)

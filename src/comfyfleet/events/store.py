@@ -1,0 +1,45 @@
+"""The job events' only SQL."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, delete, insert, select
+
+from comfyfleet.db import Tx
+from comfyfleet.db.tenant import job_events
+from comfyfleet.events.model import EventKind, JobEvent
+
+
+async def add(tx: Tx, row: Mapping[str, Any]) -> JobEvent:
+    found = await tx.execute(insert(job_events).values(dict(row)).returning(job_events))
+    return _event(found.one())
+
+
+async def after(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int, limit: int
+) -> list[JobEvent]:
+    query = (
+        select(job_events)
+        .where(
+            job_events.c.tenant_id == tenant_id,
+            job_events.c.job_id == job_id,
+            job_events.c.id > after_id,
+        )
+        .order_by(job_events.c.id)
+        .limit(limit)
+    )
+    return [_event(row) for row in await tx.execute(query)]
+
+
+async def prune(tx: Tx, *, before: datetime, limit: int) -> int:
+    old = select(job_events.c.id).where(job_events.c.created_at < before).limit(limit)
+    gone = await tx.execute(
+        delete(job_events).where(job_events.c.id.in_(old)).returning(job_events.c.id)
+    )
+    return len(gone.all())
+
+
+def _event(row: Row[Any]) -> JobEvent:
+    return JobEvent(**{**row._mapping, "kind": EventKind(row.kind)})

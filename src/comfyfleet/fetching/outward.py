@@ -1,0 +1,107 @@
+"""One request to a customer's address: looked up once, checked, and called by what was found."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import httpx
+
+from comfyfleet.fetching.addresses import Address, is_public, parsed
+from comfyfleet.fetching.targets import USUAL_PORTS, Target
+from comfyfleet.kernel.errors import InputUnavailable
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+ADDRESSES_MAX = 32
+
+
+async def resolved(host: str, port: int) -> Sequence[str]:
+    """By the system's resolver, which also reads such spellings of an address as 0x7f.1."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return [str(address[0]) for *_, address in found]
+
+
+class Outward:
+    """The one way out of the control plane to where somebody else says."""
+
+    def __init__(
+        self,
+        *,
+        resolver: Resolver = resolved,
+        transport: httpx.AsyncBaseTransport | None = None,
+        ports: frozenset[int] | None = USUAL_PORTS,
+        user_agent: str = "comfyfleet",
+    ) -> None:
+        self.ports = ports
+        self._resolver = resolver
+        self._client = httpx.AsyncClient(
+            transport=transport or httpx.AsyncHTTPTransport(verify=ssl.create_default_context()),
+            # A proxy from the environment would look the name up again, and go where it pleases.
+            trust_env=False,
+            follow_redirects=False,
+            headers={"User-Agent": user_agent, "Accept-Encoding": "identity"},
+            timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+        )
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        target: Target,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer as it begins; a redirect is an answer like others."""
+        address = await self._address_of(target)
+        # A name in the certificate is asked for by the host's name, not by the address.
+        extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
+        request = self._client.build_request(
+            method,
+            target.at(address),
+            headers={**(headers or {}), "Host": target.authority},
+            content=content,
+            extensions=extensions,
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise _unavailable(f"{target.host} did not answer", error) from error
+        try:
+            # One host's cookies are no other's, and all of them are nobody's of ours.
+            self._client.cookies.clear()
+            yield response
+        except httpx.HTTPError as error:
+            raise _unavailable(f"{target.host} broke off", error) from error
+        finally:
+            await response.aclose()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def _address_of(self, target: Target) -> Address:
+        """One private address among several is enough to refuse: the next call might get that one.
+
+        A name that does not exist is refused in the same words, or our answers would tell which names
+        there are in our own network.
+        """
+        literal = parsed(target.host)
+        texts = [target.host] if literal else await self._resolver(target.host, target.port)
+        found = [parsed(text) for text in texts[:ADDRESSES_MAX]]
+        public = [each for each in found if each is not None and is_public(each)]
+        if not public or len(public) < len(found):
+            raise InputUnavailable(f"the host {target.host} has no public address", field="url")
+        return public[0]
+
+
+def _unavailable(says: str, error: Exception) -> InputUnavailable:
+    return InputUnavailable(f"{says} ({type(error).__name__})", field="url")

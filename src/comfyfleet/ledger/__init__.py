@@ -1,0 +1,1 @@
+"""What jobs cost: reserved at submit, consumed on success, refunded otherwise, exactly once."""

@@ -1,0 +1,178 @@
+"""The ledger's only SQL: wallets are locked and changed, transactions only added."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Row, and_, func, or_, select, update
+
+from comfyfleet.db import Tx
+from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.tenant import token_transactions as lines
+from comfyfleet.db.tenant import token_wallets as wallets
+from comfyfleet.ledger.model import SETTLES, Transaction, TransactionType, Wallet
+
+
+async def wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
+    found = (await tx.execute(select(wallets).where(_is(tenant_id, user_id)))).first()
+    return _wallet(found) if found else None
+
+
+async def lock(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
+    query = locked(tx, select(wallets).where(_is(tenant_id, user_id)))
+    found = (await tx.execute(query)).first()
+    return _wallet(found) if found else None
+
+
+async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> None:
+    row = {"tenant_id": tenant_id, "user_id": user_id, "balance": 0, "created_at": now}
+    await tx.execute(insert_if_new(tx, wallets, [row]))
+
+
+async def take(
+    tx: Tx, tenant_id: UUID, user_id: UUID, amount: int, job_ids: Collection[UUID]
+) -> int | None:
+    """What is left; none if there was too little, or one of the jobs has its tokens already."""
+    reserved = select(lines.c.id).where(
+        lines.c.tenant_id == tenant_id,
+        lines.c.job_id.in_(job_ids),
+        lines.c.type == TransactionType.JOB_RESERVE,
+    )
+    statement = (
+        update(wallets)
+        .where(_is(tenant_id, user_id), wallets.c.balance >= amount, ~reserved.exists())
+        .values(balance=wallets.c.balance - amount)
+        .returning(wallets.c.balance)
+    )
+    left: int | None = (await tx.execute(statement)).scalar_one_or_none()
+    return left
+
+
+async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
+    statement = (
+        update(wallets)
+        .where(_is(tenant_id, user_id))
+        .values(balance=wallets.c.balance + amount)
+        .returning(wallets.c.balance)
+    )
+    balance: int = (await tx.execute(statement)).scalar_one()
+    return balance
+
+
+async def add(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many of them are new."""
+    return len((await tx.execute(insert_if_new(tx, lines, rows).returning(lines.c.id))).all())
+
+
+async def of_payment(tx: Tx, tenant_id: UUID, provider_id: str) -> Transaction | None:
+    query = select(lines).where(
+        lines.c.tenant_id == tenant_id, lines.c.provider_transaction_id == provider_id
+    )
+    found = (await tx.execute(query)).first()
+    return _line(found) if found else None
+
+
+async def of_jobs(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], types: Collection[TransactionType]
+) -> list[Transaction]:
+    query = (
+        select(lines)
+        .where(lines.c.tenant_id == tenant_id, lines.c.job_id.in_(job_ids), lines.c.type.in_(types))
+        .order_by(lines.c.id)
+    )
+    return [_line(row) for row in await tx.execute(query)]
+
+
+async def newest(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None, limit: int
+) -> list[Transaction]:
+    query = (
+        select(lines)
+        .where(lines.c.tenant_id == tenant_id, lines.c.user_id == user_id)
+        .order_by(lines.c.id.desc())
+        .limit(limit)
+    )
+    if before_id is not None:
+        query = query.where(lines.c.id < before_id)
+    return [_line(row) for row in await tx.execute(query)]
+
+
+async def unbalanced(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    """Wallets below zero or unlike their sum. One statement, and so one moment of both tables."""
+    sums = _sums().subquery()
+    total = func.coalesce(sums.c.total, 0)
+    query = (
+        select(wallets.c.tenant_id, wallets.c.user_id, wallets.c.balance, total.label("total"))
+        .outerjoin(
+            sums,
+            and_(wallets.c.tenant_id == sums.c.tenant_id, wallets.c.user_id == sums.c.user_id),
+        )
+        .where(or_(wallets.c.balance < 0, wallets.c.balance != total))
+    )
+    if tenant_id is not None:
+        query = query.where(wallets.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+async def without_wallet(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    there = select(wallets.c.balance).where(
+        wallets.c.tenant_id == lines.c.tenant_id, wallets.c.user_id == lines.c.user_id
+    )
+    query = _sums().where(~there.exists())
+    if tenant_id is not None:
+        query = query.where(lines.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+async def unmatched(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    """Jobs settled more than once, without a reservation, or refunded otherwise than reserved."""
+    is_reserve = lines.c.type == TransactionType.JOB_RESERVE
+    is_refund = lines.c.type == TransactionType.JOB_REFUND
+    reserves = func.count().filter(is_reserve)
+    settled = func.count().filter(lines.c.type.in_(SETTLES))
+    reserved = func.coalesce(-func.sum(lines.c.amount).filter(is_reserve), 0)
+    refunded = func.coalesce(func.sum(lines.c.amount).filter(is_refund), 0)
+    query = (
+        select(
+            lines.c.tenant_id,
+            lines.c.job_id,
+            func.count(lines.c.user_id.distinct()).label("payers"),
+            reserves.label("reserves"),
+            settled.label("settled"),
+            reserved.label("reserved"),
+            refunded.label("refunded"),
+        )
+        .where(lines.c.job_id.is_not(None))
+        .group_by(lines.c.tenant_id, lines.c.job_id)
+        .having(
+            or_(
+                settled > 1,
+                reserves != 1,
+                func.count(lines.c.user_id.distinct()) > 1,
+                and_(refunded > 0, refunded != reserved),
+            )
+        )
+    )
+    if tenant_id is not None:
+        query = query.where(lines.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+def _sums() -> Any:
+    total = func.sum(lines.c.amount).label("total")
+    return select(lines.c.tenant_id, lines.c.user_id, total).group_by(
+        lines.c.tenant_id, lines.c.user_id
+    )
+
+
+def _is(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
+    return and_(wallets.c.tenant_id == tenant_id, wallets.c.user_id == user_id)
+
+
+def _wallet(row: Row[Any]) -> Wallet:
+    return Wallet(**row._mapping)
+
+
+def _line(row: Row[Any]) -> Transaction:
+    return Transaction(**{**row._mapping, "type": TransactionType(row.type)})

@@ -1,0 +1,1 @@
+"""What a user uploaded and gets back processed: pictures, videos, sound."""

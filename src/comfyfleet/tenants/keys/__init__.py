@@ -1,0 +1,1 @@
+"""API keys: who calls, and what they may."""

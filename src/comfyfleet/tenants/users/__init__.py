@@ -1,0 +1,1 @@
+"""The people of a tenant, in the tenant's own database."""

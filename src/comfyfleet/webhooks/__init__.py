@@ -1,0 +1,1 @@
+"""Customers' own servers, told what became of their jobs."""

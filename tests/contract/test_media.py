@@ -1,0 +1,132 @@
+"""A user's media, on every database."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from comfyfleet.db import Database, Tx
+from comfyfleet.kernel.errors import Conflict, NotFound, Refused
+from comfyfleet.media import service as media
+from comfyfleet.media.model import Media, MediaStatus, status_of
+
+NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
+TENANT, USER, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
+JOB, SECOND = UUID(int=10), UUID(int=11)
+
+
+async def make(tx: Tx, at: datetime = NOW) -> Media:
+    return await media.create(
+        tx,
+        media_id=uuid4(),
+        tenant_id=TENANT,
+        user_id=USER,
+        kind="image",
+        original_file_id=uuid4(),
+        now=at,
+    )
+
+
+async def attach(pool: Database, made: Media, job_id: UUID) -> Media:
+    async with pool.begin() as tx:
+        return await media.attach_job(tx, TENANT, USER, made.id, job_id)
+
+
+async def test_media_are_found_by_their_own_user_only(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+        assert await media.get(tx, TENANT, USER, made.id) == made
+        for tenant_id, user_id in ((OTHER, USER), (TENANT, OTHER)):
+            with pytest.raises(NotFound):
+                await media.get(tx, tenant_id, user_id, made.id)
+            with pytest.raises(NotFound):
+                await media.attach_job(tx, tenant_id, user_id, made.id, JOB)
+        assert await media.all_of(tx, TENANT, OTHER, limit=9) == []
+
+
+async def test_they_come_in_pages_the_newest_first(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = [await make(tx, NOW + timedelta(seconds=number // 2)) for number in range(5)]
+        first = await media.all_of(tx, TENANT, USER, limit=2)
+        rest = await media.all_of(tx, TENANT, USER, before_id=first[-1].id, limit=9)
+    found = [each.id for each in first + rest]
+    assert sorted(found) == sorted(each.id for each in made)
+    assert first[0] == made[4]
+
+
+async def test_one_job_at_a_time(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+    attached = await attach(pool, made, JOB)
+    assert await attach(pool, made, JOB) == attached
+    with pytest.raises(Conflict):
+        await attach(pool, made, SECOND)
+    async with pool.begin() as tx:
+        assert await media.of_job(tx, TENANT, JOB) == attached
+        ended = await media.end_job(tx, TENANT, JOB)
+        assert await media.end_job(tx, TENANT, JOB) is None
+    assert ended is not None
+    assert (ended.job_id, ended.active_job_id) == (JOB, None)
+    assert (await attach(pool, made, SECOND)).job_id == SECOND
+
+
+async def test_of_many_jobs_at_once_one_gets_the_media(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+
+    async def attempt() -> bool:
+        try:
+            await attach(pool, made, uuid4())
+        except Conflict:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(attempt() for _ in range(12)))) == 1
+
+
+async def test_a_result_stays_until_there_is_a_new_one(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+        await media.attach_job(tx, TENANT, USER, made.id, JOB)
+        result = uuid4()
+        await media.end_job(tx, TENANT, JOB, processed_file_id=result, details={"seconds": 3})
+        await media.attach_job(tx, TENANT, USER, made.id, SECOND)
+        await media.end_job(tx, TENANT, SECOND)
+        found = await media.get(tx, TENANT, USER, made.id)
+    assert (found.processed_file_id, found.processing_details) == (result, {"seconds": 3})
+    assert found.file_ids == (made.original_file_id, result)
+
+
+async def test_an_earlier_jobs_end_does_not_touch_the_later_one(pool: Database) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+        await media.attach_job(tx, TENANT, USER, made.id, JOB)
+        await media.end_job(tx, TENANT, JOB)
+        later = await media.attach_job(tx, TENANT, USER, made.id, SECOND)
+        assert await media.end_job(tx, TENANT, JOB, processed_file_id=uuid4()) is None
+        assert await media.get(tx, TENANT, USER, made.id) == later
+
+
+async def test_old_media_expire_unless_they_are_at_work(pool: Database) -> None:
+    async with pool.begin() as tx:
+        idle, busy, young = await make(tx), await make(tx), await make(tx, NOW + timedelta(days=2))
+        await media.attach_job(tx, TENANT, USER, busy.id, JOB)
+        day = NOW + timedelta(days=1)
+        assert await media.expire(tx, TENANT, before=day, now=day, limit=9) == [idle]
+        assert await media.expire(tx, TENANT, before=day, now=day, limit=9) == []
+        gone = await media.get(tx, TENANT, USER, idle.id)
+        with pytest.raises(Refused):
+            await media.attach_job(tx, TENANT, USER, idle.id, SECOND)
+        assert (await media.get(tx, TENANT, USER, young.id)).expired_at is None
+    assert gone.file_ids == ()
+    assert status_of(gone, "completed") is MediaStatus.EXPIRED
+
+
+@pytest.mark.parametrize("job_status", ["queued", "processing", "completed", "failed", "cancelled"])
+async def test_the_status_is_that_of_the_latest_job(pool: Database, job_status: str) -> None:
+    async with pool.begin() as tx:
+        made = await make(tx)
+        attached = await media.attach_job(tx, TENANT, USER, made.id, JOB)
+    assert status_of(made, None) is MediaStatus.UPLOADED
+    assert status_of(attached, job_status) == job_status

@@ -1,0 +1,94 @@
+"""Called by its address, a server must still prove that it has the name."""
+
+import asyncio
+import datetime as dt
+import ssl
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from comfyfleet.fetching.outward import Outward
+from comfyfleet.fetching.targets import target_of
+from comfyfleet.kernel.errors import InputUnavailable
+
+
+def certificate(folder: Path, name: str) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / f"{name}.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    return path
+
+
+class Rerouted(httpx.AsyncHTTPTransport):
+    def __init__(self, port: int, trusted: Path) -> None:
+        super().__init__(verify=ssl.create_default_context(cafile=str(trusted)))
+        self._port = port
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.host == "1.1.1.1"
+        request.url = request.url.copy_with(host="127.0.0.1", port=self._port)
+        return await super().handle_async_request(request)
+
+
+@asynccontextmanager
+async def serving(pem: Path) -> Any:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pem)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def resolve(_host: str, _port: int) -> Sequence[str]:
+    return ["1.1.1.1"]
+
+
+async def test_the_certificate_is_held_against_the_name(tmp_path: Path) -> None:
+    pem = certificate(tmp_path, "example.com")
+    async with serving(pem) as port:
+        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
+        async with outward.request("GET", target_of("https://example.com/")) as response:
+            assert response.status_code == 204
+        await outward.aclose()
+
+
+async def test_a_certificate_of_another_name_is_refused(tmp_path: Path) -> None:
+    pem = certificate(tmp_path, "evil.example")
+    async with serving(pem) as port:
+        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
+        with pytest.raises(InputUnavailable, match="did not answer"):
+            async with outward.request("GET", target_of("https://example.com/")):
+                pass
+        await outward.aclose()
