@@ -160,13 +160,15 @@ class Plane:
         deadline = time.monotonic() + body.wait_seconds
         while True:
             self.check(key)
+            if await is_gone():
+                return Polled(reason="the worker hung up")
             with self._lock:
                 dispatch = self._next(body)
                 if dispatch is not None:
                     return Polled(job=self._job(dispatch))
                 if self.drain:
                     return Polled(reason="draining", drain=True)
-            if time.monotonic() >= deadline or await is_gone():
+            if time.monotonic() >= deadline:
                 return Polled(reason="nothing is queued")
             await asyncio.sleep(0.01)
 

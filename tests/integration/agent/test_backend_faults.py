@@ -19,6 +19,9 @@ from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
 from comfyfleet.engine import serving
 from comfyfleet.engine.serve import Served as Engine
 
+# Until the control plane has noticed that a poll was given up.
+HANG_UP_SECONDS = 0.3
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +124,7 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
     async with working(settings):
         await eventually(lambda: job.word)
         assert job.requeue.reason == "backend_fault"
+        await asyncio.sleep(HANG_UP_SECONDS)
         after = plane.add(picture())
         await asyncio.sleep(3)
         assert after.leases == 0
@@ -166,6 +170,7 @@ async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_t
         first = plane.add(picture())
         async with working(settings_for(plane, engine.url, tmp_path)):
             await eventually(lambda: first.word)
+            await asyncio.sleep(HANG_UP_SECONDS)
             second = plane.add(picture())
             await asyncio.sleep(1)
             assert second.leases == 0

@@ -19,7 +19,9 @@ def upgrade() -> None:
 
 
 def _more_of_ai_jobs() -> None:
-    held = sa.Column("is_held", sa.Boolean(), server_default=sa.text("false"), nullable=False)
+    held: sa.Column[bool] = sa.Column(
+        "is_held", sa.Boolean(), server_default=sa.text("false"), nullable=False
+    )
     for column in (
         sa.Column("video_id", sa.Uuid()),
         sa.Column("batch_id", sa.Uuid()),
