@@ -32,9 +32,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 HEAVY = ("sdxl", "flux")
 VARIANTS = 7
 WORKERS = 4
-RUN_SECONDS = 4.0
-SWITCH_SECONDS = 8.0  # reading a heavy model from disk
-ARRIVALS_A_SECOND = 0.7
+RUN_SECONDS = 2.0
+SWITCH_SECONDS = 6.0  # reading a heavy model from disk
+ARRIVALS_A_SECOND = 1.6  # too much for four workers that go by order alone
 LONGEST_WAIT_SECONDS = 60
 FLOOD_JOBS = 100_000
 SMALL_TENANTS = 200
