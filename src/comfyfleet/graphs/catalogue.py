@@ -1,0 +1,73 @@
+"""What a graph is judged against: the registered workflows, and the workers that could run them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyFacts:
+    name: str
+    type: str
+    default: Any = None
+    required: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowFacts:
+    """One version of a registered workflow."""
+
+    slug: str
+    version: int
+    properties: tuple[PropertyFacts, ...] = ()
+    price_tokens: int = 0
+    typical_seconds: float | None = None
+    required_capabilities: frozenset[str] = frozenset()
+
+    def property_named(self, name: str) -> PropertyFacts | None:
+        return next((each for each in self.properties if each.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """A worker, as it is at this moment."""
+
+    worker_id: str
+    fleet: str = ""  # SLUG/STAGE
+    is_online: bool = True
+    workflows: frozenset[str] = frozenset()  # slugs that it may run and is able to run
+    capabilities: frozenset[str] = frozenset()
+    queue_depth: int = 0
+    free_gpu_memory_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"worker:{self.worker_id}"
+
+    def is_meant_by(self, affinity: str) -> bool:
+        return affinity in (self.name, f"fleet:{self.fleet}")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    workflows: Mapping[str, tuple[WorkflowFacts, ...]] = field(default_factory=dict)
+    backends: tuple[BackendState, ...] = ()
+
+    def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
+        """None for the version: the latest."""
+        versions = self.workflows.get(slug, ())
+        if version is None:
+            return max(versions, key=lambda each: each.version, default=None)
+        return next((each for each in versions if each.version == version), None)
+
+
+def catalogue_of(
+    workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
+) -> Catalogue:
+    by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
+    for each in workflows:
+        by_slug[each.slug] = (*by_slug.get(each.slug, ()), each)
+    return Catalogue(by_slug, backends)
