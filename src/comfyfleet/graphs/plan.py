@@ -24,6 +24,12 @@ class Plan:
     def node(self, node: str) -> Node:
         return self.graph.nodes[node]
 
+    def workflow_node(self, node: str) -> WorkflowNode:
+        found = self.graph.nodes[node]
+        if not isinstance(found, WorkflowNode):
+            raise TypeError(f"{node} has no jobs")
+        return found
+
     def scope(self, node: str) -> Scope:
         return self.shape.scopes[node]
 
