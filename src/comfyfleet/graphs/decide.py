@@ -63,7 +63,6 @@ def retry_run(
         if backend and draft.record(key).status == Status.FAILED:
             draft.update(key, chosen=backend)
         draft.reopen(key)
-    draft.in_flight.clear()
     ready = []
     for key in again:
         if not draft.update(key, waiting=_undecided(draft, key)).waiting:

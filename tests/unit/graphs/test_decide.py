@@ -173,6 +173,18 @@ def test_a_node_that_can_do_without_a_skipped_input_runs_all_the_same() -> None:
     assert set(s.jobs[Key("y")].properties) == {"right"}
 
 
+def test_a_node_that_needs_what_was_skipped_is_skipped_though_something_else_arrives() -> None:
+    s = simulation(
+        work("draw", "draw"), node("c", "condition", condition="output.width > 1"), work("x"),
+        node("m", "merge"), node("result", "output"),
+        links=("draw.output > c.input", "c.false > x.input", "draw.output.prompt_id > x.text",
+               "x.output > m.input_0", "draw.output > m.input_1", "m.output.count > result.value"),
+    )  # fmt: skip
+    s.start()
+    assert SkipNode(Key("x"), "nothing that feeds it came about") in s.done("draw")
+    assert s.run.outputs == {"result": 1}
+
+
 def many(**fields: Any) -> Simulation:
     """Each of the photos is fixed, and all are brought together."""
     return simulation(
