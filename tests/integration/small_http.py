@@ -25,11 +25,12 @@ class SmallServer:
 
 
 @contextmanager
-def serving(answers: dict[str, Answer]) -> Iterator[SmallServer]:
+def serving(answers: dict[str, Answer], *, method: str = "GET") -> Iterator[SmallServer]:
     """Paths are answered with their query; any other is 404."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             small.asked[self.path] += 1
             answer = small.answers.get(self.path, Answer(b"no such page", 404, "text/plain"))
             time.sleep(answer.wait_seconds)
@@ -41,6 +42,8 @@ def serving(answers: dict[str, Answer]) -> Iterator[SmallServer]:
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Nobody reads it."""
+
+    setattr(Handler, f"do_{method}", Handler.answer)
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:

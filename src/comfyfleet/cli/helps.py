@@ -25,3 +25,63 @@ With several servers the one is found that has it. Ctrl-C only stops watching: t
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
 ```
 """
+
+SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.
+
+Without settings it keeps its databases (SQLite) and files in a folder. With
+`COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL` any
+number of control planes share PostgreSQL and S3; bring the databases up to date first, with
+`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`, else it is made at the first start
+and printed once.
+
+```
+comfyfleet serve --data /var/lib/comfyfleet
+comfyfleet serve --host 0.0.0.0 --port 80 --no-loops
+```
+"""
+
+WORKER = """Put a GPU to work: lease jobs of a fleet and run them on one ComfyUI, or on Comfy Cloud.
+
+It needs to reach the control plane, the file store and its ComfyUI; nobody needs to reach it. The fleet's
+secret stands in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
+once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it says that it lives.
+
+While one prompt runs, the next job's files are brought to ComfyUI and its prompt is put behind. Killed
+and started again, it goes on with what still runs. SIGTERM, Ctrl-C and a spot notice let it finish what
+fits into the time that is left; the rest is handed back.
+
+```
+export COMFYFLEET_FLEET_SECRET=…     # as `POST /api/admin/fleets` showed it
+comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188
+comfyfleet worker --control https://fleet.example.com --fleet cloud --cloud
+comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188 \\
+    --comfyui-command "python /opt/ComfyUI/main.py --port 8188"
+```
+"""
+
+DB = "Bring the databases to the newest schema, or see which they have."
+
+ADMIN = """Operate a control plane: fleets, workflows, workers, tenants, the queue, the audit.
+
+`COMFYFLEET_URL` says where it is, `COMFYFLEET_KEY` is the admin key that it printed at its first
+start. Tables are for people; `--json` is for programs.
+
+```
+comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
+comfyfleet admin submit cat --set prompt="a black cat" --wait -o results
+comfyfleet admin dispatches list --status queued
+comfyfleet admin dispatches why 12
+```
+"""
+
+UP = """Run everything in one process: control plane, a worker, and a backend for it.
+
+No services, no settings: SQLite and files in one folder, and the built-in CPU engine unless a
+ComfyUI is named. Each workflow that is registered and that the backends can run is assigned by
+itself. The same folder again goes on where it stopped.
+
+```
+comfyfleet up
+comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
+```
+"""

@@ -32,6 +32,11 @@ app = App(
 # By name: what they import (httpx, websockets) takes longer than a conversion.
 app.command("comfyfleet.cli.run:run", help=helps.RUN)
 app.command("comfyfleet.cli.watch:watch", help=helps.WATCH)
+app.command("comfyfleet.cli.up:up", help=helps.UP)
+app.command("comfyfleet.cli.serve:serve", help=helps.SERVE)
+app.command("comfyfleet.cli.worker:worker", help=helps.WORKER)
+app.command("comfyfleet.cli.db:app", name="db", help=helps.DB)
+app.command("comfyfleet.cli.admin:app", name="admin", help=helps.ADMIN)
 app.command(convert)
 app.command(inspect)
 app.command(engine)

@@ -81,6 +81,13 @@ class ComfyServer:
         with self._calls.reading(stats.operation):
             return describe_server(object_info, mapping_in(answers[1], "the system stats"))
 
+    async def devices(self) -> tuple[Device, ...]:
+        """As `describe` tells them, without the node types, which are megabytes."""
+        call = Call("GET", "/system_stats")
+        answer = await self._calls.ask_json(call)
+        with self._calls.reading(call.operation):
+            return describe_server({}, mapping_in(answer, "the system stats")).devices
+
     async def queue_length(self) -> int:
         call = Call("GET", "/prompt")
         answer = await self._calls.ask_json(call)

@@ -1,6 +1,7 @@
 """Files to and from a ComfyUI server."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -108,9 +109,23 @@ async def save(response: httpx.Response, to: Path) -> int:
     size = 0
     try:
         with await asyncio.to_thread(part.open, "wb") as file:
-            async for chunk in response.aiter_bytes(CHUNK_BYTES):
-                size += await asyncio.to_thread(file.write, chunk)
+            async for chunks in _gathered(response):
+                await asyncio.to_thread(file.writelines, chunks)
+                size += sum(map(len, chunks))
         await asyncio.to_thread(part.replace, to)
     finally:
         await asyncio.to_thread(part.unlink, missing_ok=True)
     return size
+
+
+async def _gathered(response: httpx.Response) -> AsyncIterator[list[bytes]]:
+    """As they came, without being copied together, but enough at once to be worth a thread."""
+    chunks: list[bytes] = []
+    gathered = 0
+    async for chunk in response.aiter_bytes():
+        chunks.append(chunk)
+        gathered += len(chunk)
+        if gathered >= CHUNK_BYTES:
+            yield chunks
+            chunks, gathered = [], 0
+    yield chunks

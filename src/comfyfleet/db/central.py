@@ -102,7 +102,7 @@ workers = Table(
     central,
     Column("id", RowId, primary_key=True),
     Column("worker_id", String(200), nullable=False, unique=True),
-    Column("key_hash", String(64), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
     Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), nullable=False),
     Column("registration_source", String(20), nullable=False),
     Column("protocol_version", Integer, nullable=False),
@@ -112,10 +112,14 @@ workers = Table(
     Column("current_load", Integer, nullable=False, server_default="0"),
     Column("is_approved", Boolean, nullable=False),
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
-    Column("facts", Json, nullable=False),  # GPU, memory, node types, model files
+    Column("facts", Json),  # GPU, memory, node types, model files; none until reported
     Column("models_loaded", Json, nullable=False),
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
+    Index(None, "fleet_id"),
+    Index(None, "last_seen_at"),
+    # Without it the next worker would get the row id of the last one removed.
+    sqlite_autoincrement=True,
 )
 
 worker_workflows = Table(
@@ -177,6 +181,7 @@ dispatches = Table(
     Column("queued_at", Moment, nullable=False),
     Column("leased_at", Moment),
     Column("started_at", Moment),  # the worker reported that the prompt runs
+    Column("heard_at", Moment),  # the last heartbeat under this lease
     Column("ended_at", Moment),
     UniqueConstraint("tenant_id", "tenant_job_id"),
     CheckConstraint("attempts <= max_attempts", name="attempts"),

@@ -1,15 +1,22 @@
 """A database by its URL: transactions, read-only looks, and one writer at a time on SQLite."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from comfyfleet.db.losses import is_loss_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
 Tx: TypeAlias = AsyncConnection
@@ -29,21 +36,21 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._writing = engine.execution_options(**{WRITES: True})
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
         if not self.is_sqlite:
-            async with _reachable(), self.engine.begin() as tx:
+            async with _reached(self.engine.begin()) as tx:
                 yield tx
             return
-        async with self._turn, self._writing.begin() as tx:
+        async with self.turn, self._writing.begin() as tx:
             yield tx
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[Tx]:
-        async with _reachable(), self.engine.connect() as tx:
+        async with _reached(self.engine.connect()) as tx:
             yield tx
 
     async def close(self) -> None:
@@ -51,14 +58,29 @@ class Database:
 
 
 @asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
+async def _reached(opening: AbstractAsyncContextManager[Tx]) -> AsyncIterator[Tx]:
     """A database that is away is told apart from a statement that is wrong."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_telling_loss())
+        try:
+            tx = await stack.enter_async_context(opening)
+        except OSError as error:  # its socket is gone, its host unknown
+            raise Unavailable(f"the database can't be reached: {error}") from error
+        except DBAPIError as error:  # it is there, and lets us not in
+            raise Unavailable(f"the database can't be opened: {error.orig}") from error
+        except PoolTimeout as error:
+            raise Unavailable("all connections to the database are in use") from error
+        yield tx
+
+
+@contextmanager
+def _telling_loss() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, TimeoutError) as error:
         raise Unavailable(f"the database can't be reached: {error}") from error
     except DBAPIError as error:
-        if error.connection_invalidated:
+        if is_loss_within(error):
             raise Unavailable("the connection to the database was lost") from error
         raise
 
@@ -80,12 +102,12 @@ def open_database(url: str) -> Database:
         options["pool_pre_ping"] = True
     engine = create_async_engine(target, **options)
     if kind == "sqlite":
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "connect", prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return Database(url, engine)
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
+def prepare_sqlite(connection: Any, _record: Any) -> None:
     # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
     connection.isolation_level = None
     cursor = connection.cursor()

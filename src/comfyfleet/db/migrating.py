@@ -1,5 +1,6 @@
 """Brings a database to the newest schema, and tells whether it has it. Two histories: central, tenant."""
 
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -28,14 +29,27 @@ async def upgrade(database: Database, history: History) -> None:
 
 async def require_newest(database: Database, history: History) -> None:
     """Refuses to work on a schema that this version was not written for."""
-    async with database.look() as tx:
-        found = await tx.run_sync(_revision, history)
-    newest = ScriptDirectory.from_config(_config(history)).get_current_head()
-    if found != newest:
+    found, needed = await revision(database, history), newest(history)
+    if found != needed:
         raise Refused(
-            f"the {history} database has schema {found or 'none'}, and this version needs {newest}",
+            f"the {history} database has schema {found or 'none'}, and this version needs {needed}",
             hint="comfyfleet db upgrade",
         )
+
+
+async def revision(database: Database, history: History) -> str | None:
+    """None of a database that is still empty."""
+    async with database.look() as tx:
+        return await tx.run_sync(_revision, history)
+
+
+@cache
+def newest(history: History) -> str:
+    """Read once: a control plane is asked every few seconds whether it is ready."""
+    found = ScriptDirectory.from_config(_config(history)).get_current_head()
+    if found is None:
+        raise LookupError(f"no migrations of {history} are installed")
+    return found
 
 
 def _upgrade(connection: Connection, history: History) -> None:

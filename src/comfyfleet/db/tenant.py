@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db.central import NAMES
-from comfyfleet.db.types import Json, Moment, RowId
+from comfyfleet.db.types import Document, Json, Moment, RowId
 
 tenant = MetaData(naming_convention=NAMES)
 
@@ -37,7 +37,7 @@ ai_jobs = Table(
     Column("model_key", String(300)),
     Column("model_set", String(64)),
     Column("status", String(20), nullable=False),
-    Column("prompt", Json, nullable=False),  # as sent, but for the names of assets
+    Column("prompt", Document, nullable=False),  # as sent, but for the names of assets
     Column("properties", Json, nullable=False),
     Column("assets", Json, nullable=False),
     Column("output_node_id", String(200)),
@@ -100,6 +100,5 @@ outbox = Table(
     Column("tries", Integer, nullable=False, server_default="0"),
     Column("not_before", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
-    UniqueConstraint("job_id", "kind"),
     Index(None, "not_before", "id"),
 )

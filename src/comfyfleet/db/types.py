@@ -40,4 +40,6 @@ class Moment(TypeDecorator[datetime]):
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 RowId = BigInteger().with_variant(Integer, "sqlite")
+# Keeps the order of keys, which JSONB does not: a prompt is sent as it was made.
+Document = JSON(none_as_null=True)
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")

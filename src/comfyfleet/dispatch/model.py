@@ -1,7 +1,6 @@
 """The words of the queue. Pure: no clock, no database."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -72,6 +71,12 @@ class Dispatch:
     leased_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
+    heard_at: datetime | None
+
+    @property
+    def is_used_up(self) -> bool:
+        """No lease may follow: whoever holds it, or has taken it, ends it as failed."""
+        return self.is_poisoned or self.attempts >= self.max_attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,29 @@ class Waiter:
     is_alone: bool = False
 
 
+class Candidate(NamedTuple):
+    """A queued row as the lease sees it. Tens of them are read for each lease: hence a tuple."""
+
+    id: int
+    lane: Lane
+    priority: int
+    rank: int
+    queued_at: datetime
+    model_key: str | None = None
+    model_set: str | None = None
+    backend_affinity: str | None = None
+    avoid_worker_id: str | None = None
+    avoid_until: datetime | None = None
+
+
+class Extended(NamedTuple):
+    """What a heartbeat learns."""
+
+    expires_at: datetime
+    cancel_requested: bool
+    recall_requested: bool
+
+
 class Requeue(StrEnum):
     """Why a lease is handed back. Interruptions give the attempt back; a broken backend does not."""
 
@@ -127,7 +155,13 @@ class Requeue(StrEnum):
 
     @property
     def counts(self) -> bool:
+        """The attempt is used; for an expired lease that depends on whether the work had started."""
         return self in _BROKEN
+
+    @property
+    def is_interruption(self) -> bool:
+        """Counts towards the requeues after which a job is poisoned; our own doings don't."""
+        return self not in _OURS
 
     @property
     def prefers_others(self) -> bool:
@@ -135,6 +169,7 @@ class Requeue(StrEnum):
 
 
 _BROKEN = frozenset({Requeue.BACKEND_DOWN, Requeue.BACKEND_FAULT, Requeue.OUT_OF_MEMORY})
+_OURS = frozenset({Requeue.RECALL, Requeue.WAITER_GONE, Requeue.PAYLOAD_DELAYED})
 
 
 class Depth(NamedTuple):
@@ -143,10 +178,10 @@ class Depth(NamedTuple):
     oldest_queued_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class AuditNote:
-    """What the hot path writes beside a change, in the same statement."""
+class Counts(NamedTuple):
+    queued: int
+    leased: int
 
-    actor: str
-    action: str
-    details: Mapping[str, object] = field(default_factory=dict)
+    @property
+    def active(self) -> int:
+        return self.queued + self.leased

@@ -43,7 +43,7 @@ class Access:
             try:
                 await self._app(scope, receive, reply.send)
             except Exception:
-                logger.exception("unexpected error in %s %s", scope["method"], scope["path"])
+                logger.exception("unexpected error in %s %s", scope["method"], _path(scope))
                 if reply.status is not None:
                     raise  # half an answer is out: the server must close the connection
                 await _apologise(scope, receive, reply)
@@ -51,18 +51,17 @@ class Access:
                 self._note(scope, reply.status, self._clock() - begun)
 
     def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
-        method, route = scope["method"], _route(scope)
+        method, route, path = scope["method"], _route(scope), _path(scope)
         self._meters.calls.labels(method, route, str(status or "gone")).inc()
         self._meters.call_seconds.labels(method, route).observe(seconds)
-        # The path without its query string: that may hold a signature.
         logger.log(
             logging.DEBUG if route in _QUIET and status == 200 else logging.INFO,
             "%s %s %s %.0f ms",
             method,
-            scope["path"],
+            path,
             status or "gone",
             seconds * 1000,
-            extra={"method": method, "path": scope["path"], "status": status, "route": route},
+            extra={"method": method, "path": path, "status": status, "route": route},
         )
 
 
@@ -98,3 +97,9 @@ def _given_id(scope: Scope) -> str | None:
 def _route(scope: Scope) -> str:
     """Its pattern: ids would make a new series of each. Paths that lead nowhere are one series."""
     return getattr(scope.get("route"), "path", None) or ELSEWHERE
+
+
+def _path(scope: Scope) -> str:
+    """As it was sent, so without line breaks; and without its query, which may hold a signature."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.partition(b"?")[0].decode("ascii", "backslashreplace")

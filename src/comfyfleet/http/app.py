@@ -1,11 +1,17 @@
 """The control plane's API: one application, a router per audience."""
 
-from fastapi import FastAPI
+from collections.abc import Iterator
+
+from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import errors, health
+from comfyfleet.http import admin, errors, health, worker
 from comfyfleet.http.access import Access
+from comfyfleet.http.metrics import metrics_router
+from comfyfleet.http.objects import objects_router
+from comfyfleet.http.sizes import Sizes
 from comfyfleet.plane import Plane
+from comfyfleet.storage import LocalStore
 
 DESCRIPTION = """Run ComfyUI as a production service.
 
@@ -25,6 +31,17 @@ def create_app(plane: Plane) -> FastAPI:
     )
     app.state.plane = plane
     errors.install(app, plane.meters)
-    app.include_router(health.router)
+    for router in _routers(plane):
+        app.include_router(router)
+    app.add_middleware(Sizes)
     app.add_middleware(Access, meters=plane.meters)
     return app
+
+
+def _routers(plane: Plane) -> Iterator[APIRouter]:
+    yield health.router
+    yield worker.router
+    yield from admin.ROUTERS
+    yield metrics_router(plane)
+    if isinstance(plane.store, LocalStore):
+        yield objects_router(plane.store)

@@ -37,6 +37,7 @@ async def ready(plane: GivenPlane, response: Response) -> dict[str, object]:
 
 def _parts(plane: Plane) -> Mapping[str, Awaitable[object]]:
     return {
+        "store": plane.store.check(),
         "central": require_newest(plane.central, "central"),
         **{f"pool {name}": require_newest(pool, "tenant") for name, pool in plane.pools.items()},
     }

@@ -11,32 +11,35 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True)
 class Settings:
-    """Each field is read from `COMFYFLEET_` + its name in capitals."""
+    """Each field is read from `COMFYFLEET_` + its name in capitals; the comments are its reference."""
 
-    admin_key: str = ""
-    central_database_url: str = ""  # default: central.sqlite3 in the data folder
-    tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
+    admin_key: str = ""  # of operators; else made at the first start and printed once
+    central_database_url: str = ""  # else central.sqlite3 in the data folder
+    tenant_database_urls: str = ""  # name=url,name=url; else main=tenants.sqlite3 there
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
-    public_url: str = "http://127.0.0.1:8000"
-    lease_seconds: int = 900
-    heartbeat_seconds: int = 30
-    max_attempts: int = 3
-    max_requeues: int = 20
-    max_fleet_workers: int = 50
-    max_queued_per_tenant: int = 100_000
-    max_queued_total: int = 2_000_000
-    max_active_jobs_per_user: int = 5
-    run_limit_seconds: int = 3600
-    url_seconds: int = 900
-    max_output_bytes: int = 4 * 1024**3
-    affinity_max_wait_seconds: int = 60
-    avoid_worker_seconds: int = 60
-    offline_after_seconds: int = 90
-    remove_worker_after_seconds: int = 600
-    outage_seconds: int = 60
-    sweep_seconds: float = 5.0
-    reading_keep_hours: int = 24
-    validate_asg_instance: bool = False
+    public_url: str = "http://127.0.0.1:8000"  # as others reach us; else where we listen
+    lease_seconds: int = 900  # how long a worker holds a job without a heartbeat
+    heartbeat_seconds: int = 30  # how often workers are asked to say that they live
+    max_attempts: int = 3  # runs of one job, those given back not counted
+    max_requeues: int = 20  # a job that comes back more often is set aside as poisoned
+    max_fleet_workers: int = 50  # of a fleet without a cap of its own
+    max_queued_per_tenant: int = 100_000  # of a tenant without a limit of its own
+    max_queued_total: int = 2_000_000  # jobs that may wait in all
+    max_active_jobs_per_user: int = 5  # queued and running
+    run_limit_seconds: int = 3600  # of a job, from its start; a workflow may have its own
+    url_seconds: int = 900  # the life of a URL to a file; a held lease gets new ones
+    max_output_bytes: int = 4 * 1024**3  # of one output file
+    affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job
+    avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
+    offline_after_seconds: int = 90  # a worker unseen for so long is offline
+    remove_worker_after_seconds: int = 600  # and for so long, removed
+    outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended
+    sweep_seconds: float = 5.0  # between passes of the sweeps that keep the queue true
+    reading_keep_hours: int = 24  # how long readings of machines are kept
+    validate_asg_instance: bool = False  # workers i-… must be of an auto-scaling group
+    cloudwatch_namespace: str = ""  # where figures of fleets go; none: nowhere
+    cloudwatch_seconds: int = 60  # between two of them
+    scale_target_seconds: int = 300  # within which all that waits shall have started
 
     @property
     def grace_seconds(self) -> int:

@@ -1,7 +1,15 @@
 """Counters of this process. Figures that the database knows are read when somebody asks."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 
+# A second series for each counter, which tells only when it began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -26,6 +34,12 @@ class Meters:
         self.errors = Counter(
             "comfyfleet_api_errors", "Answers that were errors", ("code",), registry=self.registry
         )
+        self.requeues = Counter(
+            "comfyfleet_requeues",
+            "Jobs that workers handed back",
+            ("fleet", "reason"),
+            registry=self.registry,
+        )
         self.unexpected = Counter(
             "comfyfleet_unexpected_answers",
             "Answers of backends in a shape that we don't know, as workers reported them",
@@ -42,5 +56,10 @@ class Meters:
             "comfyfleet_sweep_last_pass_timestamp_seconds",
             "When a sweep last ended in order",
             ("sweep",),
+            registry=self.registry,
+        )
+        self.readable = Gauge(
+            "comfyfleet_figures_readable",
+            "Whether the figures of the database could be read for this answer",
             registry=self.registry,
         )

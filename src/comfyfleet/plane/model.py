@@ -3,10 +3,14 @@
 from dataclasses import dataclass, field
 
 from comfyfleet.db import Database, Pools
+from comfyfleet.db.turns import Turns
+from comfyfleet.dispatch.queue import Queue
+from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.meters import Meters
 from comfyfleet.plane.secrets import AdminKey
+from comfyfleet.storage import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -15,5 +19,15 @@ class Plane:
     clock: Clock
     central: Database
     pools: Pools
+    sides: Sides  # what jobs are done with
     admin_key: AdminKey
+    turns: Turns  # among control planes, for sweeps
     meters: Meters = field(default_factory=Meters)
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.sides.store
+
+    @property
+    def queue(self) -> Queue:
+        return self.sides.queue

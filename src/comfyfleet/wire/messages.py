@@ -178,6 +178,7 @@ class Requeue(Message):
     lease_token: UUID
     reason: RequeueReason
     detail: str | None = None
+    code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
 
 
 class Deregister(Message):

@@ -149,3 +149,28 @@ async def test_requests_have_ids_and_query_strings_are_not_logged(
     assert "verysecret" not in caplog.text
     hostile = await client.get("/healthz", headers={"X-Request-Id": "a b\tc"})
     assert hostile.headers["x-request-id"] != "a b\tc"
+
+
+async def test_a_request_that_is_too_large_is_refused_told_or_not(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfyfleet.http.sizes.BODY_BYTES_MAX", 1000)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    for content in (b" " * 2000, pieces()):
+        answer = await client.post(
+            "/parse", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 413, answer.text
+        assert answer.json()["error"]["code"] == "limit_exceeded"
+
+
+async def test_a_path_cannot_break_a_line_of_the_log(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="comfyfleet.access"):
+        await client.get("/nowhere%0aERROR%20forged")
+    assert "/nowhere%0aERROR%20forged" in caplog.text

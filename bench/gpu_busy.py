@@ -1,0 +1,206 @@
+"""How busy a worker keeps its backend: 100 jobs of 200 ms, each with 5 MB in and 5 MB out.
+
+Control plane, worker and engine are processes of their own. The engine's own record of each prompt
+(its start and end, in its history) tells how long it executed; the makespan is from the first start
+to the last end. The rest is time in which a GPU would have stood still.
+
+`--memory` takes a control plane that keeps everything in memory: what is then lost is the worker's.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
+JOBS = 100
+STEPS, STEP_MS = 4, 50
+INPUT_BYTES = 5_000_000
+BUSY_MIN = 0.97
+HISTORY_MAX = 10_000
+END_SECONDS_MAX = 300
+ADMIN_KEY = "a" * 64
+FLEET, WORKFLOW = "gpus", "busy"
+PROMPT = {
+    "1": {
+        "class_type": "EmptyImage",
+        "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0},
+    },
+    "2": {
+        "class_type": "ComfyfleetSteps",
+        "inputs": {"steps": STEPS, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]},
+    },
+    "3": {"class_type": "ComfyfleetPassFile", "inputs": {"file": "", "filename_prefix": "out"}},
+}
+PROPERTIES = [
+    # Another color is another picture: nothing comes from the engine's cache.
+    {"name": "color", "type": "integer", "binding": "1.color", "default": 0},
+    {"name": "input", "type": "image", "binding": "3.file", "required": True},
+]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One prompt in the engine, in seconds since 1970."""
+
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Control:
+    url: str
+    secret: str
+
+
+@contextmanager
+def process(*command: str | Path, **environ: str) -> Iterator["subprocess.Popen[str]"]:
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.communicate()
+
+
+def first_url(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout is not None
+    found = re.search(r"http://\S+:\d+", child.stdout.readline())
+    assert found
+    return found[0]
+
+
+@contextmanager
+def in_memory(jobs: int) -> Iterator[Control]:
+    with process(sys.executable, "-m", "tests.agentkit", str(jobs)) as plane:
+        yield Control(first_url(plane), "fleet-secret")
+
+
+@contextmanager
+def real(jobs: int, folder: Path) -> Iterator[Control]:
+    """On its embedded defaults: SQLite, and files that it hands out itself."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder, "--log-level", "error")
+    with (
+        process(*serve, COMFYFLEET_ADMIN_KEY=ADMIN_KEY),
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as admin,
+    ):
+        wait_for(lambda: answers(admin))
+        secret = asked(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
+        asked(
+            admin,
+            "POST",
+            "/workflows",
+            slug=WORKFLOW,
+            document=PROMPT,
+            properties=PROPERTIES,
+            output_node_id="3",
+        )
+        asked(admin, "PUT", f"/fleets/{FLEET}/production/workflows", workflow_slugs=[WORKFLOW])
+        for number in range(jobs):
+            submit(admin, number)
+        yield Control(url, secret)
+
+
+def submit(admin: httpx.Client, number: int) -> None:
+    announced = asked(admin, "POST", "/uploads", filename="input.png", size=INPUT_BYTES)
+    slot = announced["upload"]
+    data = os.urandom(INPUT_BYTES)
+    httpx.put(slot["url"], content=data, headers=slot["headers"]).raise_for_status()
+    asked(
+        admin,
+        "POST",
+        "/jobs",
+        workflow_slug=WORKFLOW,
+        properties={"color": number},
+        files={"input": announced["file_id"]},
+    )
+
+
+def asked(admin: httpx.Client, method: str, path: str, **body: Any) -> Any:
+    answer = admin.request(method, f"/api/admin{path}", json=body)
+    assert answer.is_success, answer.text
+    return answer.json() if answer.content else None
+
+
+def answers(admin: httpx.Client) -> bool:
+    try:
+        return admin.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(true: Any) -> None:
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.5)
+
+
+def spans(engine_url: str) -> list[Span]:
+    answer = httpx.get(f"{engine_url}/history", params={"max_items": HISTORY_MAX}, timeout=60)
+    return sorted((span_of(record) for record in answer.json().values()), key=lambda s: s.started)
+
+
+def span_of(record: dict[str, Any]) -> Span:
+    times = {kind: data["timestamp"] / 1000 for kind, data in record["status"]["messages"]}
+    return Span(times["execution_start"], times["execution_success"])
+
+
+def measure(jobs: int, *, memory: bool) -> list[Span]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine = stack.enter_context(process(COMFYFLEET, "engine", "--port", "0"))
+        engine_url = first_url(engine)
+        plane = in_memory(jobs) if memory else real(jobs, folder / "plane")
+        control = stack.enter_context(plane)
+        where = ("--control", control.url, "--fleet", FLEET, "--backend", engine_url)
+        environ = {"COMFYFLEET_FLEET_SECRET": control.secret, "AWS_EC2_METADATA_DISABLED": "true"}
+        state = ("--state", folder / "worker")
+        stack.enter_context(process(COMFYFLEET, "worker", *where, *state, **environ))
+        wait_for(lambda: len(spans(engine_url)) == jobs)
+        return spans(engine_url)
+
+
+def main() -> int:
+    numbers = [int(each) for each in sys.argv[1:] if each.isdigit()]
+    found = measure(numbers[0] if numbers else JOBS, memory="--memory" in sys.argv)
+    makespan = found[-1].ended - found[0].started
+    busy = sum(span.ended - span.started for span in found)
+    gaps = sorted((after.started - before.ended for before, after in pairwise(found)), reverse=True)
+    longest = ", ".join(f"{1000 * gap:.0f}" for gap in gaps[:5])
+    print(f"{len(found)} jobs, {1000 * busy / len(found):.1f} ms each in the engine")
+    print(f"makespan {makespan:.2f} s, executing {busy:.2f} s; longest gaps {longest} ms")
+    print(f"busy {100 * busy / makespan:.1f} % (at least {100 * BUSY_MIN:.0f} %)")
+    return 0 if busy / makespan >= BUSY_MIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

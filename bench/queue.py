@@ -1,0 +1,27 @@
+"""How fast the queue is, against pgqueuer and procrastinate in the same run.
+
+    make bench        or        python bench/queue.py [--quick] [--rounds N]
+
+What is measured, and how, is told in bench/queueing/.
+"""
+
+import sys
+
+if __name__ == "queue":
+    # Run from this folder, a bench finds this file where the standard library's queue is meant.
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+    from pathlib import Path
+
+    here = Path(__file__).resolve().parent
+    elsewhere = [path for path in sys.path if Path(path).resolve() != here]
+    spec = PathFinder.find_spec("queue", elsewhere)
+    assert spec
+    assert spec.loader
+    sys.modules["queue"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["queue"])
+
+if __name__ == "__main__":
+    from queueing.main import main
+
+    main()

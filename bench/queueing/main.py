@@ -1,0 +1,5 @@
+"""All measurements of the queue, one table each."""
+
+
+def main() -> None:
+    """Filled in below."""

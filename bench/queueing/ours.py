@@ -1,0 +1,101 @@
+"""Our queue at store level: 64 workers in one process that lease and complete, audit rows included."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import delete, insert, text
+
+from comfyfleet.db import Database, open_database
+from comfyfleet.db.central import audit_log, dispatches, workflows
+from comfyfleet.db.migrating import upgrade
+from comfyfleet.dispatch.model import Lane, Waiter
+from comfyfleet.dispatch.queue import Queue
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.settings import Settings
+
+WORKFLOWS = 10
+TENANTS = 50
+LANES = frozenset(Lane(number, "production", "self_hosted") for number in range(1, WORKFLOWS + 1))
+
+# Written as enqueue would have ranked them: each tenant's jobs follow each other in each lane.
+FILL_POSTGRES = """
+INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, stage, provider, status,
+    priority, rank, created_at, queued_at)
+SELECT CAST(lpad(to_hex(n % CAST(:tenants AS int)), 32, '0') AS uuid), gen_random_uuid(), n % CAST(:workflows AS int) + 1,
+    'production', 'self_hosted', 'queued', n % 3, n / (CAST(:tenants AS int) * 3), now(), now()
+FROM generate_series(1, CAST(:rows AS int)) AS n
+"""
+FILL_SQLITE = """
+WITH RECURSIVE counted(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < :rows)
+INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, stage, provider, status,
+    priority, rank, created_at, queued_at)
+SELECT printf('%032x', n % :tenants), lower(hex(randomblob(16))), n % :workflows + 1,
+    'production', 'self_hosted', 'queued', n % 3, n / (:tenants * 3), 0, 0 FROM counted
+"""
+
+
+async def prepare(url: str, rows: int) -> Database:
+    database = open_database(url)
+    await upgrade(database, "central")
+    async with database.begin() as tx:
+        rows_of = [
+            {
+                "id": number,
+                "slug": f"workflow-{number}",
+                "version": 1,
+                "required_capabilities": [],
+                "is_active": True,
+                "created_at": utc_now(),
+            }
+            for number in range(1, WORKFLOWS + 1)
+        ]
+        await tx.execute(insert(workflows), rows_of)
+    await fill(database, rows)
+    return database
+
+
+async def fill(database: Database, rows: int) -> None:
+    async with database.begin() as tx:
+        statement = text(FILL_SQLITE if database.is_sqlite else FILL_POSTGRES)
+        values = {"rows": rows, "tenants": TENANTS, "workflows": WORKFLOWS}
+        await tx.execute(statement, values)
+
+
+async def empty(database: Database) -> None:
+    async with database.begin() as tx:
+        for table in (dispatches, audit_log):
+            await tx.execute(delete(table))
+
+
+@asynccontextmanager
+async def opened(database: Database) -> AsyncIterator[Queue]:
+    queue = Queue(database, settings=Settings(), clock=utc_now, new_token=uuid.uuid4)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+def worker(number: int) -> Waiter:
+    return Waiter(f"gpu-{number}", LANES, frozenset({f"worker:gpu-{number}", "fleet:a/production"}))
+
+
+async def cycles(database: Database, *, jobs: int, workers: int) -> float:
+    """Leases and completes a second."""
+    async with opened(database) as queue:
+
+        async def work(number: int, left: Iterator[int]) -> None:
+            waiter = worker(number)
+            for _ in left:
+                lease = await queue.lease(waiter, wait_seconds=5)
+                assert lease is not None
+                await queue.complete(lease.dispatch_id, lease.token, duration=1.0)
+
+        await work(0, iter(range(20)))  # connections are open, statements prepared
+        left = iter(range(jobs))
+        start = time.perf_counter()
+        await asyncio.gather(*(work(number, left) for number in range(workers)))
+        return jobs / (time.perf_counter() - start)

@@ -1,0 +1,192 @@
+"""Heartbeats: they keep a lease, report its start and progress, and bring what the queue wants."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from comfyfleet.agent.control import Control
+from comfyfleet.agent.ports import Renew
+from comfyfleet.agent.progress import data_url
+from comfyfleet.comfy.events import Preview
+from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.kernel.errors import (
+    FleetError,
+    InvalidInput,
+    LeaseLost,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
+from comfyfleet.wire.files import Asset, OutputSlot, WantedOutput
+from comfyfleet.wire.messages import Heartbeat, HeartbeatAnswer, Job, Progress, Reading
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS_MIN = 0.5
+RETRY_SECONDS = 5.0
+# Two may be lost in a row before the lease runs out.
+LEASE_PART_MAX = 0.3
+
+
+def seconds_between(heartbeat_seconds: float, lease_seconds: float) -> float:
+    return min(heartbeat_seconds, LEASE_PART_MAX * lease_seconds)
+
+
+class Heart:
+    """Of one lease. `heard` gets each answer, `lost` is called once if the lease is gone.
+
+    That nobody answers is no reason to stop: the lease may well be kept for us.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        job: Job,
+        *,
+        seconds: float,
+        reading: Callable[[], Awaitable[Reading | None]],
+        heard: Callable[[HeartbeatAnswer], None],
+        lost: Callable[[], None],
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self._control = control
+        self._job = job
+        self._seconds = seconds_between(seconds, job.lease_seconds)
+        self._reading = reading
+        self._heard = heard
+        self._lost = lost
+        self._around = surroundings or Surroundings()
+        self._started = False
+        self._progress: Progress | None = None
+        self._picture: Preview | None = None
+        self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._last = time.monotonic()
+        self._speaking = asyncio.Lock()
+
+    def start(self) -> None:
+        """The prompt runs: told at once, it can no longer be recalled."""
+        if not self._started:
+            self._started = True
+            self._urgent.set()
+            self._changed.set()
+
+    def show(self, progress: Progress) -> None:
+        if progress != self._progress:
+            self._progress = progress
+            self._changed.set()
+
+    def preview(self, picture: Preview) -> None:
+        """Sent once, with the next word; a newer one takes its place."""
+        self._picture = picture
+        self._changed.set()
+
+    async def beat(self) -> None:
+        """Until the lease is lost, or this is cancelled."""
+        while True:
+            await self._until_due()
+            try:
+                await self._say()
+            except LeaseLost:
+                return
+            except FleetError as error:
+                logger.warning("a heartbeat was not answered", extra=self._ids(error))
+                await asyncio.sleep(min(RETRY_SECONDS, self._seconds) * self._jitter())
+                self._changed.set()
+
+    async def say_now(self) -> None:
+        """Once. Raises LeaseLost, Unavailable, Unauthenticated."""
+        await self._say()
+
+    async def fresh_outputs(self, wanted: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
+        answer = await self._insist(want_outputs=tuple(wanted))
+        slots = {slot.name: slot for slot in answer.outputs}
+        if missing := [each.name for each in wanted if each.name not in slots]:
+            raise Unavailable(f"the control plane gave no place for {', '.join(missing)}")
+        return slots
+
+    async def fresh_asset(self, asset: Asset) -> Asset:
+        answer = await self._insist(want_assets=(asset.name,))
+        for fresh in answer.assets:
+            if fresh.name == asset.name:
+                return fresh
+        raise InvalidInput(f"the input {asset.name!r} is no longer to be had")
+
+    @property
+    def renew(self) -> Renew:
+        return self.fresh_asset
+
+    async def _insist(
+        self,
+        want_outputs: tuple[WantedOutput, ...] = (),
+        want_assets: tuple[str, ...] = (),
+    ) -> HeartbeatAnswer:
+        """Without a URL there is no going on: asked for until there is an answer."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._say(want_outputs, want_assets)
+            except (Unavailable, Unauthenticated) as error:
+                logger.warning("fresh URLs were not given", extra=self._ids(error))
+                await self._around.back_off(min(attempt, 6))
+            except Refused as error:
+                raise InvalidInput(error.message) from error
+
+    async def _say(
+        self,
+        want_outputs: tuple[WantedOutput, ...] = (),
+        want_assets: tuple[str, ...] = (),
+    ) -> HeartbeatAnswer:
+        async with self._speaking:
+            reading = await self._reading()
+            self._changed.clear()
+            self._urgent.clear()
+            message = Heartbeat(
+                dispatch_id=self._job.dispatch_id,
+                lease_token=self._job.lease_token,
+                started=self._started,
+                progress=self._seen(),
+                want_outputs=want_outputs,
+                want_assets=want_assets,
+                reading=reading,
+            )
+            self._last = time.monotonic()
+            try:
+                answer = await self._control.heartbeat(message)
+            except LeaseLost:
+                self._lost()
+                raise
+        self._heard(answer)
+        return answer
+
+    def _seen(self) -> Progress | None:
+        picture, self._picture = data_url(self._picture), None
+        if picture is None:
+            return self._progress
+        return (self._progress or Progress()).model_copy(update={"preview": picture})
+
+    async def _until_due(self) -> None:
+        if await _set_within(self._changed, self._last + self._seconds):
+            await _set_within(self._urgent, self._last + PROGRESS_SECONDS_MIN)
+
+    def _jitter(self) -> float:
+        return 0.5 + self._around.chance() / 2
+
+    def _ids(self, error: FleetError) -> dict[str, object]:
+        return {
+            "dispatch_id": self._job.dispatch_id,
+            "job_id": str(self._job.job_id),
+            "reason": error.message,
+        }
+
+
+async def _set_within(event: asyncio.Event, deadline: float) -> bool:
+    """Whether it was set before a moment of the monotonic clock."""
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            await event.wait()
+    except TimeoutError:
+        return event.is_set()
+    return True

@@ -1,0 +1,189 @@
+"""The control plane as a worker sees it: seven calls over HTTP."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.kernel.errors import (
+    Conflict,
+    FleetError,
+    FleetFull,
+    InvalidInput,
+    LeaseLost,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
+from comfyfleet.wire.files import Message
+from comfyfleet.wire.messages import (
+    Complete,
+    Deregister,
+    Done,
+    Fail,
+    Heartbeat,
+    HeartbeatAnswer,
+    Poll,
+    Polled,
+    Register,
+    Registered,
+    Requeue,
+)
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+POLL_GRACE_SECONDS = 15.0
+# Shorter than what servers commonly keep idle connections for: they would be closed under us.
+KEEP_ALIVE_SECONDS = 4.0
+DEREGISTER_ATTEMPTS_MAX = 4
+SNIPPET_CHARACTERS_MAX = 500
+# What may be answered differently the next time.
+PASSING = frozenset({408, 425, 429})
+
+LastWord: TypeAlias = Complete | Fail | Requeue
+WORDS: Mapping[type[Message], str] = {Complete: "complete", Fail: "fail", Requeue: "requeue"}
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Control:
+    """`key` is what register gave; a call without it, or with a dead one, raises Unauthenticated.
+
+    All calls raise Unavailable when nobody answered as a control plane does.
+    """
+
+    def __init__(
+        self, url: str, *, key: str | None = None, surroundings: Surroundings | None = None
+    ) -> None:
+        self.key = key
+        self._around = surroundings or Surroundings()
+        self._client = httpx.AsyncClient(
+            base_url=f"{url.rstrip('/')}/api/worker",
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS),
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def register(self, message: Register, secret: str) -> Registered:
+        """Raises Unauthenticated, InvalidInput, Conflict (the id is taken), FleetFull."""
+        headers = {"X-Fleet-Secret": secret}
+        registered = await self._ask("register", message, Registered, headers)
+        self.key = registered.token
+        return registered
+
+    async def poll(self, message: Poll) -> Polled:
+        seconds = message.wait_seconds + POLL_GRACE_SECONDS
+        patience = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=seconds)
+        return await self._ask("poll", message, Polled, self._bearer(), patience)
+
+    async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
+        """Raises LeaseLost."""
+        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer())
+
+    async def end(self, word: LastWord) -> None:
+        """Says it until it is answered, however long that takes: the result is made and paid for.
+
+        Raises LeaseLost, and Refused when it was understood and not accepted.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                await self._ask(WORDS[type(word)], word, Done, self._bearer())
+            except (Unavailable, Unauthenticated) as error:
+                await self._wait(attempt, word, error)
+            except Conflict as error:
+                raise LeaseLost(error.message) from error
+            else:
+                return
+
+    async def deregister(self, worker_id: str) -> bool:
+        """Whether it was heard; who leaves has little time, so not for long."""
+        for attempt in range(1, DEREGISTER_ATTEMPTS_MAX + 1):
+            try:
+                await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
+            except Unavailable:
+                await self._around.back_off(attempt)
+            except FleetError as error:
+                logger.warning("deregistering was refused", extra={"reason": error.message})
+                return False
+            else:
+                return True
+        return False
+
+    async def _wait(self, attempt: int, word: LastWord, error: FleetError) -> None:
+        if attempt in (1, 2, 4) or attempt % 8 == 0:
+            logger.warning(
+                "the control plane did not take a last word; saying it again",
+                extra={
+                    "word": WORDS[type(word)],
+                    "dispatch_id": word.dispatch_id,
+                    "attempt": attempt,
+                    "reason": error.message,
+                },
+            )
+        await self._around.back_off(min(attempt, 6))
+
+    def _bearer(self) -> dict[str, str]:
+        if not self.key:
+            raise Unauthenticated("this worker is not registered")
+        return {"Authorization": f"Bearer {self.key}"}
+
+    async def _ask(
+        self,
+        endpoint: str,
+        message: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str],
+        patience: httpx.Timeout | None = None,
+    ) -> Answer:
+        try:
+            response = await self._client.post(
+                f"/{endpoint}",
+                content=message.model_dump_json(exclude_none=True),
+                headers={**headers, "Content-Type": "application/json"},
+                timeout=patience or self._client.timeout,
+            )
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise Unavailable(f"{endpoint}: no answer from the control plane: {reason}") from error
+        if response.status_code // 100 != 2:
+            raise trouble_of(endpoint, response)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            # A proxy's page, mostly: what stands behind it may be back soon.
+            raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
+
+
+def trouble_of(endpoint: str, response: httpx.Response) -> FleetError:
+    """Our errors, from the status and the `{"error": {code, message}}` of an answer."""
+    code, message = _told(response)
+    text = f"{endpoint} was answered {response.status_code}: {message}"
+    match response.status_code:
+        case 401:
+            return Unauthenticated(text)
+        case 409:
+            return LeaseLost(text) if code == LeaseLost.code else Conflict(text)
+        case 429 if endpoint == "register":
+            return FleetFull(text)
+        case 400 | 404 | 422 if endpoint == "register":
+            return InvalidInput(text)
+        case status if status >= 500 or status in PASSING or status < 400:
+            return Unavailable(text)
+    return Refused(text, status=response.status_code)
+
+
+def _told(response: httpx.Response) -> tuple[str, str]:
+    try:
+        body: Any = response.json()
+        error = body["error"]
+        return str(error.get("code") or ""), str(error.get("message") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", response.text[:SNIPPET_CHARACTERS_MAX]

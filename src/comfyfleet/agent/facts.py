@@ -1,0 +1,65 @@
+"""What a backend is and has, as the control plane wants to know it. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from blake3 import blake3
+
+from comfyfleet.comfy import Description
+from comfyfleet.wire.messages import BackendFacts
+
+MODEL_ENDINGS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".pkl")
+ENGINE_ARGUMENTS = ["comfyfleet engine"]
+
+
+def facts_of(description: Description, *, is_cloud: bool = False) -> BackendFacts:
+    gpus = [device for device in description.devices if device.kind != "cpu"]
+    object_info = description.object_info
+    return BackendFacts(
+        kind="Comfy Cloud" if is_cloud else _kind(description.system_stats),
+        version=description.version,
+        gpu=gpus[0].name if gpus else None,
+        gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+        node_types=tuple(sorted(object_info)),
+        model_files=dict(_model_files(object_info)),
+        object_info_hash=blake3(object_info_bytes(object_info)).hexdigest(),
+    )
+
+
+def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
+    """The same bytes for the same content."""
+    text = json.dumps(object_info, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def _kind(system_stats: Mapping[str, Any]) -> str:
+    system = system_stats.get("system")
+    arguments = system.get("argv") if isinstance(system, Mapping) else None
+    return "comfyfleet engine" if arguments == ENGINE_ARGUMENTS else "ComfyUI"
+
+
+def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Of inputs that offer a choice of files with weights in them."""
+    for class_type, declared in sorted(object_info.items()):
+        inputs = declared.get("input") if isinstance(declared, Mapping) else None
+        for group in ("required", "optional"):
+            specs = inputs.get(group) if isinstance(inputs, Mapping) else None
+            for name, spec in (specs if isinstance(specs, Mapping) else {}).items():
+                files = tuple(choice for choice in _choices(spec) if _is_model(choice))
+                if files:
+                    yield f"{class_type}.{name}", files
+
+
+def _choices(spec: Any) -> list[Any]:
+    """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`."""
+    if not isinstance(spec, list) or not spec:
+        return []
+    if isinstance(spec[0], list):
+        return spec[0]
+    options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None
+    return options if isinstance(options, list) else []
+
+
+def _is_model(choice: Any) -> bool:
+    return isinstance(choice, str) and choice.lower().endswith(MODEL_ENDINGS)

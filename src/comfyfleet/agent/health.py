@@ -1,0 +1,150 @@
+"""Whether a worker's backend can be given jobs, and how it gets there again."""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from comfyfleet.agent.healing import Fault, Ill
+from comfyfleet.agent.owning import OwnedProcess
+from comfyfleet.comfy import Backend
+from comfyfleet.kernel.errors import FleetError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+IDLE_LOOK_SECONDS = 10.0
+CLOSED_SECONDS = 60.0
+MISSED_LOOKS_MAX = 2
+# A process that lives and doesn't answer: it may still be loading its node packs.
+STARTING_SECONDS_MAX = 300.0
+FREE_BYTES_MIN = 256 * 1024 * 1024
+RESTARTED = frozenset({Ill.DOWN, Ill.HUNG, Ill.POISONED})
+WORDS = {
+    Ill.DOWN: "the backend doesn't answer",
+    Ill.HUNG: "the backend is stuck",
+    Ill.POISONED: "the backend's GPU is in an error state that only a restart clears",
+    Ill.CLOSED: "the backend refuses us",
+    Ill.DISK_FULL: "the disk is full",
+}
+
+
+class Health:
+    """`probe`: the same backend, asked without patience. `changed`: ill, or well again."""
+
+    def __init__(
+        self,
+        probe: Backend,
+        *,
+        folder: Path,
+        owned: OwnedProcess | None,
+        changed: Callable[[], None],
+        recovered: Callable[[], Awaitable[None]],
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self.ill: Ill | None = None
+        self._probe = probe
+        self._folder = folder
+        self._owned = owned
+        self._changed = changed
+        self._recovered = recovered
+        self._look_seconds = look_seconds
+        self._fell_ill = asyncio.Event()
+
+    def note(self, fault: Fault, detail: str) -> None:
+        if fault.ill is None or self.ill is not None:
+            return
+        self.ill = fault.ill
+        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it is well"
+        logger.error(
+            "%s: %s", WORDS[fault.ill], remedy, extra={"ill": fault.ill.value, "detail": detail}
+        )
+        self._fell_ill.set()
+        self._changed()
+
+    async def watch(self, is_idle: Callable[[], bool]) -> None:
+        """Until it is cancelled. While prompts run, those who follow them notice first."""
+        missed = 0
+        while True:
+            if await self._falls_ill_within(IDLE_LOOK_SECONDS):
+                await self._heal()
+                missed = 0
+            elif is_idle():
+                missed = 0 if await self._answers() else missed + 1
+                if missed >= MISSED_LOOKS_MAX:
+                    self.note(Fault("backend_down", Ill.DOWN), "noticed while idle")
+
+    async def until_answering(self) -> None:
+        """At the start: a ComfyUI takes minutes to load its node packs."""
+        told = False
+        while not await self._answers():
+            if not told:
+                logger.info("waiting for the backend to answer")
+                told = True
+            await asyncio.sleep(self._look_seconds)
+            await self._keep_owned()
+
+    async def _falls_ill_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._fell_ill.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _heal(self) -> None:
+        began, ill = time.monotonic(), self.ill
+        if ill in (Ill.HUNG, Ill.POISONED) and self._owned is not None:
+            await self._owned.restart()
+            ill = Ill.DOWN
+        was_down = ill is Ill.DOWN
+        while True:
+            await self._keep_owned(since=began)
+            answers = await self._answers()
+            was_down = was_down or not answers
+            if answers and await self._is_over(ill, was_down=was_down):
+                break
+            await asyncio.sleep(CLOSED_SECONDS if ill is Ill.CLOSED else self._look_seconds)
+        await self._recovered()
+        self.ill = None
+        self._fell_ill.clear()
+        logger.info("well again", extra={"seconds": round(time.monotonic() - began, 1)})
+        self._changed()
+
+    async def _is_over(self, ill: Ill | None, *, was_down: bool) -> bool:
+        match ill:
+            case Ill.POISONED:
+                return was_down
+            case Ill.HUNG:
+                return was_down or await self._is_empty()
+            case Ill.DISK_FULL:
+                free = await asyncio.to_thread(shutil.disk_usage, self._folder)
+                return free.free >= FREE_BYTES_MIN
+        return True
+
+    async def _keep_owned(self, since: float | None = None) -> None:
+        """Started again when it has ended; when it lives and is silent for long, too."""
+        if self._owned is None:
+            return
+        if not self._owned.is_running:
+            await self._owned.start()
+        elif since is not None and time.monotonic() - since > STARTING_SECONDS_MAX:
+            await self._owned.restart()
+
+    def _restarts(self) -> bool:
+        return self._owned is not None and self.ill in RESTARTED
+
+    async def _answers(self) -> bool:
+        try:
+            await self._probe.queue_length()
+        except FleetError:
+            return False
+        return True
+
+    async def _is_empty(self) -> bool:
+        try:
+            return await self._probe.queue_length() == 0
+        except FleetError:
+            return False

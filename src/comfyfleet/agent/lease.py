@@ -1,0 +1,262 @@
+"""One lease, from its assets to its result."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+import httpx
+from blake3 import blake3
+
+from comfyfleet.agent.beating import Heart
+from comfyfleet.agent.choosing import chosen, content_type_of, metadata_of
+from comfyfleet.agent.deliveries import Deliveries
+from comfyfleet.agent.filling import filled
+from comfyfleet.agent.journal import Entry, Journal
+from comfyfleet.agent.naming import input_name, output_names, prompt_id_of
+from comfyfleet.agent.ports import Assets
+from comfyfleet.agent.precedence import Precedence
+from comfyfleet.agent.progress import advance, begin
+from comfyfleet.comfy import Backend, OutputFile, Outputs
+from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
+from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.kernel.errors import (
+    InvalidInput,
+    LimitExceeded,
+    OutcomeUnknown,
+    Refused,
+    RunFailed,
+    RunTimedOut,
+    Unauthenticated,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from comfyfleet.wire.files import WANTED_MAX, Asset, DeliveredOutput
+from comfyfleet.wire.messages import Complete, Job
+
+UNKNOWN_LOOKS_MAX = 4
+LOOK_SECONDS = 1.0
+
+
+class Phase(StrEnum):
+    PREPARING = "preparing"  # its inputs are fetched and uploaded
+    QUEUED = "queued"  # its prompt waits in the backend
+    RUNNING = "running"
+    DELIVERING = "delivering"  # its outputs go up
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all leases of a worker share."""
+
+    backend: Backend
+    assets: Assets
+    store: httpx.AsyncClient
+    journal: Journal
+    precedence: Precedence = field(default_factory=Precedence)
+    surroundings: Surroundings = field(default_factory=Surroundings)
+
+
+class Lease:
+    """Where one lease stands. `moved` is told of each new phase."""
+
+    def __init__(self, entry: Entry, moved: Callable[[], None] = lambda: None) -> None:
+        self.entry = entry
+        self.phase = Phase.PREPARING
+        self.resumes = False  # left over from a worker that was killed
+        self._moved = moved
+
+    @property
+    def job(self) -> Job:
+        return self.entry.job
+
+    @property
+    def prompt_id(self) -> str:
+        return prompt_id_of(self.job.job_id, self.job.lease_number)
+
+    @property
+    def in_backend(self) -> bool:
+        """Or may be: of one that was left over nobody knows yet."""
+        left_over = self.resumes and self.phase is Phase.PREPARING
+        return left_over or self.phase in (Phase.QUEUED, Phase.RUNNING)
+
+    def enter(self, phase: Phase) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self._moved()
+
+
+async def run_lease(lease: Lease, heart: Heart, workshop: Workshop, scratch: Path) -> Complete:
+    """Assets → upload → submit → follow → fetch outputs → PUT; what is then to be said."""
+    run_id = await adopted(lease, heart, workshop) if lease.resumes else None
+    if run_id is None:
+        with workshop.precedence.preparing():
+            run_id = await handed_in(lease, heart, workshop)
+    seconds = await followed(lease, run_id, heart, workshop)
+    outputs = await workshop.backend.outputs(run_id)
+    return Complete(
+        dispatch_id=lease.job.dispatch_id,
+        lease_token=lease.job.lease_token,
+        provider_job_id=run_id,
+        outputs=await delivered(lease.job, outputs, heart, workshop, scratch),
+        execution_seconds=seconds,
+        metadata=metadata_of(outputs.texts),
+    )
+
+
+async def adopted(lease: Lease, heart: Heart, workshop: Workshop) -> str | None:
+    """The run of a worker that was killed, if the lease is still held and the backend has it."""
+    with contextlib.suppress(Unavailable, Unauthenticated, Refused):
+        await heart.say_now()
+    found = await workshop.backend.adopt(lease.entry.run_id or lease.prompt_id)
+    if found is None and lease.entry.run_id not in (None, lease.prompt_id):
+        found = await workshop.backend.adopt(lease.prompt_id)
+    if found is None:
+        return None
+    lease.entry = replace(lease.entry, run_id=found.run_id)
+    lease.enter(Phase.QUEUED)
+    return found.run_id
+
+
+async def handed_in(lease: Lease, heart: Heart, workshop: Workshop) -> str:
+    """Its prompt is with the backend, and so are the files that it names."""
+    job = lease.job
+    async with AsyncExitStack() as held:
+
+        async def upload(asset: Asset) -> tuple[str, str]:
+            path = await held.enter_async_context(workshop.assets.hold(asset, heart.renew))
+            uploaded = await workshop.backend.upload(path, name=input_name(asset, job.job_id))
+            return asset.name, uploaded.value
+
+        names = dict([await upload(asset) for asset in job.assets])
+    prompt = filled(job.prompt, names, job.assets)
+    lease.enter(Phase.QUEUED)
+    run_id = await submitted(lease, prompt, workshop)
+    lease.entry = replace(lease.entry, run_id=run_id)
+    await asyncio.to_thread(workshop.journal.write, lease.entry)
+    return run_id
+
+
+async def submitted(lease: Lease, prompt: dict[str, object], workshop: Workshop) -> str:
+    """Sent once. If nobody can tell what came of it, it is looked for, never sent again."""
+    backend, prompt_id = workshop.backend, lease.prompt_id
+    try:
+        sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)
+    except OutcomeUnknown:
+        for look in range(UNKNOWN_LOOKS_MAX):
+            if found := await backend.adopt(prompt_id):
+                return found.run_id
+            await workshop.surroundings.sleep(LOOK_SECONDS * 2**look)
+        raise
+    return sent.run_id
+
+
+async def followed(lease: Lease, run_id: str, heart: Heart, workshop: Workshop) -> float | None:
+    """To its success; how many seconds it ran. Raises RunFailed, RunTimedOut and all of follow."""
+    standing, end, began = begin(lease.job.prompt), None, None
+    try:
+        async with asyncio.timeout(None) as limit:
+            async for event in workshop.backend.follow(run_id):
+                if isinstance(event, Started) and began is None:
+                    began = started(lease, heart)
+                    limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
+                    await asyncio.to_thread(workshop.journal.write, lease.entry)
+                if isinstance(event, Preview):
+                    heart.preview(event)
+                standing = advance(standing, event)
+                if began is not None:
+                    heart.show(standing.report())
+                end = event if isinstance(event, End) else end
+    except TimeoutError:
+        seconds = lease.job.run_limit_seconds
+        raise RunTimedOut(f"The run took longer than its limit of {seconds} s.") from None
+    lease.enter(Phase.DELIVERING)
+    check_end(end, run_id)
+    return None if began is None else max(0.0, time.time() - began)
+
+
+def started(lease: Lease, heart: Heart) -> float:
+    """When it began: of an adopted run, as noted by the worker before."""
+    began = time.time() if lease.entry.started_at is None else lease.entry.started_at
+    lease.entry = replace(lease.entry, started_at=began)
+    lease.enter(Phase.RUNNING)
+    heart.start()
+    return began
+
+
+def _deadline(began: float, limit_seconds: float) -> float:
+    """By the loop's clock, of a start told by the wall's."""
+    return asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
+
+
+def check_end(end: End | None, run_id: str) -> None:
+    match end:
+        case Failed(message=message):
+            raise RunFailed(message, run_id=run_id, failed=end)
+        case Cancelled():
+            raise RunFailed("The run was interrupted on its server.", run_id=run_id)
+        case None:
+            raise UnexpectedAnswer(f"run {run_id} has no end")
+
+
+async def delivered(
+    job: Job, outputs: Outputs, heart: Heart, workshop: Workshop, scratch: Path
+) -> tuple[DeliveredOutput, ...]:
+    files = chosen(outputs, job.output_node_id)
+    shown = any(text.node_id == job.output_node_id for text in outputs.texts)
+    if job.output_node_id is not None and not files and not shown:
+        raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
+    if len(files) > WANTED_MAX:
+        raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
+    deliveries = Deliveries(workshop.store, heart, job, workshop.surroundings)
+    primary = job.outputs[0].name if job.outputs else None
+    names = output_names([file.filename for file in files], primary)
+    return tuple(
+        [
+            await deliver(file, name, job, deliveries, workshop, scratch)
+            for file, name in zip(files, names, strict=True)
+        ]
+    )
+
+
+async def deliver(
+    file: OutputFile,
+    name: str,
+    job: Job,
+    deliveries: Deliveries,
+    workshop: Workshop,
+    scratch: Path,
+) -> DeliveredOutput:
+    """One file from the backend to the store; on our disk only meanwhile."""
+    await workshop.precedence.give_way()
+    fetched = await workshop.backend.fetch(file, scratch / "output")
+    try:
+        size = fetched.size_bytes
+        if size > job.max_output_bytes:
+            raise LimitExceeded(
+                f"The output {file.filename} has {size:,} bytes; at most "
+                f"{job.max_output_bytes:,} are taken."
+            )
+        content_type = content_type_of(file.filename, fetched.content_type)
+        content_hash = await asyncio.to_thread(hash_of, fetched.path)
+        await workshop.precedence.give_way()
+        await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
+    finally:
+        await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
+    return DeliveredOutput(
+        name=name,
+        size=size,
+        content_type=content_type,
+        content_hash=content_hash,
+        filename=file.filename,
+        node_id=file.node_id,
+        kind=file.key,
+    )
+
+
+def hash_of(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()

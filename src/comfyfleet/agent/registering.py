@@ -1,0 +1,138 @@
+"""A worker's place in its fleet: the key that it has from before, or a new one."""
+
+import asyncio
+import logging
+import secrets
+
+import httpx
+
+from comfyfleet.agent.control import Control
+from comfyfleet.agent.facts import object_info_bytes
+from comfyfleet.agent.journal import Identity, Journal
+from comfyfleet.agent.naming import WORKER_ID_CHARACTERS_MAX
+from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.comfy import Description
+from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.kernel.errors import Conflict, FleetFull, Unavailable
+from comfyfleet.wire.files import OutputSlot
+from comfyfleet.wire.messages import BackendFacts, Provider, Register, Registered
+
+logger = logging.getLogger(__name__)
+
+# An id is free again ten minutes after its worker was last seen.
+TAKEN_SECONDS = 15.0
+
+
+class Registration:
+    """`worker_id` may differ from the one that was planned, if that was taken."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        control: Control,
+        journal: Journal,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self.worker_id = settings.worker_id
+        self.heartbeat_seconds = settings.heartbeat_seconds
+        self._settings = settings
+        self._control = control
+        self._journal = journal
+        self._around = surroundings or Surroundings()
+
+    @property
+    def provider(self) -> Provider:
+        return "cloud" if self._settings.is_cloud else "self_hosted"
+
+    def take_up(self) -> bool:
+        """Whether there is a key from before."""
+        known = self._journal.identity()
+        if known is None or not self._is_ours(known):
+            return False
+        self._control.key, self.worker_id = known.key, known.worker_id
+        self._heed(known.heartbeat_seconds)
+        return True
+
+    async def register(self, facts: BackendFacts | None) -> Registered:
+        """Until there is room. Raises Unauthenticated and InvalidInput: waiting helps neither."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                registered = await self._control.register(
+                    self._message(facts), self._settings.secret
+                )
+                break
+            except Conflict as error:
+                await self._taken(error)
+            except (FleetFull, Unavailable) as error:
+                logger.warning("not registered yet", extra={"reason": error.message})
+                await self._around.back_off(min(attempt, 6))
+        self.worker_id = registered.worker_id
+        self._heed(registered.heartbeat_seconds)
+        await asyncio.to_thread(self._journal.remember, self._identity(registered))
+        workflows = list(registered.workflows_assigned)
+        logger.info("registered", extra={"worker_id": self.worker_id, "workflows": workflows})
+        if not workflows:
+            logger.warning("no workflow is assigned to this fleet: there will be no jobs")
+        return registered
+
+    def _heed(self, seconds: float) -> None:
+        """The control plane may want to hear of us more often than we are set to."""
+        self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
+
+    async def _taken(self, error: Conflict) -> None:
+        if self._settings.is_default_id:
+            # Nobody asked for this very id: its holder may well live on another machine.
+            room = WORKER_ID_CHARACTERS_MAX - 7
+            self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
+            return
+        logger.warning(
+            "the id is taken: trying again until it is free",
+            extra={"worker_id": self.worker_id, "reason": error.message},
+        )
+        await self._around.sleep(TAKEN_SECONDS)
+
+    def _message(self, facts: BackendFacts | None) -> Register:
+        settings = self._settings
+        return Register(
+            worker_id=self.worker_id,
+            fleet_slug=settings.fleet_slug,
+            stage=settings.stage,
+            max_concurrency=settings.max_concurrency,
+            capabilities=settings.capabilities,
+            workflow_slugs=settings.workflow_slugs or None,
+            providers=(self.provider,),
+            backend=facts,
+        )
+
+    def _identity(self, registered: Registered) -> Identity:
+        settings = self._settings
+        return Identity(
+            control=settings.control_url,
+            fleet_slug=settings.fleet_slug,
+            stage=settings.stage,
+            worker_id=registered.worker_id,
+            key=registered.token,
+            heartbeat_seconds=registered.heartbeat_seconds,
+        )
+
+    def _is_ours(self, known: Identity) -> bool:
+        settings = self._settings
+        place = (known.control, known.fleet_slug, known.stage)
+        same_id = settings.is_default_id or known.worker_id == settings.worker_id
+        return same_id and place == (settings.control_url, settings.fleet_slug, settings.stage)
+
+
+async def upload_object_info(
+    store: httpx.AsyncClient, slot: OutputSlot, description: Description
+) -> None:
+    """Helps the control plane to convert workflows; that it fails hinders no job."""
+    data = await asyncio.to_thread(object_info_bytes, description.object_info)
+    try:
+        answer = await store.put(slot.url, content=data, headers=slot.headers)
+    except httpx.TransportError as error:
+        logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
+        return
+    if not answer.is_success:
+        logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

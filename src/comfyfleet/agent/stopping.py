@@ -1,0 +1,65 @@
+"""Why and until when a worker stops: signals, and notices that its machine will be taken away."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+from comfyfleet.agent.ports import Notices
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Advice to leave has no deadline; a spot notice that follows it has.
+# Of the time that a notice leaves: to hand back what isn't done, and to deregister.
+RESERVE_SECONDS = 8.0
+RESERVE_PART_MAX = 0.25
+UNTOLD_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
+Reason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
+
+
+class Stop:
+    """Not asked for yet, or asked for with a reason and a deadline, which can only come nearer."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.reason: Reason | None = None
+        self.deadline = float("inf")  # of the monotonic clock
+        self.reserve_seconds = RESERVE_SECONDS
+        self.changed = changed
+
+    @property
+    def asked(self) -> bool:
+        return self.reason is not None
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def ask(self, reason: Reason, seconds: float) -> None:
+        self.reason = reason if self.reason in (None, "rebalance") else self.reason
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, seconds))
+        self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))
+        logger.info(
+            "stopping: no more jobs are taken", extra={"reason": reason, "seconds": round(seconds)}
+        )
+        self.changed()
+
+
+async def heed(notices: Notices, stop: Stop) -> None:
+    async for notice in notices.notices():
+        seconds = UNTOLD_SECONDS[notice.kind]
+        if notice.at is not None:
+            seconds = (notice.at - datetime.now(UTC)).total_seconds()
+        stop.ask(notice.kind, seconds)
+
+
+def heed_signals(stop: Stop, grace_seconds: float) -> None:
+    """The second one means: now."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(
+            number, lambda: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds)
+        )

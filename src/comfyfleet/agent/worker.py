@@ -1,0 +1,325 @@
+"""A worker: leases jobs as its backend can take them, and leaves in order."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from comfyfleet.agent.beating import Heart
+from comfyfleet.agent.control import Control
+from comfyfleet.agent.facts import facts_of
+from comfyfleet.agent.healing import Fault
+from comfyfleet.agent.health import Health
+from comfyfleet.agent.holding import Halt, Holding
+from comfyfleet.agent.journal import Entry
+from comfyfleet.agent.lease import Lease, Phase, Workshop
+from comfyfleet.agent.models import LoadedModels
+from comfyfleet.agent.owning import OwnedProcess
+from comfyfleet.agent.ports import Surveys
+from comfyfleet.agent.registering import Registration, upload_object_info
+from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.agent.stopping import Stop, heed
+from comfyfleet.comfy import Backend, Description
+from comfyfleet.kernel.errors import FleetError, NotOffered, Unauthenticated
+from comfyfleet.wire.messages import (
+    BackendFacts,
+    HeartbeatAnswer,
+    HeldLease,
+    Poll,
+    Polled,
+    Reading,
+)
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 30.0
+EMPTY_PAUSE_SECONDS = 1.0
+FACTS_SECONDS = 900.0
+# To hand back what isn't done, however late the notice came.
+HAND_BACK_SECONDS_MAX = 10.0
+
+
+class Worker:
+    """One prompt runs, one waits behind it in the backend, and outputs of those before go up."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        control: Control,
+        workshop: Workshop,
+        surveys: Surveys,
+        *,
+        probe: Backend,
+        owned: OwnedProcess | None = None,
+    ) -> None:
+        self.stop = Stop(self._wake)
+        self.models = LoadedModels()
+        self._settings = settings
+        self._control = control
+        self._workshop = workshop
+        self._surveys = surveys
+        self._owned = owned
+        self._registration = Registration(settings, control, workshop.journal)
+        self._health = Health(
+            probe,
+            folder=settings.state,
+            owned=owned,
+            changed=self._wake,
+            recovered=self._recover,
+        )
+        self._holdings: dict[Holding, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._facts: BackendFacts | None = None
+        self._tells_facts = False
+
+    async def work(self) -> None:
+        """Until told to stop. Raises Unauthenticated or InvalidInput if it may not register."""
+        side = [asyncio.create_task(heed(self._surveys.notices, self.stop))]
+        try:
+            if await self._unless_stopped(self._begin()):
+                side.append(asyncio.create_task(self._health.watch(self._is_idle)))
+                side.append(asyncio.create_task(self._keep_facts()))
+                await self._lease_jobs()
+            await self._leave()
+        finally:
+            for each in [*side, *self._holdings.values()]:
+                each.cancel()
+            if self._owned is not None:
+                await self._owned.stop()
+
+    async def _begin(self) -> bool:
+        journal = self._workshop.journal
+        await asyncio.to_thread(journal.open)
+        if self._owned is not None:
+            await self._owned.start()
+        await self._health.until_answering()
+        description = await self._describe()
+        if self._registration.take_up():
+            self._tells_facts = True
+        else:
+            await self._register(description)
+        for entry in await asyncio.to_thread(journal.entries):
+            self._take(entry, resumes=True)
+        return True
+
+    async def _register(self, description: Description | None) -> None:
+        registered = await self._registration.register(self._facts)
+        if registered.object_info_upload is not None and description is not None:
+            await upload_object_info(
+                self._workshop.store, registered.object_info_upload, description
+            )
+
+    # Leasing
+
+    async def _lease_jobs(self) -> None:
+        failures = 0
+        while not self.stop.asked:
+            await self._until(lambda: self.stop.asked or self._has_room())
+            polled = None if self.stop.asked else await self._unless_stopped(self._poll(failures))
+            failures = 0 if polled is not None else failures + 1
+            if polled is not None and polled.job is not None:
+                await asyncio.to_thread(self._workshop.journal.write, Entry(polled.job))
+                self._take(Entry(polled.job))
+
+    def _has_room(self) -> bool:
+        """For one more than run; and those that deliver must not pile up behind a slow line."""
+        delivering = sum(each.lease.phase is Phase.DELIVERING for each in self._holdings)
+        return (
+            self._health.ill is None
+            and self._load() <= self._settings.max_concurrency
+            and delivering <= self._settings.max_concurrency + 1
+        )
+
+    def _load(self) -> int:
+        """Leases whose prompt has not ended."""
+        return sum(each.lease.phase is not Phase.DELIVERING for each in self._holdings)
+
+    async def _poll(self, failures: int) -> Polled | None:
+        asked = time.monotonic()
+        try:
+            polled = await self._control.poll(await self._poll_message())
+        except Unauthenticated as error:
+            logger.warning("the key is no longer taken", extra={"reason": error.message})
+            await self._register(await self._describe())
+            return None
+        except FleetError as error:
+            logger.warning("a poll was not answered", extra={"reason": error.message})
+            await self._workshop.surroundings.back_off(min(failures + 1, 6))
+            return None
+        self._tells_facts = False
+        if polled.drain:
+            self._hand_back_unstarted(Halt.DRAIN)
+        if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
+            # Answered before its time: draining, paused, or nothing assigned.
+            await asyncio.sleep(EMPTY_PAUSE_SECONDS)
+        return polled
+
+    async def _poll_message(self) -> Poll:
+        held = [each.lease.job for each in self._holdings]
+        return Poll(
+            worker_id=self._registration.worker_id,
+            capabilities=self._settings.capabilities,
+            current_load=self._load(),
+            max_concurrency=self._settings.max_concurrency,
+            providers=(self._registration.provider,),
+            wait_seconds=WAIT_SECONDS,
+            held=tuple(
+                HeldLease(dispatch_id=job.dispatch_id, lease_token=job.lease_token) for job in held
+            ),
+            models_loaded=self.models.keys,
+            model_set=self.models.set_key,
+            reading=await self._surveys.machine.read(),
+            backend=self._facts if self._tells_facts else None,
+        )
+
+    def _take(self, entry: Entry, *, resumes: bool = False) -> None:
+        job = entry.job
+        if any(each.lease.job.lease_token == job.lease_token for each in self._holdings):
+            return
+        lease = Lease(entry, self._wake)
+        lease.resumes = resumes
+        holding = Holding(lease, self._control, self._workshop, self._heart_of, self._ailing)
+        logger.info("a lease was taken", extra={**holding.ids, "attempt": job.attempt})
+        self._surveys.protection.busy()
+        # Now, not when it runs: what is asked for next will run after it.
+        self.models.used(job)
+        held = asyncio.create_task(holding.hold())
+        self._holdings[holding] = held
+        held.add_done_callback(lambda held: self._let_go(holding, held))
+
+    def _let_go(self, holding: Holding, held: "asyncio.Task[None]") -> None:
+        del self._holdings[holding]
+        if not held.cancelled() and (error := held.exception()) is not None:
+            logger.error("a lease was dropped", extra=holding.ids, exc_info=error)
+        if not self._holdings:
+            self._surveys.protection.idle()
+        self._wake()
+
+    # What leases tell
+
+    def _heart_of(self, holding: Holding) -> Heart:
+        return Heart(
+            self._control,
+            holding.lease.job,
+            seconds=self._registration.heartbeat_seconds,
+            reading=self._read,
+            heard=lambda answer: self._heard(holding, answer),
+            lost=lambda: holding.halt(Halt.LOST),
+        )
+
+    async def _read(self) -> Reading | None:
+        return await self._surveys.machine.read()
+
+    def _heard(self, holding: Holding, answer: HeartbeatAnswer) -> None:
+        if answer.cancelled:
+            holding.halt(Halt.CANCELLED)
+        elif answer.recall and self._is_unstarted(holding):
+            holding.halt(Halt.RECALL)
+        if answer.drain:
+            self._hand_back_unstarted(Halt.DRAIN)
+
+    def _hand_back_unstarted(self, why: Halt) -> None:
+        for holding in [each for each in self._holdings if self._is_unstarted(each)]:
+            holding.halt(why)
+
+    def _is_unstarted(self, holding: Holding) -> bool:
+        """Surely: one that waits alone in the backend may begin at any moment."""
+        phase = holding.lease.phase
+        others_run = sum(each.lease.phase is Phase.RUNNING for each in self._holdings)
+        return phase is Phase.PREPARING or (
+            phase is Phase.QUEUED and others_run >= self._settings.max_concurrency
+        )
+
+    # The backend
+
+    def _ailing(self, fault: Fault, detail: str) -> None:
+        if fault.frees:
+            asyncio.get_running_loop().create_task(self._free())
+        self._health.note(fault, detail)
+
+    async def _free(self) -> None:
+        self.models.clear()
+        try:
+            await self._workshop.backend.free()
+        except FleetError as error:
+            logger.warning("memory was not freed", extra={"reason": error.message})
+
+    async def _recover(self) -> None:
+        self.models.clear()
+        await self._describe()
+
+    async def _describe(self) -> Description | None:
+        """Also notes what has changed since it was last told."""
+        try:
+            description = await self._workshop.backend.describe()
+            facts = await asyncio.to_thread(facts_of, description, is_cloud=self._settings.is_cloud)
+        except NotOffered:
+            description, facts = None, BackendFacts(kind="Comfy Cloud")
+        except FleetError as error:
+            logger.warning("the backend did not describe itself", extra={"reason": error.message})
+            return None
+        self._tells_facts = self._tells_facts or facts != self._facts
+        self._facts = facts
+        return description
+
+    async def _keep_facts(self) -> None:
+        """Node packs and models come and go while a ComfyUI runs."""
+        while True:
+            await asyncio.sleep(FACTS_SECONDS)
+            await self._describe()
+
+    def _is_idle(self) -> bool:
+        return not any(each.lease.in_backend for each in self._holdings)
+
+    # Leaving
+
+    async def _leave(self) -> None:
+        why = Halt(self.stop.reason or "shutdown")
+        self._hand_back_unstarted(why)
+        await self._finish(lambda: self.stop.seconds_left - self.stop.reserve_seconds)
+        why = Halt(self.stop.reason or "shutdown")
+        for holding in [*self._holdings]:
+            holding.halt(why)
+        deadline = time.monotonic() + HAND_BACK_SECONDS_MAX
+        await self._finish(lambda: deadline - time.monotonic())
+        told = self._control.key is not None and await self._control.deregister(
+            self._registration.worker_id
+        )
+        if told:
+            await asyncio.to_thread(self._workshop.journal.forget_identity)
+        logger.info("stopped", extra={"deregistered": told, "leases_left": len(self._holdings)})
+
+    async def _finish(self, seconds_left: Callable[[], float]) -> None:
+        """Until all leases have ended or time is up; the time may be cut short meanwhile."""
+        while self._holdings and (seconds := seconds_left()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(seconds, WAIT_SECONDS)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    # Waiting
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _unless_stopped(self, doing: Coroutine[Any, Any, Any]) -> Any:
+        """None if a stop, or an illness of the backend, comes first."""
+        work = asyncio.create_task(doing)
+        try:
+            while not work.done() and not self.stop.asked and self._health.ill is None:
+                self._changed.clear()
+                waker = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({work, waker}, return_when=asyncio.FIRST_COMPLETED)
+                waker.cancel()
+        finally:
+            if not work.done():
+                work.cancel()
+        return await work if work.done() else None

@@ -1,0 +1,42 @@
+"""The audit log's only SQL: lines are added and read, never changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, insert, select
+
+from comfyfleet.audit.model import Entry
+from comfyfleet.db import Tx
+from comfyfleet.db.central import audit_log
+from comfyfleet.kernel.texts import is_storable
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What is not given is not asked for."""
+
+    action: str | None = None
+    subject: str | None = None
+    actor: str | None = None
+
+
+async def add(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert(audit_log).values(dict(row)))
+
+
+async def newest(tx: Tx, wanted: Filter, *, before_id: int | None, limit: int) -> list[Entry]:
+    if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
+        return []
+    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
+    for name in ("action", "subject", "actor"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(audit_log.c[name] == value)
+    if before_id is not None:
+        query = query.where(audit_log.c.id < before_id)
+    return [_entry(row) for row in await tx.execute(query)]
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(**row._mapping)

@@ -1,0 +1,197 @@
+"""Calls of `/api/admin`, with errors that say what to do next."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+from cyclopts import Group, Parameter
+
+from comfyfleet.cli.servers import base_url, shown
+from comfyfleet.cli.world import World
+from comfyfleet.kernel import errors
+from comfyfleet.kernel.errors import AccessDenied, FleetError, ServerUnavailable, UnexpectedAnswer
+
+URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
+URL_DEFAULT = "http://127.0.0.1:8000"
+CONNECT_SECONDS_MAX = 5.0
+ANSWER_SECONDS_MAX = 60.0
+TRANSFER_SECONDS_MAX = 600.0
+BEGINNING_CHARACTERS = 80
+CHUNK_BYTES = 1024 * 1024
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+OUTPUT = Group("Output", sort_key=9)
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True)
+class Asking:
+    """How every command of `admin` asks, and how it tells."""
+
+    url: Annotated[
+        str | None,
+        Parameter(metavar="URL", help=f"The control plane; else {URL}, else {URL_DEFAULT}."),
+    ] = None
+    as_json: Annotated[
+        bool, Parameter(name="--json", help="Print the API's answer as JSON, for programs.")
+    ] = False
+
+
+USUALLY = Asking()
+
+
+@contextmanager
+def control(asking: Asking, world: World) -> Iterator["Control"]:
+    """The key comes from the environment only: arguments of a process can be seen by others."""
+    url = base_url(asking.url or world.environ.get(URL) or URL_DEFAULT)
+    key = world.environ.get(KEY, "")
+    if not key:
+        raise AccessDenied(
+            f"{KEY} is not set",
+            hint="It was printed when the control plane first started, or is the value of "
+            f"COMFYFLEET_ADMIN_KEY there: export {KEY}=…",
+        )
+    host = urlsplit(url).hostname or ""
+    if url.startswith("http://") and host not in THIS_MACHINE:
+        world.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
+    timeout = httpx.Timeout(ANSWER_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
+    with httpx.Client(timeout=timeout) as client:
+        yield Control(client, url, key)
+
+
+class Control:
+    """One control plane. Answers are JSON objects; anything else is an error."""
+
+    def __init__(self, client: httpx.Client, url: str, key: str) -> None:
+        self._client = client
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"}
+
+    def get(self, *path: object, **query: Any) -> dict[str, Any]:
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._call("GET", path, params=given)
+
+    def post(self, *path: object, **body: Any) -> dict[str, Any]:
+        return self._call("POST", path, json=body)
+
+    def put(self, *path: object, **body: Any) -> dict[str, Any]:
+        return self._call("PUT", path, json=body)
+
+    def patch(self, *path: object, **body: Any) -> dict[str, Any]:
+        return self._call("PATCH", path, json=body)
+
+    def lines(self, *path: object, **query: Any) -> Iterator[str]:
+        """A long answer, line by line."""
+        given = {name: value for name, value in query.items() if value is not None}
+        with (
+            self._explained(),
+            self._client.stream(
+                "GET", self._address(path), params=given, headers=self._headers
+            ) as response,
+        ):
+            if response.status_code >= 400:
+                response.read()
+                raise _refusal(response, shown(self._url))
+            yield from response.iter_lines()
+
+    def upload(self, slot: Mapping[str, Any], path: Path) -> None:
+        """To where a slot says, which may be another server: without the key."""
+        # An explicit length: a store refuses uploads whose end it can't foresee.
+        headers = {**slot.get("headers", {}), "Content-Length": str(path.stat().st_size)}
+        with self._explained(), path.open("rb") as file:
+            response = self._client.request(
+                slot["method"],
+                slot["url"],
+                headers=headers,
+                content=iter(lambda: file.read(CHUNK_BYTES), b""),
+                timeout=TRANSFER_SECONDS_MAX,
+            )
+        if response.status_code >= 400:
+            raise _refusal(response, shown(slot["url"].partition("?")[0]))
+
+    def download(self, url: str, path: Path) -> None:
+        with (
+            self._explained(),
+            self._client.stream("GET", url, timeout=TRANSFER_SECONDS_MAX) as response,
+            path.open("wb") as file,
+        ):
+            if response.status_code >= 400:
+                response.read()
+                raise _refusal(response, shown(url.partition("?")[0]))
+            for chunk in response.iter_bytes(CHUNK_BYTES):
+                file.write(chunk)
+
+    def _call(self, method: str, path: tuple[object, ...], **options: Any) -> dict[str, Any]:
+        with self._explained():
+            response = self._client.request(
+                method, self._address(path), headers=self._headers, **options
+            )
+        if response.status_code >= 400:
+            raise _refusal(response, shown(self._url))
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return {}
+        answer = _json(response)
+        if not isinstance(answer, dict):
+            raise _no_control_plane(shown(self._url), response)
+        return answer
+
+    def _address(self, path: tuple[object, ...]) -> str:
+        return "/".join((f"{self._url}/api/admin", *(quote(str(part), safe="") for part in path)))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise ServerUnavailable(f"{shown(self._url)} did not answer in time") from error
+        except httpx.HTTPError as error:
+            raise ServerUnavailable(
+                f"no control plane answers at {shown(self._url)}: {error}",
+                hint=f"Is it running? comfyfleet up starts one; {URL} says where it is.",
+            ) from error
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+
+
+def _refusal(response: httpx.Response, where: str) -> FleetError:
+    answer = _json(response)
+    said = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(said, dict) or "message" not in said:
+        return _no_control_plane(where, response)
+    details = dict(said.get("details") or {})
+    hint = details.pop("hint", None) or _hint(response)
+    kind = _kind(str(said.get("code")))
+    return kind(str(said["message"]), **details, **({"hint": hint} if hint else {}))
+
+
+def _kind(code: str) -> type[FleetError]:
+    """The error that the control plane raised, here again."""
+    kinds = (each for each in vars(errors).values() if isinstance(each, type))
+    return next((kind for kind in kinds if getattr(kind, "code", None) == code), FleetError)
+
+
+def _hint(response: httpx.Response) -> str | None:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return f"{KEY} must be the admin key that the control plane printed at its first start."
+    if after := response.headers.get("retry-after"):
+        return f"Try again in {after} s."
+    if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+        return "The control plane's log has the cause under that id."
+    return None
+
+
+def _no_control_plane(where: str, response: httpx.Response) -> UnexpectedAnswer:
+    beginning = response.text[:BEGINNING_CHARACTERS]
+    return UnexpectedAnswer(
+        f"{where} is no control plane: it answered {response.status_code} with {beginning!r}",
+        hint=f"{URL} must be the address that comfyfleet serve or up has printed.",
+    )

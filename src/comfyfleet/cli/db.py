@@ -1,0 +1,77 @@
+"""`comfyfleet db`: the schemas of the databases."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.table import Table
+
+from comfyfleet.cli.serve import DATA
+from comfyfleet.cli.world import InWorld, World
+from comfyfleet.db import open_database
+from comfyfleet.db.migrating import History, newest, revision
+from comfyfleet.db.migrating import upgrade as upgrade_database
+from comfyfleet.kernel.settings import read_settings
+from comfyfleet.plane.alone import alone
+from comfyfleet.plane.places import Place, Places, places_of
+
+app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
+Data = Annotated[
+    Path, Parameter(metavar="DIR", help="Folder of the embedded databases, where no URL is set.")
+]
+
+
+@app.command
+def upgrade(*, data: Data = DATA, world: InWorld) -> None:
+    """Bring the central database and every tenant pool to the newest schema.
+
+    Safe to repeat. On PostgreSQL several may try at once; on SQLite stop the control plane first.
+    """
+    places = places_of(read_settings(world.environ), data)
+    with alone(places.sqlite_files()):
+        asyncio.run(_upgrade(places, world))
+
+
+@app.command
+def current(*, data: Data = DATA, world: InWorld) -> None:
+    """Show which schema each database has, and which is the newest."""
+    places = places_of(read_settings(world.environ), data)
+    table = Table("database", "schema", "newest", box=None)
+    for name, found, wanted in asyncio.run(_current(places)):
+        table.add_row(name, found or "none", wanted)
+    world.out.print(table)
+
+
+def _databases(places: Places) -> Iterator[tuple[str, Place, History]]:
+    yield "central", places.central, "central"
+    for name, place in places.pools.items():
+        yield f"pool {name}", place, "tenant"
+
+
+async def _upgrade(places: Places, world: World) -> None:
+    for name, place, history in _databases(places):
+        database = open_database(place.url)
+        try:
+            before = await revision(database, history)
+            await upgrade_database(database, history)
+            after = await revision(database, history)
+        finally:
+            await database.close()
+        world.say(f"{name}: {after}" + ("" if before == after else f" (was {before or 'empty'})"))
+
+
+async def _current(places: Places) -> list[tuple[str, str | None, str]]:
+    found: list[tuple[str, str | None, str]] = []
+    for name, place, history in _databases(places):
+        # SQLite would make an empty file of one that is only looked for.
+        if place.file is not None and not place.file.exists():
+            found.append((name, None, newest(history)))
+            continue
+        database = open_database(place.url)
+        try:
+            found.append((name, await revision(database, history), newest(history)))
+        finally:
+            await database.close()
+    return found

@@ -1,0 +1,84 @@
+"""`comfyfleet serve`: the control plane alone."""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from comfyfleet.cli.logs import LogLevel, set_up_logs
+from comfyfleet.cli.world import InWorld, World
+from comfyfleet.http.app import create_app
+from comfyfleet.http.serving import ANYWHERE, listen, stopped_by_signals, url_of
+from comfyfleet.http.serving import serve as serve_app
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.settings import Settings, read_settings
+from comfyfleet.loops.all import sweeps_of
+from comfyfleet.loops.sweeping import Sweeps, running
+from comfyfleet.plane import Plane, open_plane
+
+DATA = Path("comfyfleet-data")
+Host = Annotated[str, Parameter(help="Address to listen on.")]
+Port = Annotated[int, Parameter(help="Port to listen on; 0 takes any that is free.")]
+Data = Annotated[
+    Path,
+    Parameter(metavar="DIR", help="Folder for the embedded databases and files, made if missing."),
+]
+
+
+def serve(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    data: Data = DATA,
+    no_loops: Annotated[
+        bool, Parameter(help="Serve without sweeps; another control plane must run them.")
+    ] = False,
+    log_level: LogLevel = "info",
+    world: InWorld,
+) -> None:
+    """See helps.SERVE."""
+    with listen(host, port) as listener:
+        set_up_logs(log_level, world.err)
+        settings = settings_at(listener, host, world)
+        asyncio.run(_serve(settings, data, listener, world, with_loops=not no_loops))
+    world.say("Stopped")
+
+
+async def _serve(
+    settings: Settings, data: Path, listener: socket.socket, world: World, *, with_loops: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(stopped_by_signals())
+        plane = await stack.enter_async_context(open_plane(settings, data, utc_now))
+        if with_loops:
+            await stack.enter_async_context(running(sweeps_in(plane)))
+        greet(plane, url_of(listener), world)
+        await serve_app(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
+
+
+def settings_at(listener: socket.socket, host: str, world: World) -> Settings:
+    """Without a public URL, files are reached where we listen."""
+    settings = read_settings(world.environ)
+    if "COMFYFLEET_PUBLIC_URL" in world.environ:
+        return settings
+    if host in ANYWHERE:
+        world.warn(
+            f"files are handed out under {url_of(listener)}, which other machines can't reach: "
+            "set COMFYFLEET_PUBLIC_URL"
+        )
+    return replace(settings, public_url=url_of(listener))
+
+
+def sweeps_in(plane: Plane) -> Sweeps:
+    return Sweeps(sweeps_of(plane), plane.turns, plane.meters, plane.clock)
+
+
+def greet(plane: Plane, url: str, world: World) -> None:
+    world.say(f"Control plane at {url} (the API is described at {url}/docs)")
+    if plane.admin_key.just_made:
+        world.say("Its admin key, shown this once:")
+        world.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")

@@ -1,0 +1,113 @@
+"""One batch: look into the lanes, decide who gets what, and claim it; again for those left over."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID
+
+from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, choose
+from comfyfleet.dispatch.model import Candidate, Lane, Lease, Waiter
+from comfyfleet.dispatch.store.hot import Claim, HotStore, Probe
+from comfyfleet.dispatch.turns import Turns
+from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.settings import Settings
+
+PASSES_MAX = 5
+PROBE_ROWS_MIN = 8
+PROBE_ROWS_MAX = 512
+
+
+@dataclass(slots=True)
+class Given:
+    """Leases by the index of the waiter who got them, and whether there might be more to give."""
+
+    leases: dict[int, Lease] = field(default_factory=dict)
+    has_more: bool = False
+
+
+class Giving:
+    def __init__(
+        self, hot: HotStore, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
+    ) -> None:
+        self._hot = hot
+        self._lease_seconds = settings.lease_seconds
+        self._rules = Rules(timedelta(seconds=settings.affinity_max_wait_seconds))
+        self._clock = clock
+        self._new_token = new_token
+        self._turns = Turns()
+
+    async def give(self, waiters: Sequence[Waiter]) -> Given:
+        """At most one lease per waiter, the best there is at this moment."""
+        given = Given()
+        passed_over: set[int] = set()
+        deeper = 1
+        for _ in range(PASSES_MAX):
+            left = [
+                place
+                for place, waiter in enumerate(waiters)
+                if waiter.lanes and place not in given.leases
+            ]
+            if not left:
+                break
+            step = _Pass(self, [waiters[place] for place in left], passed_over, deeper)
+            leases = await self._hot.lease(step.probe(), step.choose, seconds=self._lease_seconds)
+            for lease in leases:
+                given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
+            self._turns.given(lease.lane for lease in leases)
+            # What was chosen and not won is in other hands: looking again would find it again.
+            passed_over |= step.chosen.keys()
+            is_short = len(leases) < len(left)
+            given.has_more = is_short and bool(step.chosen or (step.cut and leases))
+            if not is_short or not (step.chosen or step.cut):
+                break
+            deeper *= 2
+        return given
+
+
+class _Pass:
+    """What is known of one look into the lanes."""
+
+    def __init__(
+        self, giving: Giving, waiters: Sequence[Waiter], passed_over: set[int], deeper: int
+    ) -> None:
+        self._giving = giving
+        self._waiters = waiters
+        self._passed_over = passed_over
+        self._lanes = sorted({lane for waiter in waiters for lane in waiter.lanes})
+        self._limit = self._depth(deeper)
+        self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
+        self.cut: frozenset[Lane] = frozenset()
+
+    def _depth(self, deeper: int) -> int:
+        """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
+        wanted = len(self._waiters) + len(self._passed_over)
+        if any(waiter.models_loaded for waiter in self._waiters):
+            wanted += AFFINITY_WINDOW
+        lanes = max(1, len(self._lanes))
+        each = wanted if lanes <= 2 else max(PROBE_ROWS_MIN, 2 * wanted // lanes)
+        return min(each * deeper, PROBE_ROWS_MAX)
+
+    def probe(self) -> Probe:
+        affinities = {name for waiter in self._waiters for name in waiter.affinities}
+        return Probe(self._lanes, sorted(affinities), self._limit)
+
+    def choose(self, found: list[Candidate]) -> list[Claim]:
+        giving = self._giving
+        read = Counter(each.lane for each in found)
+        self.cut = frozenset(lane for lane, rows in read.items() if rows >= self._limit)
+        choices = choose(
+            (each for each in found if each.id not in self._passed_over),
+            self._waiters,
+            now=giving._clock(),
+            starts=giving._turns.starts(read),
+            cut=self.cut,
+            rules=giving._rules,
+        )
+        self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
+        return [self._claim(choice) for choice in choices]
+
+    def _claim(self, choice: Choice) -> Claim:
+        waiter = self._waiters[choice.waiter]
+        token = self._giving._new_token()
+        return Claim(choice.candidate.id, token, waiter.worker_id, waiter.is_prefetch)

@@ -1,0 +1,306 @@
+"""The hot side of the queue: it opens its own transactions, coalesces, and lets workers wait."""
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
+from comfyfleet.dispatch import service
+from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
+from comfyfleet.dispatch.giving import Giving
+from comfyfleet.dispatch.model import Dispatch, Extended, Lane, Lease, Requeue, Status, Waiter
+from comfyfleet.dispatch.store import rows
+from comfyfleet.dispatch.store.hot import Completion, Extension, open_hot
+from comfyfleet.dispatch.waiting import Asked, Waiting
+from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.errors import FleetError, LeaseLost
+from comfyfleet.kernel.settings import Settings
+
+RECHECK_SECONDS = 5.0
+AFFINITIES_RECHECKED_MAX = 1_000
+RECHECKED_PER_LANE = 64
+AGAIN_SECONDS = 0.02
+LATE_SECONDS = 0.05
+CHANNEL = "comfyfleet_queue"
+logger = logging.getLogger(__name__)
+
+
+class Queue:
+    """Leases, heartbeats and completes of one process, and those who wait in it."""
+
+    def __init__(
+        self, db: Database, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
+    ) -> None:
+        self._db = db
+        self._settings = settings
+        self._clock = clock
+        self._hot = open_hot(db, clock)
+        self._giving = Giving(self._hot, settings=settings, clock=clock, new_token=new_token)
+        self._completes = Coalesced(self._complete)
+        self._extends = Coalesced(self._extend)
+        self._hints = Hints(db, CHANNEL)
+        self._name = new_token().hex  # tells our own hints from those of others
+        self._waiting = Waiting()
+        self._asking: list[Asked] = []
+        self._woken: Counter[Lane] = Counter()
+        self._woken_affinities: set[str] = set()
+        self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
+        self._pump: asyncio.Task[None] | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def lease(self, waiter: Waiter, *, wait_seconds: float) -> Lease | None:
+        """The best job for this worker now, or the first that comes while it waits."""
+        if self._is_closed:
+            return None
+        loop = asyncio.get_running_loop()
+        asked = Asked(waiter, loop.create_future(), loop.time() + wait_seconds)
+        self._asking.append(asked)
+        self._start()
+        try:
+            return await asked.future
+        except asyncio.CancelledError:
+            self._vanished(asked)
+            raise
+
+    async def complete(
+        self, dispatch_id: int, token: UUID, *, duration: float | None = None
+    ) -> Dispatch:
+        return await self._completes.ask(Completion(dispatch_id, token, duration))
+
+    async def extend(self, dispatch_id: int, token: UUID, *, started: bool) -> Extended:
+        return await self._extends.ask(Extension(dispatch_id, token, started))
+
+    def wake(self, lanes: Iterable[Lane], *, affinities: Iterable[str] = ()) -> None:
+        """One lane for each job that has come into it; to be called after the commit."""
+        arrived = Counter(lanes)
+        self._woken += arrived
+        self._woken_affinities.update(affinities)
+        if self._hints.reach_others:
+            self._untold += arrived
+        if arrived or self._woken_affinities:
+            self._start()
+
+    def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
+        """Ends waits with nothing, so that these workers (or all) ask anew, as what they are now."""
+        those = None if worker_ids is None else set(worker_ids)
+        for asked in [*self._waiting, *self._asking]:
+            if those is None or asked.waiter.worker_id in those:
+                asked.deadline = 0.0
+                if not asked.in_hand:
+                    self._answer(asked, None)
+
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._asking)
+
+    def parked(self) -> int:
+        """Those for whom nothing was there, and who are not looked after at this moment."""
+        return sum(not asked.in_hand for asked in self._waiting)
+
+    def another_waits(self, waiter: Waiter) -> bool:
+        return self._waiting.another(waiter)
+
+    async def run(self) -> None:
+        """Until cancelled: listens to other processes, and looks again every few seconds."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._hints.listen(self._heard, self._look_again))
+            both.create_task(self._recheck())
+
+    async def close(self) -> None:
+        """Whoever waits is sent away; what is under way is brought to its end."""
+        self.dismiss()
+        self._is_closed = True
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+        await self._completes.close()
+        await self._extends.close()
+        if self._aside:
+            await asyncio.wait(self._aside)
+        await self._hints.close()
+        await self._hot.close()
+
+    # Leasing
+
+    def _start(self) -> None:
+        if not self._is_closed and (self._pump is None or self._pump.done()):
+            self._pump = asyncio.create_task(self._run_pump())
+
+    async def _run_pump(self) -> None:
+        while self._asking or self._woken or self._woken_affinities or self._untold:
+            asking, self._asking = self._asking[:BATCH_MAX], self._asking[BATCH_MAX:]
+            askers = [asked for asked in asking if not asked.future.done()]
+            try:
+                await self._serve(askers + self._called(askers))
+                await self._tell_others()
+            except Exception as error:  # noqa: BLE001 — told to each who asked
+                self._fail(askers, error)
+
+    def _called(self, askers: Sequence[Asked]) -> list[Asked]:
+        """Who is woken. Whoever only wants to prefetch never comes before one who waits idle."""
+        woken, self._woken = self._woken, Counter()
+        affinities, self._woken_affinities = self._woken_affinities, set()
+        for asked in askers:
+            if asked.waiter.is_prefetch:
+                woken.update(asked.waiter.lanes)
+        return self._waiting.shortlist(woken, affinities)
+
+    async def _serve(self, asked: Sequence[Asked]) -> None:
+        if not asked:
+            return
+        for each in asked:
+            each.in_hand = True
+        try:
+            given = await self._giving.give([each.waiter for each in asked])
+        finally:
+            for each in asked:
+                each.in_hand = False
+        for place, each in enumerate(asked):
+            if (lease := given.leases.get(place)) is not None:
+                self._untold.subtract([lease.lane])
+                self._answer(each, lease)
+            else:
+                self._park(each)
+        if given.has_more:
+            # They lost a race, or could not look far enough: not something to wait 5 s for.
+            left = [each for place, each in enumerate(asked) if place not in given.leases]
+            self._again_soon({lane for each in left for lane in each.waiter.lanes})
+
+    def _park(self, asked: Asked) -> None:
+        loop = asyncio.get_running_loop()
+        if asked.future.done():
+            return
+        if asked.deadline <= loop.time():
+            self._answer(asked, None)
+        elif asked not in self._waiting:
+            self._waiting.add(asked)
+            asked.timer = loop.call_at(asked.deadline, self._timed_out, asked)
+
+    def _timed_out(self, asked: Asked) -> None:
+        if asked.in_hand:
+            # The statement under way may have a job for it; a little late is better than given back.
+            asked.timer = asyncio.get_running_loop().call_later(
+                LATE_SECONDS, self._timed_out, asked
+            )
+        else:
+            self._answer(asked, None)
+
+    def _answer(self, asked: Asked, lease: Lease | None) -> None:
+        self._waiting.discard(asked)
+        if asked.timer is not None:
+            asked.timer.cancel()
+        if not asked.future.done():
+            asked.future.set_result(lease)
+        elif lease is not None:
+            self._give_back(lease)
+
+    def _fail(self, askers: Sequence[Asked], error: Exception) -> None:
+        logger.warning("a batch of %d leases failed: %s", len(askers), error)
+        self._untold.clear()
+        for asked in askers:
+            if not asked.future.done():
+                asked.future.set_exception(error)
+
+    def _vanished(self, asked: Asked) -> None:
+        self._waiting.discard(asked)
+        if asked.timer is not None:
+            asked.timer.cancel()
+        if asked.future.done() and not asked.future.cancelled() and not asked.future.exception():
+            lease = asked.future.result()
+            if lease is not None:
+                self._give_back(lease)
+
+    def _give_back(self, lease: Lease) -> None:
+        self._do_aside(self._requeue(lease))
+
+    async def _requeue(self, lease: Lease) -> None:
+        """If this fails too, the lease expires; it never started, so the attempt comes back then."""
+        try:
+            async with self._db.begin() as tx:
+                await service.requeue(
+                    tx, lease.dispatch_id, lease.token, Requeue.WAITER_GONE, now=self._clock()
+                )
+        except FleetError as error:
+            logger.warning("dispatch %d was not given back: %s", lease.dispatch_id, error)
+        else:
+            self.wake([lease.lane])
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        doing = asyncio.create_task(work)
+        self._aside.add(doing)
+        doing.add_done_callback(self._aside.discard)
+
+    # Looking again, and other processes
+
+    def _again_soon(self, lanes: Iterable[Lane]) -> None:
+        wanted = Counter(lanes)
+        asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._wake_here, wanted)
+
+    def _wake_here(self, lanes: Counter[Lane]) -> None:
+        if self._waiting.is_waited_for(lanes):
+            self._woken += lanes
+            self._start()
+
+    def _look_again(self) -> None:
+        self._wake_here(Counter(dict.fromkeys(self._waiting.lanes(), RECHECKED_PER_LANE)))
+
+    async def _recheck(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS)
+            if not len(self._waiting):
+                continue
+            self._look_again()
+            try:
+                bound = await self._hot.bound(limit=AFFINITIES_RECHECKED_MAX)
+            except FleetError as error:
+                logger.warning("the queue can't be looked at: %s", error)
+                continue
+            self._woken_affinities.update(self._waiting.affinities_among(bound))
+            self._start()
+
+    def _heard(self, payload: str) -> None:
+        told = json.loads(payload)
+        if told["from"] != self._name:
+            lanes = Counter({Lane(*lane): jobs for *lane, jobs in told["lanes"]})
+            self._wake_here(lanes)
+
+    async def _tell_others(self) -> None:
+        """Once per batch, and only of jobs that nobody here has taken."""
+        untold, self._untold = +self._untold, Counter()
+        if untold:
+            await self._hints.send(_as_payload(self._name, untold))
+
+    # Heartbeats and completes
+
+    async def _complete(self, said: Sequence[Completion]) -> Sequence[Dispatch | Exception]:
+        done = {(each.id, each.lease_token): each for each in await self._hot.complete(said)}
+        missing = {each.dispatch_id for each in said if each[:2] not in done}
+        if missing:
+            async with self._db.look() as tx:
+                for row in await rows.some(tx, missing):
+                    if row.status is Status.COMPLETED and row.lease_token:
+                        done[row.id, row.lease_token] = row
+        return [done.get(each[:2]) or _lost(each.dispatch_id) for each in said]
+
+    async def _extend(self, said: Sequence[Extension]) -> Sequence[Extended | Exception]:
+        seconds = self._settings.lease_seconds
+        longer = await self._hot.extend(said, seconds=seconds)
+        return [longer.get(each[:2]) or _lost(each.dispatch_id) for each in said]
+
+
+def _lost(dispatch_id: int) -> LeaseLost:
+    return LeaseLost(
+        f"the lease of dispatch {dispatch_id} is no longer held", dispatch_id=dispatch_id
+    )
+
+
+def _as_payload(name: str, lanes: Counter[Lane]) -> str:
+    """Lanes that don't fit are left to the others' own looks."""
+    told = [[*lane, jobs] for lane, jobs in lanes.items()]
+    while len(payload := json.dumps({"from": name, "lanes": told})) > PAYLOAD_BYTES_MAX:
+        told = told[: len(told) // 2]
+    return payload

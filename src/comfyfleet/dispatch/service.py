@@ -1,0 +1,377 @@
+"""What may happen to a dispatch. Every function takes a transaction of the central database.
+
+A worker's words are fenced by its token. The token stays on the row when the lease ends, so that
+the same word said again is known; any other token is answered LeaseLost, and nothing changes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.db.dialect import db_now
+from comfyfleet.dispatch.model import (
+    ENDED,
+    Counts,
+    Depth,
+    Dispatch,
+    Lane,
+    NewDispatch,
+    Requeue,
+    Status,
+)
+from comfyfleet.dispatch.store import moves, rows
+from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
+from comfyfleet.kernel.settings import Settings
+
+DEFAULTS = Settings()
+# How long a sweep may take to end what it has taken, before another sweep may take it.
+SWEEP_LEASE_SECONDS = 60
+SWEEP = "sweep"
+
+
+async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+    """Those that are new; the caller wakes their lanes after it has committed."""
+    if not new:
+        return []
+    shares = {each: moves.Share(each.tenant_id, each.lane, each.priority) for each in new}
+    distinct = list(dict.fromkeys(shares.values()))
+    await moves.take_turns(tx, distinct)
+    last = await moves.floors(tx, distinct)
+    ranked = []
+    for each in new:
+        last[shares[each]] += 1
+        ranked.append((each, last[shares[each]]))
+    added = await moves.add(
+        tx, ranked, {"status": Status.QUEUED, "created_at": now, "queued_at": now}
+    )
+    await moves.note(tx, added, actor=None, action="submit", now=now, details={})
+    return added
+
+
+async def enqueue_ended(
+    tx: Tx, new: NewDispatch, status: Status, *, now: datetime, error: str | None = None
+) -> Dispatch | None:
+    """For a job that ended before its dispatch was made: the unique key then bars a second."""
+    values = {
+        "status": status,
+        "created_at": now,
+        "queued_at": now,
+        "ended_at": now,
+        "last_error": error,
+    }
+    added = await moves.add(tx, [(new, 0)], values)
+    await moves.note(tx, added, actor=None, action="submit", now=now, details={"ended": status})
+    return added[0] if added else None
+
+
+async def get(tx: Tx, dispatch_id: int) -> Dispatch:
+    found = await rows.one(tx, dispatch_id)
+    if found is None:
+        raise NotFound(f"there is no dispatch {dispatch_id}")
+    return found
+
+
+async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
+    return await rows.of_job(tx, tenant_id, job_id)
+
+
+async def list_(
+    tx: Tx,
+    *,
+    status: Status | None = None,
+    workflow_id: int | None = None,
+    worker_id: str | None = None,
+    is_poisoned: bool | None = None,
+    before_id: int | None = None,
+    limit: int = 100,
+) -> list[Dispatch]:
+    """The newest first."""
+    conditions = rows.as_asked(
+        status=status, workflow_id=workflow_id, worker_id=worker_id, is_poisoned=is_poisoned
+    )
+    return await rows.page(tx, conditions, before_id=before_id, limit=limit)
+
+
+async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
+    """By job, of those (tenant, job) that have one."""
+    return {row.job_id: row for row in await rows.of_jobs(tx, pairs)} if pairs else {}
+
+
+async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
+    """Page by page, those that were made before then."""
+    return await rows.active_after(tx, after_id, before=before, limit=limit)
+
+
+async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
+    return await rows.held_by(tx, worker_id)
+
+
+async def counts(tx: Tx, tenant_id: UUID | None = None) -> Counts:
+    return await rows.counts(tx, tenant_id)
+
+
+async def depths(tx: Tx) -> dict[Lane, Depth]:
+    return await rows.depths(tx)
+
+
+async def ahead(tx: Tx, dispatch: Dispatch) -> int:
+    return await rows.ahead(tx, dispatch)
+
+
+async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
+    return await rows.typical_seconds(tx, workflow_id)
+
+
+async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:
+    """The prompt runs: from now on, an expiry uses up the attempt."""
+    row = await _held(tx, dispatch_id, token)
+    if row.started_at is not None:
+        return row
+    started = {"started_at": now, "is_prefetched": False, "recall_requested": False}
+    return await _changed(tx, row, started, token)
+
+
+async def requeue(
+    tx: Tx,
+    dispatch_id: int,
+    token: UUID,
+    reason: Requeue,
+    *,
+    now: datetime,
+    detail: str | None = None,
+    not_before: datetime | None = None,
+    settings: Settings = DEFAULTS,
+) -> Dispatch:
+    """Back into the queue. What comes back still leased is used up: the caller ends it as failed."""
+    row = await _known(tx, dispatch_id)
+    if row.status is Status.QUEUED and row.lease_token == token:
+        return row
+    _require_held(row, token)
+    after = _after_requeue(row, reason, settings)
+    told = f"Requeued: {reason}" + (f" ({detail})" if detail else "")
+    values: dict[str, Any] = {
+        "attempts": after.attempts,
+        "requeues": after.requeues,
+        "is_poisoned": after.is_poisoned,
+        "last_error": told,
+    }
+    if not after.is_used_up:
+        values |= await _queued_again(tx, row, row.priority, now) | {"not_before": not_before}
+        if reason.prefers_others:
+            until = now + timedelta(seconds=settings.avoid_worker_seconds)
+            values |= {"avoid_worker_id": row.worker_id, "avoid_until": until}
+    moved = await _changed(tx, row, values, token)
+    details = {"reason": reason, "worker": row.worker_id, "detail": detail}
+    await _note(tx, moved, "requeue", now, actor=_holder(row), details=details)
+    return moved
+
+
+def _after_requeue(row: Dispatch, reason: Requeue, settings: Settings) -> Dispatch:
+    """An expired lease has used its attempt once the worker had reported a start."""
+    is_counted = row.started_at is not None if reason is Requeue.EXPIRED else reason.counts
+    requeues = row.requeues + int(reason.is_interruption)
+    return replace(
+        row,
+        attempts=row.attempts if is_counted else max(0, row.attempts - 1),
+        requeues=requeues,
+        is_poisoned=requeues > settings.max_requeues,
+    )
+
+
+async def end(
+    tx: Tx,
+    dispatch_id: int,
+    token: UUID,
+    status: Status,
+    *,
+    now: datetime,
+    error: str | None = None,
+    duration: float | None = None,
+) -> Dispatch:
+    row = await _known(tx, dispatch_id)
+    if row.status is status and row.lease_token == token:
+        return row
+    _require_held(row, token)
+    values = _ended(status, now, error) | {"duration_seconds": duration}
+    ended = await _changed(tx, row, values, token)
+    details = {"worker": row.worker_id, "error": error}
+    await _note(tx, ended, ACTIONS[status], now, actor=_holder(row), details=details)
+    return ended
+
+
+async def bring_in_line(
+    tx: Tx, dispatch_id: int, status: Status, *, now: datetime, error: str | None = None
+) -> Dispatch:
+    """The job has ended, and the tenant's row decides: whatever the lease, the dispatch ends too."""
+    row = await _known(tx, dispatch_id)
+    if row.status in ENDED:
+        return row
+    ended = await _changed(tx, row, _ended(status, now, error))
+    details = {"in_line": True, "worker": row.worker_id, "error": error}
+    await _note(tx, ended, ACTIONS[status], now, actor="system", details=details)
+    return ended
+
+
+async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None = None) -> Dispatch:
+    """Queued ends at once; leased is told with its next heartbeat; ended stays as it is."""
+    row = await _known(tx, dispatch_id)
+    if row.status in ENDED or row.cancel_requested:
+        return row
+    is_queued = row.status is Status.QUEUED
+    values = _ended(Status.CANCELLED, now, None) if is_queued else {"cancel_requested": True}
+    moved = await _changed(tx, row, values)
+    await _note(tx, moved, "cancel", now, actor=actor, details={"asked": not is_queued})
+    return moved
+
+
+async def take_expired(
+    tx: Tx, *, token: UUID, now: datetime, limit: int, seconds: int = SWEEP_LEASE_SECONDS
+) -> list[Dispatch]:
+    """The sweep takes the leases itself, so that a late heartbeat can't overtake what follows.
+
+    Each is answered with the worker that lost it; the row no longer names it, or it would be
+    handed to that worker again, with the sweep's token.
+    """
+    moment = db_now(tx, now)
+    lost = await rows.expired(tx, moment, limit=limit)
+    taken = []
+    for row in lost:
+        ends = moves.later(tx, moment, seconds=seconds)
+        values = {"lease_token": token, "lease_expires_at": ends, "worker_id": None}
+        moved = await _changed(tx, row, values)
+        taken.append(replace(moved, worker_id=row.worker_id))
+        details = {"worker": row.worker_id, "started": row.started_at is not None}
+        await _note(tx, moved, "expire", now, actor=SWEEP, details=details)
+    return taken
+
+
+async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
+    """After an outage of ours: nobody could send a heartbeat, so nobody is late."""
+    return await moves.extend_all(tx, db_now(tx, now), seconds=seconds)
+
+
+async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Lane]:
+    """Rows whose `not_before` has come are visible again; one lane each, to be woken."""
+    woken = []
+    for row in await rows.due(tx, now, limit=limit):
+        values = await _queued_again(tx, row, row.priority, row.queued_at) | {"not_before": None}
+        woken.append((await _changed(tx, row, values)).lane)
+    return woken
+
+
+async def recall(tx: Tx, lanes: Collection[Lane], *, not_of: str, limit: int = 1) -> list[Dispatch]:
+    """Asks for prefetched jobs back, for a worker that has nothing to do."""
+    if not lanes:
+        return []
+    held = await rows.prefetched(tx, lanes, not_of=not_of, limit=limit)
+    return [await _changed(tx, row, {"recall_requested": True}) for row in held]
+
+
+async def retry(tx: Tx, dispatch_id: int, *, now: datetime, actor: str = "admin") -> Dispatch:
+    """An operator's second chance: all attempts anew. Leases go on counting, so fences hold."""
+    row = await _known(tx, dispatch_id)
+    if row.status not in (Status.FAILED, Status.CANCELLED):
+        raise Refused(f"dispatch {dispatch_id} is {row.status}; only what failed can be retried")
+    values = await _queued_again(tx, row, row.priority, now) | {
+        "attempts": 0,
+        "requeues": 0,
+        "is_poisoned": False,
+        "cancel_requested": False,
+        "lease_token": None,
+        "ended_at": None,
+        "last_error": None,
+        "avoid_worker_id": None,
+    }
+    moved = await _changed(tx, row, values)
+    await _note(tx, moved, "retry", now, actor=actor, details={"was": row.status})
+    return moved
+
+
+async def reprioritise(
+    tx: Tx, dispatch_id: int, priority: int, *, now: datetime, actor: str = "admin"
+) -> Dispatch:
+    row = await _known(tx, dispatch_id)
+    if row.status in ENDED:
+        raise Refused(f"dispatch {dispatch_id} is {row.status}")
+    if row.priority == priority:
+        return row
+    values: dict[str, Any] = {"priority": priority}
+    if row.status is Status.QUEUED:
+        head = await moves.head_rank(tx, row.lane, priority)
+        values["rank"] = row.rank if head is None else head
+    moved = await _changed(tx, row, values)
+    details = {"from": row.priority, "to": priority}
+    await _note(tx, moved, "reprioritise", now, actor=actor, details=details)
+    return moved
+
+
+ACTIONS = {Status.COMPLETED: "complete", Status.FAILED: "fail", Status.CANCELLED: "cancel"}
+
+
+def _ended(status: Status, now: datetime, error: str | None) -> dict[str, Any]:
+    ended = {"status": status, "ended_at": now, "lease_expires_at": None, "not_before": None}
+    return ended | ({"last_error": error} if error is not None else {})
+
+
+async def _queued_again(tx: Tx, row: Dispatch, priority: int, now: datetime) -> dict[str, Any]:
+    """Joins the round that is on: its old rank would drag virtual time back, and give credit."""
+    head = await moves.head_rank(tx, row.lane, priority)
+    return {
+        "status": Status.QUEUED,
+        "rank": row.rank if head is None else head,
+        "queued_at": now,
+        "lease_expires_at": None,
+        "worker_id": None,
+        "started_at": None,
+        "is_prefetched": False,
+        "recall_requested": False,
+    }
+
+
+async def _known(tx: Tx, dispatch_id: int) -> Dispatch:
+    """Locked: what is decided about it holds until the transaction ends."""
+    row = await rows.one(tx, dispatch_id, lock=True)
+    if row is None:
+        raise NotFound(f"there is no dispatch {dispatch_id}")
+    return row
+
+
+async def _held(tx: Tx, dispatch_id: int, token: UUID) -> Dispatch:
+    row = await _known(tx, dispatch_id)
+    _require_held(row, token)
+    return row
+
+
+def _require_held(row: Dispatch, token: UUID) -> None:
+    if row.status is not Status.LEASED or row.lease_token != token:
+        raise LeaseLost(f"the lease of dispatch {row.id} is no longer held", dispatch_id=row.id)
+
+
+async def _changed(
+    tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
+) -> Dispatch:
+    """Guarded by what was seen, although the row is locked: the write itself must be safe."""
+    moved = await moves.change(tx, row.id, values, status=row.status, token=token)
+    if moved is None:
+        raise LeaseLost(f"dispatch {row.id} has moved on", dispatch_id=row.id)
+    return moved
+
+
+def _holder(row: Dispatch) -> str:
+    return f"worker:{row.worker_id}" if row.worker_id else SWEEP
+
+
+async def _note(
+    tx: Tx,
+    row: Dispatch,
+    action: str,
+    now: datetime,
+    *,
+    actor: str | None,
+    details: Mapping[str, Any],
+) -> None:
+    said = {name: value for name, value in details.items() if value is not None}
+    await moves.note(tx, [row], actor=actor, action=action, now=now, details=said)

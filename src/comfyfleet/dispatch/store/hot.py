@@ -1,0 +1,66 @@
+"""Lease, heartbeat and complete: what both databases offer to the queue, each in its own SQL."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
+from comfyfleet.kernel.clock import Clock
+
+
+class Probe(NamedTuple):
+    """Where to look for candidates, and how far into each lane."""
+
+    lanes: Sequence[Lane]
+    affinities: Sequence[str]
+    limit: int
+
+
+class Claim(NamedTuple):
+    dispatch_id: int
+    token: UUID
+    worker_id: str
+    is_prefetched: bool
+
+
+class Completion(NamedTuple):
+    dispatch_id: int
+    token: UUID
+    duration: float | None
+
+
+class Extension(NamedTuple):
+    dispatch_id: int
+    token: UUID
+    started: bool
+
+
+# Called with what was found; what it answers is claimed, if it is still queued then.
+Chooser = Callable[[list[Candidate]], list[Claim]]
+
+
+class HotStore(Protocol):
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]: ...
+
+    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
+        """Those that were held with that token, and are completed now."""
+
+    async def extend(
+        self, said: Sequence[Extension], *, seconds: int
+    ) -> dict[tuple[int, UUID], Extended]: ...
+
+    async def bound(self, *, limit: int) -> list[str]:
+        """The affinities for which something waits."""
+
+    async def close(self) -> None: ...
+
+
+def open_hot(database: Database, clock: Clock) -> HotStore:
+    if database.is_sqlite:
+        from comfyfleet.dispatch.store.sqlite import SqliteHot
+
+        return SqliteHot(database, clock)
+    from comfyfleet.dispatch.store.postgres import PostgresHot
+
+    return PostgresHot(database)

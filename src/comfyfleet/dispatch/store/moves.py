@@ -1,0 +1,169 @@
+"""Writing rows of the queue, each guarded: no row back means that the world had moved."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Interval,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    union_all,
+    update,
+)
+
+from comfyfleet.db import Tx
+from comfyfleet.db.central import audit_log
+from comfyfleet.db.central import dispatches as d
+from comfyfleet.db.dialect import insert_if_new, is_sqlite
+from comfyfleet.dispatch.model import Dispatch, Lane, NewDispatch, Status
+from comfyfleet.dispatch.store.rows import WHOLE, as_dispatch, in_lane
+
+# Databases take some 32,000 values in one statement.
+ROWS_PER_STATEMENT_MAX = 500
+PROBES_PER_STATEMENT_MAX = 100
+
+
+class Share(NamedTuple):
+    """Inside one, a tenant's jobs follow each other, one per round."""
+
+    tenant_id: UUID
+    lane: Lane
+    priority: int
+
+
+async def change(
+    tx: Tx, dispatch_id: int, values: Mapping[str, Any], *, status: Status, token: UUID | None
+) -> Dispatch | None:
+    statement = update(d).where(d.c.id == dispatch_id, d.c.status == status).values(**values)
+    if token is not None:
+        statement = statement.where(d.c.lease_token == token)
+    row = (await tx.execute(statement.returning(*WHOLE))).first()
+    return None if row is None else as_dispatch(row)
+
+
+async def head_rank(tx: Tx, lane: Lane, priority: int) -> int | None:
+    """The virtual time of a lane at a priority: the smallest rank that waits there."""
+    rank: int | None = await tx.scalar(select(_head_rank(lane, priority)))
+    return rank
+
+
+def _head_rank(lane: Lane, priority: int) -> Any:
+    waiting = (
+        d.c.status == Status.QUEUED,
+        d.c.not_before.is_(None),
+        d.c.backend_affinity.is_(None),
+    )
+    query = select(func.min(d.c.rank)).where(*waiting, in_lane(lane), d.c.priority == priority)
+    return query.scalar_subquery()
+
+
+def _last_rank(share: Share) -> Any:
+    mine = (d.c.status == Status.QUEUED, d.c.tenant_id == share.tenant_id)
+    query = select(func.max(d.c.rank)).where(
+        *mine, in_lane(share.lane), d.c.priority == share.priority
+    )
+    return query.scalar_subquery()
+
+
+async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
+    """A tenant's submits into one lane follow each other: at once, all would get the same rank."""
+    if is_sqlite(tx):
+        return
+    keys = sorted({_lock_key(share) for share in shares})
+    lock = text("SELECT pg_advisory_xact_lock(key) FROM unnest(CAST(:keys AS bigint[])) AS key")
+    await tx.execute(lock, {"keys": keys})
+
+
+def _lock_key(share: Share) -> int:
+    told = f"{share.tenant_id}/{'/'.join(map(str, share.lane))}/{share.priority}"
+    return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), signed=True)
+
+
+async def floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
+    """After which rank a tenant's next job stands: virtual time, or its own last that still waits."""
+    found: dict[Share, int] = {}
+    for start in range(0, len(shares), PROBES_PER_STATEMENT_MAX):
+        part = shares[start : start + PROBES_PER_STATEMENT_MAX]
+        probes = [
+            select(literal(place), _head_rank(share.lane, share.priority), _last_rank(share))
+            for place, share in enumerate(part)
+        ]
+        for place, head, last in await tx.execute(union_all(*probes)):
+            found[part[place]] = max(head or 0, last or 0)
+    return found
+
+
+async def add(
+    tx: Tx, rows: Sequence[tuple[NewDispatch, int]], values: Mapping[str, Any]
+) -> list[Dispatch]:
+    """Those that are new: a job has one dispatch, however often its submit is repeated."""
+    added = []
+    for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
+        part = rows[start : start + ROWS_PER_STATEMENT_MAX]
+        statement = insert_if_new(tx, d, [{**_columns(*each), **values} for each in part])
+        added += [as_dispatch(row) for row in await tx.execute(statement.returning(*WHOLE))]
+    return added
+
+
+def _columns(new: NewDispatch, rank: int) -> dict[str, Any]:
+    return {
+        "tenant_id": new.tenant_id,
+        "tenant_job_id": new.job_id,
+        **new.lane._asdict(),
+        "priority": new.priority,
+        "rank": rank,
+        "max_attempts": new.max_attempts,
+        "model_key": new.model_key,
+        "model_set": new.model_set,
+        "backend_affinity": new.backend_affinity,
+    }
+
+
+async def note(
+    tx: Tx,
+    noted: Sequence[Dispatch],
+    *,
+    actor: str | None,
+    action: str,
+    now: datetime,
+    details: Mapping[str, Any],
+) -> None:
+    """One audit row each; without an actor it is the tenant's own act."""
+    rows = [
+        {
+            "at": now,
+            "actor": actor or f"tenant:{each.tenant_id}",
+            "action": action,
+            "subject": f"dispatch:{each.id}",
+            "tenant_id": each.tenant_id,
+            "details": {"attempt": each.attempts, "lease": each.lease_number, **details},
+        }
+        for each in noted
+    ]
+    for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
+        await tx.execute(insert(audit_log), rows[start : start + ROWS_PER_STATEMENT_MAX])
+
+
+async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> int:
+    """Whole leases, counted from now where they had run out while we were away."""
+    ends = d.c.lease_expires_at
+    since = case((ends < moment, moment), else_=ends)
+    longer = later(tx, since, seconds=seconds)
+    leased = update(d).where(d.c.status == Status.LEASED)
+    return int((await tx.execute(leased.values(lease_expires_at=longer))).rowcount)
+
+
+def later(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> ColumnElement[Any]:
+    if is_sqlite(tx):
+        return cast(moment, BigInteger) + seconds * 1_000_000
+    return moment + literal(timedelta(seconds=seconds), Interval())

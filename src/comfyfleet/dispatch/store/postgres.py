@@ -1,0 +1,165 @@
+"""The hot path on PostgreSQL. Beside it: `sqlite.py`, the same in SQLite's words."""
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.db.central import BOUND, FREE
+from comfyfleet.db.direct import PostgresDirect
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
+from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Probe
+from comfyfleet.dispatch.store.rows import FIELDS, as_dispatch
+
+_SEEN = """
+    id, workflow_id, stage, provider, priority, rank, queued_at, model_key, model_set,
+    backend_affinity, avoid_worker_id, avoid_until"""
+_IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
+
+# One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
+# backend have an index of their own, and cost nothing where there are none.
+PEEK = f"""
+WITH lane AS MATERIALIZED (
+    SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[])
+        AS each(workflow_id, stage, provider)
+    WHERE EXISTS (SELECT 1 FROM workflows
+        WHERE workflows.id = each.workflow_id AND is_active AND NOT is_paused)
+), affinity AS MATERIALIZED (
+    SELECT name FROM unnest($4::text[]) AS name, LATERAL (
+        SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name LIMIT 1) AS waits
+)
+SELECT free.* FROM lane, LATERAL (
+    SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE}
+    ORDER BY workflow_id, stage, provider, priority DESC, rank, id LIMIT $5) AS free
+UNION ALL
+SELECT bound.* FROM affinity, lane, LATERAL (
+    SELECT {_SEEN} FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name AND {_IN_LANE}
+    ORDER BY backend_affinity, workflow_id, stage, provider, priority DESC, rank, id LIMIT $5
+) AS bound
+"""
+
+# Rows are found by their ids. As plain `status = …`, the condition would let the planner walk one of
+# the partial indexes instead, which is the whole queue.
+_QUEUED = "status || '' = 'queued'"
+_LEASED = "status || '' = 'leased'"
+
+# Whoever has a row locked moves it: it is left to them, and nobody waits.
+CLAIM = f"""
+WITH mine AS MATERIALIZED (
+    SELECT id, token, worker, prefetched
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bool[])
+        AS wanted(dispatch_id, token, worker, prefetched)
+    JOIN ai_job_dispatches ON id = dispatch_id
+    WHERE {_QUEUED} AND attempts < max_attempts
+    FOR UPDATE OF ai_job_dispatches SKIP LOCKED
+), leased AS (
+    UPDATE ai_job_dispatches SET
+        status = 'leased', lease_token = token, worker_id = worker, is_prefetched = prefetched,
+        attempts = attempts + 1, lease_number = lease_number + 1,
+        lease_expires_at = clock_timestamp() + make_interval(secs => $5),
+        leased_at = clock_timestamp(), started_at = NULL, heard_at = NULL,
+        recall_requested = false
+    FROM mine WHERE ai_job_dispatches.id = mine.id
+    RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, workflow_id, stage, provider,
+        worker_id, lease_token, lease_number, attempts, lease_expires_at, is_prefetched,
+        model_key, model_set
+), noted AS (
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT clock_timestamp(), 'worker:' || worker_id, 'lease', 'dispatch:' || id, tenant_id,
+        jsonb_build_object('attempt', attempts, 'lease', lease_number)
+    FROM leased
+)
+SELECT * FROM leased
+"""
+
+COMPLETE = f"""
+WITH ended AS (
+    UPDATE ai_job_dispatches SET
+        status = 'completed', duration_seconds = duration, ended_at = clock_timestamp(),
+        lease_expires_at = NULL
+    FROM unnest($1::bigint[], $2::uuid[], $3::float8[]) AS said(dispatch_id, token, duration)
+    WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
+    RETURNING {FIELDS}
+), noted AS (
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT ended_at, coalesce('worker:' || worker_id, 'sweep'), 'complete', 'dispatch:' || id,
+        tenant_id, jsonb_build_object('attempt', attempts, 'lease', lease_number)
+    FROM ended
+)
+SELECT * FROM ended
+"""
+
+EXTEND = f"""
+UPDATE ai_job_dispatches SET
+    lease_expires_at = clock_timestamp() + make_interval(secs => $4),
+    heard_at = clock_timestamp(),
+    started_at = CASE WHEN started THEN coalesce(started_at, clock_timestamp()) ELSE started_at END,
+    is_prefetched = is_prefetched AND NOT started,
+    recall_requested = recall_requested AND NOT started AND started_at IS NULL
+FROM unnest($1::bigint[], $2::uuid[], $3::bool[]) AS said(dispatch_id, token, started)
+WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
+RETURNING id, lease_token, lease_expires_at, cancel_requested, recall_requested
+"""
+
+# From one affinity to the next by the index, however many rows each has.
+AFFINITIES = f"""
+WITH RECURSIVE waiting AS (
+    (SELECT backend_affinity AS name FROM ai_job_dispatches WHERE {BOUND}
+     ORDER BY backend_affinity LIMIT 1)
+    UNION ALL
+    SELECT (SELECT backend_affinity FROM ai_job_dispatches
+            WHERE {BOUND} AND backend_affinity > waiting.name ORDER BY backend_affinity LIMIT 1)
+    FROM waiting WHERE waiting.name IS NOT NULL
+)
+SELECT name FROM waiting WHERE name IS NOT NULL LIMIT $1
+"""
+
+
+class PostgresHot:
+    def __init__(self, database: Database) -> None:
+        self._direct = PostgresDirect(database.url)
+
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
+        columns = zip(*probe.lanes, strict=True)
+        found = await self._direct.fetch(PEEK, *map(list, columns), probe.affinities, probe.limit)
+        if not found:
+            return []
+        wanted = choose([_as_candidate(row) for row in found])
+        return await self._claim(wanted, seconds=seconds) if wanted else []
+
+    async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> list[Lease]:
+        columns = _columns(wanted)
+        return [_as_lease(row) for row in await self._direct.fetch(CLAIM, *columns, seconds)]
+
+    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
+        columns = _columns(said)
+        return [as_dispatch(tuple(row)) for row in await self._direct.fetch(COMPLETE, *columns)]
+
+    async def extend(
+        self, said: Sequence[Extension], *, seconds: int
+    ) -> dict[tuple[int, UUID], Extended]:
+        columns = _columns(said)
+        rows = await self._direct.fetch(EXTEND, *columns, seconds)
+        return {(row[0], row[1]): Extended(*row[2:]) for row in map(tuple, rows)}
+
+    async def bound(self, *, limit: int) -> list[str]:
+        return [row[0] for row in await self._direct.fetch(AFFINITIES, limit)]
+
+    async def close(self) -> None:
+        await self._direct.close()
+
+
+def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
+    """In the order of ids, so that no two statements can wait for each other's rows."""
+    return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
+
+
+def _as_candidate(row: Any) -> Candidate:
+    dispatch_id, workflow_id, stage, provider, *rest = row
+    return Candidate(dispatch_id, Lane(workflow_id, stage, provider), *rest)
+
+
+def _as_lease(row: Any) -> Lease:
+    dispatch_id, tenant_id, job_id, workflow_id, stage, provider, *rest = row
+    return Lease(dispatch_id, tenant_id, job_id, Lane(workflow_id, stage, provider), *rest)

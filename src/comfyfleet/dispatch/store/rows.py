@@ -1,0 +1,202 @@
+"""Reading rows of the queue."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
+
+from comfyfleet.db import Tx
+from comfyfleet.db.central import dispatches as d
+from comfyfleet.db.dialect import locked
+from comfyfleet.dispatch.model import Counts, Depth, Dispatch, Lane, Status
+
+# In the order of Dispatch's fields, but that a lane stands as its three columns.
+FIELDS = (
+    "id, tenant_id, tenant_job_id, workflow_id, stage, provider, status, priority, rank, attempts, "
+    "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
+    "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
+    "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
+    "ended_at, heard_at"
+)
+AHEAD_COUNTED_MAX = 10_000
+ENDED_LOOKED_AT_MAX = 2_000
+WHOLE = tuple(d.c[name] for name in FIELDS.split(", "))
+
+
+def as_dispatch(row: Sequence[Any]) -> Dispatch:
+    values = (*row[:3], Lane(*row[3:6]), Status(row[6]), *row[7:])
+    return Dispatch(*values)
+
+
+def in_lane(lane: Lane) -> ColumnElement[bool]:
+    return and_(
+        d.c.workflow_id == lane.workflow_id, d.c.stage == lane.stage, d.c.provider == lane.provider
+    )
+
+
+async def found(tx: Tx, query: Select[Any]) -> list[Dispatch]:
+    return [as_dispatch(row) for row in await tx.execute(query)]
+
+
+async def one(tx: Tx, dispatch_id: int, *, lock: bool = False) -> Dispatch | None:
+    query = select(*WHOLE).where(d.c.id == dispatch_id)
+    rows = await found(tx, locked(tx, query) if lock else query)
+    return rows[0] if rows else None
+
+
+async def some(tx: Tx, dispatch_ids: Iterable[int]) -> list[Dispatch]:
+    return await found(tx, select(*WHOLE).where(d.c.id.in_(list(dispatch_ids))))
+
+
+async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
+    query = select(*WHOLE).where(d.c.tenant_id == tenant_id, d.c.tenant_job_id == job_id)
+    rows = await found(tx, query)
+    return rows[0] if rows else None
+
+
+async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
+    """Of jobs by tenant and id."""
+    return await found(
+        tx, select(*WHOLE).where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs))
+    )
+
+
+async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
+    query = (
+        select(*WHOLE)
+        .where(
+            d.c.id > after_id,
+            d.c.status.in_([Status.QUEUED, Status.LEASED]),
+            d.c.created_at < before,
+        )
+        .order_by(d.c.id)
+        .limit(limit)
+    )
+    return await found(tx, query)
+
+
+async def page(
+    tx: Tx, conditions: Iterable[ColumnElement[bool]], *, before_id: int | None, limit: int
+) -> list[Dispatch]:
+    query = select(*WHOLE).where(*conditions).order_by(d.c.id.desc()).limit(limit)
+    return await found(tx, query if before_id is None else query.where(d.c.id < before_id))
+
+
+def as_asked(
+    *,
+    status: Status | None,
+    workflow_id: int | None,
+    worker_id: str | None,
+    is_poisoned: bool | None,
+) -> list[ColumnElement[bool]]:
+    asked = {
+        d.c.status: status,
+        d.c.workflow_id: workflow_id,
+        d.c.worker_id: worker_id,
+        d.c.is_poisoned: is_poisoned,
+    }
+    return [column == value for column, value in asked.items() if value is not None]
+
+
+async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
+    held = (d.c.worker_id == worker_id) & (d.c.status == Status.LEASED)
+    return await found(tx, select(*WHOLE).where(held).order_by(d.c.id))
+
+
+async def counts(tx: Tx, tenant_id: UUID | None) -> Counts:
+    mine = [] if tenant_id is None else [d.c.tenant_id == tenant_id]
+
+    async def counted(status: Status) -> int:
+        query = select(func.count()).select_from(d).where(d.c.status == status, *mine)
+        return int(await tx.scalar(query) or 0)
+
+    return Counts(await counted(Status.QUEUED), await counted(Status.LEASED))
+
+
+async def depths(tx: Tx) -> dict[Lane, Depth]:
+    waiting = d.c.status == Status.QUEUED
+    lane = (d.c.workflow_id, d.c.stage, d.c.provider)
+    query = (
+        select(
+            *lane,
+            func.count().filter(waiting),
+            func.count().filter(~waiting),
+            func.min(d.c.queued_at).filter(waiting),
+        )
+        .where(d.c.status.in_([Status.QUEUED, Status.LEASED]))
+        .group_by(*lane)
+    )
+    return {Lane(*row[:3]): Depth(*row[3:]) for row in await tx.execute(query)}
+
+
+async def ahead(tx: Tx, dispatch: Dispatch) -> int:
+    """Queued rows of its lane that come before it; counted up to a bound, it is for people."""
+    before = or_(
+        d.c.priority > dispatch.priority,
+        and_(d.c.priority == dispatch.priority, d.c.rank < dispatch.rank),
+        and_(d.c.priority == dispatch.priority, d.c.rank == dispatch.rank, d.c.id < dispatch.id),
+    )
+    some = (
+        select(d.c.id)
+        .where(
+            d.c.status == Status.QUEUED, d.c.not_before.is_(None), in_lane(dispatch.lane), before
+        )
+        .limit(AHEAD_COUNTED_MAX)
+        .subquery()
+    )
+    return int(await tx.scalar(select(func.count()).select_from(some)) or 0)
+
+
+async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
+    """The mean of what ended lately; the whole history is not read for it."""
+    lately = (
+        select(d.c.workflow_id, d.c.duration_seconds)
+        .where(d.c.ended_at.is_not(None))
+        .order_by(d.c.ended_at.desc())
+        .limit(ENDED_LOOKED_AT_MAX)
+        .subquery()
+    )
+    mean = select(func.avg(lately.c.duration_seconds)).where(lately.c.workflow_id == workflow_id)
+    value = await tx.scalar(mean)
+    return None if value is None else float(value)
+
+
+async def expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> list[Dispatch]:
+    """Locked, and only those that nobody else has in hand."""
+    query = (
+        select(*WHOLE)
+        .where(d.c.status == Status.LEASED, d.c.lease_expires_at < moment)
+        .order_by(d.c.lease_expires_at)
+        .limit(limit)
+    )
+    return await found(tx, locked(tx, query, skip_locked=True))
+
+
+async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
+    query = (
+        select(*WHOLE)
+        .where(d.c.status == Status.QUEUED, d.c.not_before <= now)
+        .order_by(d.c.not_before)
+        .limit(limit)
+    )
+    return await found(tx, locked(tx, query, skip_locked=True))
+
+
+async def prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str, limit: int) -> list[Dispatch]:
+    """Leases that wait for their turn behind another job, and could be run elsewhere now."""
+    query = (
+        select(*WHOLE)
+        .where(
+            d.c.status == Status.LEASED,
+            d.c.is_prefetched,
+            ~d.c.recall_requested,
+            d.c.started_at.is_(None),
+            d.c.worker_id != not_of,
+            or_(*(in_lane(lane) for lane in lanes)),
+        )
+        .order_by(d.c.leased_at)
+        .limit(limit)
+    )
+    return await found(tx, locked(tx, query, skip_locked=True))

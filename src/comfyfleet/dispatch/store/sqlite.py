@@ -1,0 +1,206 @@
+"""The hot path on SQLite. Beside it: `postgres.py`, the same in PostgreSQL's words.
+
+A batch is one transaction: `BEGIN IMMEDIATE` has made us the only writer, and one commit, with its
+wait for the disk, serves all who ask at that moment.
+"""
+
+import json
+from collections.abc import Sequence
+from sqlite3 import Connection
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.db.central import BOUND, FREE
+from comfyfleet.db.direct import SqliteDirect
+from comfyfleet.db.types import micros, moment
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
+from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Probe
+from comfyfleet.dispatch.store.rows import FIELDS, as_dispatch
+from comfyfleet.kernel.clock import Clock
+
+SECOND = 1_000_000
+_SEEN = """
+    id, workflow_id, stage, provider, priority, rank, queued_at, model_key, model_set,
+    backend_affinity, avoid_worker_id, avoid_until"""
+_IN_LANE = """workflow_id = ? AND stage = ? AND provider = ?
+    AND EXISTS (SELECT 1 FROM workflows WHERE id = workflow_id AND is_active AND NOT is_paused)"""
+_ORDER = "workflow_id, stage, provider, priority DESC, rank, id LIMIT ?"
+PEEK = f"SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE} ORDER BY {_ORDER}"
+PEEK_BOUND = f"""SELECT {_SEEN} FROM ai_job_dispatches
+    WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} ORDER BY backend_affinity, {_ORDER}"""
+IS_BOUND = f"SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = ? LIMIT 1"
+CLAIM = """
+UPDATE ai_job_dispatches SET
+    status = 'leased', lease_token = ?, worker_id = ?, is_prefetched = ?,
+    attempts = attempts + 1, lease_number = lease_number + 1,
+    lease_expires_at = ?, leased_at = ?, started_at = NULL, heard_at = NULL,
+    recall_requested = false
+WHERE id = ? AND status = 'queued' AND attempts < max_attempts
+RETURNING id, tenant_id, tenant_job_id, workflow_id, stage, provider, worker_id, lease_token,
+    lease_number, attempts, lease_expires_at, is_prefetched, model_key, model_set
+"""
+COMPLETE = f"""
+UPDATE ai_job_dispatches SET
+    status = 'completed', duration_seconds = ?, ended_at = ?, lease_expires_at = NULL
+WHERE id = ? AND lease_token = ? AND status = 'leased'
+RETURNING {FIELDS}
+"""
+EXTEND = """
+UPDATE ai_job_dispatches SET
+    lease_expires_at = :ends,
+    heard_at = :now,
+    started_at = CASE WHEN :started THEN coalesce(started_at, :now) ELSE started_at END,
+    is_prefetched = is_prefetched AND NOT :started,
+    recall_requested = recall_requested AND NOT :started AND started_at IS NULL
+WHERE id = :id AND lease_token = :token AND status = 'leased'
+RETURNING lease_expires_at, cancel_requested, recall_requested
+"""
+NOTE = """INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    VALUES (?, ?, ?, ?, ?, ?)"""
+AFFINITIES = f"""
+WITH RECURSIVE waiting(name) AS (
+    SELECT (SELECT min(backend_affinity) FROM ai_job_dispatches WHERE {BOUND})
+    UNION ALL
+    SELECT (SELECT min(backend_affinity) FROM ai_job_dispatches
+            WHERE {BOUND} AND backend_affinity > waiting.name)
+    FROM waiting WHERE waiting.name IS NOT NULL
+)
+SELECT name FROM waiting WHERE name IS NOT NULL LIMIT ?
+"""
+_UUIDS = (1, 2, 13)
+_MOMENTS = (14, 16, 26, 27, 28, 29, 30, 31)
+_TRUTHS = (20, 21, 22, 23)
+
+
+class SqliteHot:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._direct = SqliteDirect(database)
+        self._clock = clock
+
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
+        now = micros(self._clock())
+
+        def act(connection: Connection) -> list[Lease]:
+            wanted = choose(_peek(connection, probe))
+            return [
+                lease
+                for claim in wanted
+                if (lease := _claimed(connection, claim, now, now + seconds * SECOND)) is not None
+            ]
+
+        return await self._direct.run(act)
+
+    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
+        now = micros(self._clock())
+
+        def act(connection: Connection) -> list[Dispatch]:
+            ended = []
+            for one in said:
+                values = (one.duration, now, one.dispatch_id, one.token.hex)
+                ended += [_as_dispatch(row) for row in connection.execute(COMPLETE, values)]
+            for each in ended:
+                lease = (each.attempts, each.lease_number)
+                _note(connection, now, "complete", each.id, each.tenant_id, each.worker_id, lease)
+            return ended
+
+        return await self._direct.run(act)
+
+    async def extend(
+        self, said: Sequence[Extension], *, seconds: int
+    ) -> dict[tuple[int, UUID], Extended]:
+        now = micros(self._clock())
+
+        def act(connection: Connection) -> dict[tuple[int, UUID], Extended]:
+            longer = {}
+            for each in said:
+                values = {
+                    "ends": now + seconds * SECOND,
+                    "started": each.started,
+                    "now": now,
+                    "id": each.dispatch_id,
+                    "token": each.token.hex,
+                }
+                for ends, cancel, recall in connection.execute(EXTEND, values).fetchall():
+                    extended = Extended(moment(ends), bool(cancel), bool(recall))
+                    longer[each.dispatch_id, each.token] = extended
+            return longer
+
+        return await self._direct.run(act)
+
+    async def bound(self, *, limit: int) -> list[str]:
+        def act(connection: Connection) -> list[str]:
+            return [row[0] for row in connection.execute(AFFINITIES, (limit,))]
+
+        return await self._direct.run(act)
+
+    async def close(self) -> None:
+        await self._direct.close()
+
+
+def _peek(connection: Connection, probe: Probe) -> list[Candidate]:
+    found: list[Any] = []
+    for lane in probe.lanes:
+        found += connection.execute(PEEK, (*lane, probe.limit)).fetchall()
+    for affinity in probe.affinities:
+        if connection.execute(IS_BOUND, (affinity,)).fetchone():
+            for lane in probe.lanes:
+                found += connection.execute(PEEK_BOUND, (affinity, *lane, probe.limit)).fetchall()
+    return [_as_candidate(row) for row in found]
+
+
+def _as_candidate(row: Any) -> Candidate:
+    dispatch_id, workflow_id, stage, provider, priority, rank, queued_at, *rest = row
+    *rest, until = rest
+    rest.append(None if until is None else moment(until))
+    lane = Lane(workflow_id, stage, provider)
+    return Candidate(dispatch_id, lane, priority, rank, moment(queued_at), *rest)
+
+
+def _claimed(connection: Connection, claim: Claim, now: int, ends: int) -> Lease | None:
+    values = (claim.token.hex, claim.worker_id, claim.is_prefetched, ends, now, claim.dispatch_id)
+    row = connection.execute(CLAIM, values).fetchone()
+    if row is None:
+        return None
+    dispatch_id, tenant_id, job_id, workflow_id, stage, provider, worker_id, token, *rest = row
+    number, attempt, _, is_prefetched, model_key, model_set = rest
+    lease = Lease(
+        dispatch_id=dispatch_id,
+        tenant_id=UUID(tenant_id),
+        job_id=UUID(job_id),
+        lane=Lane(workflow_id, stage, provider),
+        worker_id=worker_id,
+        token=UUID(token),
+        number=number,
+        attempt=attempt,
+        expires_at=moment(ends),
+        is_prefetched=bool(is_prefetched),
+        model_key=model_key,
+        model_set=model_set,
+    )
+    _note(connection, now, "lease", dispatch_id, lease.tenant_id, worker_id, (attempt, number))
+    return lease
+
+
+def _note(
+    connection: Connection,
+    now: int,
+    action: str,
+    dispatch_id: int,
+    tenant_id: UUID,
+    worker_id: str | None,
+    lease: tuple[int, int],
+) -> None:
+    actor = f"worker:{worker_id}" if worker_id else "sweep"
+    details = json.dumps({"attempt": lease[0], "lease": lease[1]})
+    values = (now, actor, action, f"dispatch:{dispatch_id}", tenant_id.hex, details)
+    connection.execute(NOTE, values)
+
+
+def _as_dispatch(row: Sequence[Any]) -> Dispatch:
+    values = list(row)
+    for places, made in ((_UUIDS, UUID), (_MOMENTS, moment), (_TRUTHS, bool)):
+        for place in places:
+            if values[place] is not None:
+                values[place] = made(values[place])
+    return as_dispatch(values)

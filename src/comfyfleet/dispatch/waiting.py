@@ -1,0 +1,145 @@
+"""Who waits for a job. Ten thousand may: they stand in lines by what they may run, best first."""
+
+import asyncio
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+from itertools import count
+
+from comfyfleet.dispatch.decide import preference
+from comfyfleet.dispatch.model import Lane, Lease, Waiter
+
+MODELS_PER_WAITER_MAX = 8
+SHORTLIST_PER_LINE_MAX = 64
+_numbers = count()
+
+
+class Asked:
+    """One who asks, and the place where the answer goes."""
+
+    __slots__ = ("deadline", "future", "in_hand", "key", "timer", "waiter")
+
+    def __init__(self, waiter: Waiter, future: "asyncio.Future[Lease | None]", deadline: float):
+        self.waiter = waiter
+        self.future = future
+        self.deadline = deadline
+        self.timer: asyncio.TimerHandle | None = None
+        self.in_hand = False  # a statement that may give it a job is on its way
+        # Among equals, whoever has waited longest.
+        self.key = (*preference(waiter), next(_numbers))
+
+    def __lt__(self, other: "Asked") -> bool:
+        return self.key < other.key
+
+
+class Line:
+    """Those who may run exactly the same lanes."""
+
+    __slots__ = ("best", "by_model", "lanes")
+
+    def __init__(self, lanes: frozenset[Lane]) -> None:
+        self.lanes = lanes
+        self.best: list[Asked] = []
+        self.by_model: dict[str, list[Asked]] = {}
+
+    def add(self, asked: Asked) -> None:
+        insort(self.best, asked)
+        for model in asked.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
+            insort(self.by_model.setdefault(model, []), asked)
+
+    def remove(self, asked: Asked) -> None:
+        _take_out(self.best, asked)
+        for model in asked.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
+            _take_out(self.by_model[model], asked)
+            if not self.by_model[model]:
+                del self.by_model[model]
+
+    def first(self, wanted: int) -> Iterator[Asked]:
+        """The best, whatever the job needs: by load, and per model that might be asked for."""
+        yield from self.best[:wanted]
+        for line in self.by_model.values():
+            yield from line[:wanted]
+
+
+def _take_out(line: list[Asked], asked: Asked) -> None:
+    del line[bisect_left(line, asked)]
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self._lines: dict[frozenset[Lane], Line] = {}
+        self._by_lane: dict[Lane, set[frozenset[Lane]]] = {}
+        self._by_affinity: dict[str, set[Asked]] = {}
+        self._all: set[Asked] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, asked: Asked) -> bool:
+        return asked in self._all
+
+    def __iter__(self) -> Iterator[Asked]:
+        return iter(list(self._all))
+
+    def add(self, asked: Asked) -> None:
+        lanes = asked.waiter.lanes
+        line = self._lines.get(lanes)
+        if line is None:
+            line = self._lines[lanes] = Line(lanes)
+            for lane in lanes:
+                self._by_lane.setdefault(lane, set()).add(lanes)
+        line.add(asked)
+        for affinity in asked.waiter.affinities:
+            self._by_affinity.setdefault(affinity, set()).add(asked)
+        self._all.add(asked)
+
+    def discard(self, asked: Asked) -> None:
+        if asked not in self._all:
+            return
+        self._all.discard(asked)
+        line = self._lines[asked.waiter.lanes]
+        line.remove(asked)
+        if not line.best:
+            self._forget(line)
+        for affinity in asked.waiter.affinities:
+            self._by_affinity[affinity].discard(asked)
+            if not self._by_affinity[affinity]:
+                del self._by_affinity[affinity]
+
+    def _forget(self, line: Line) -> None:
+        del self._lines[line.lanes]
+        for lane in line.lanes:
+            self._by_lane[lane].discard(line.lanes)
+            if not self._by_lane[lane]:
+                del self._by_lane[lane]
+
+    def lanes(self) -> Iterable[Lane]:
+        return self._by_lane.keys()
+
+    def is_waited_for(self, lanes: Iterable[Lane]) -> bool:
+        return any(lane in self._by_lane for lane in lanes)
+
+    def affinities_among(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._by_affinity]
+
+    def shortlist(self, wanted: Counter[Lane], affinities: Iterable[str] = ()) -> list[Asked]:
+        """Those among whom the best for each arriving job is; nobody else is disturbed."""
+        found: dict[Asked, None] = {}
+        for lane, jobs in wanted.items():
+            most = min(jobs, SHORTLIST_PER_LINE_MAX)
+            for lanes in self._by_lane.get(lane, ()):
+                found |= dict.fromkeys(self._lines[lanes].first(most))
+        for affinity in affinities:
+            those = self._by_affinity.get(affinity, ())
+            found |= dict.fromkeys(nsmallest(SHORTLIST_PER_LINE_MAX, those))
+        return list(found)
+
+    def another(self, waiter: Waiter) -> bool:
+        """Somebody else, who would run it now, waits for a job that this one could get."""
+        entitled = {lanes for lane in waiter.lanes for lanes in self._by_lane.get(lane, ())}
+        firsts = (asked for lanes in entitled for asked in self._lines[lanes].best[:2])
+        return any(
+            asked.waiter.worker_id != waiter.worker_id and not asked.waiter.is_prefetch
+            for asked in firsts
+        )

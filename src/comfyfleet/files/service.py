@@ -1,0 +1,83 @@
+"""What may happen to a tenant's files. Another tenant's file is not there, whoever asks.
+
+Only rows: the bytes go by URL between whoever has them and object storage.
+"""
+
+from collections.abc import Collection
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.files import store
+from comfyfleet.files.model import File, checked, checked_hash
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+
+FILES_AT_ONCE_MAX = 1000
+
+
+async def add(tx: Tx, file: File) -> File:
+    """A file whose bytes are there, or one that is only announced: then its size is None."""
+    await store.add(tx, checked(file))
+    return file
+
+
+async def get(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
+    found = await store.find(tx, tenant_id, [file_id])
+    if not found:
+        raise _missing(file_id)
+    return found[0]
+
+
+async def get_all(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
+    """All of them, by id; NotFound names the first that is missing."""
+    if len(file_ids) > FILES_AT_ONCE_MAX:
+        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
+    found = {file.id: file for file in await store.find(tx, tenant_id, file_ids)}
+    for file_id in file_ids:
+        if file_id not in found:
+            raise _missing(file_id)
+    return found
+
+
+async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
+    """The tenant's oldest file with this content: the same bytes needn't be sent again."""
+    return await store.by_hash(tx, tenant_id, checked_hash(content_hash))
+
+
+async def confirm(
+    tx: Tx,
+    tenant_id: UUID,
+    file_id: UUID,
+    *,
+    size: int,
+    mime_type: str | None = None,
+    content_hash: str | None = None,
+) -> File:
+    """An announced file has arrived. Saying so again is fine, saying otherwise is a Conflict."""
+    if size < 0:
+        raise InvalidInput(f"a file can't have {size} bytes", field="size")
+    told = {"mime_type": mime_type, "content_hash": content_hash and checked_hash(content_hash)}
+    facts: dict[str, Any] = {"size": size} | {
+        name: value for name, value in told.items() if value is not None
+    }
+    if confirmed := await store.confirm(tx, tenant_id, file_id, facts):
+        return confirmed
+    file = await get(tx, tenant_id, file_id)
+    if any(getattr(file, name) != value for name, value in facts.items()):
+        raise Conflict("the file is there already, and is another one", file_id=str(file_id))
+    return file
+
+
+async def delete(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
+    """The row goes; the caller then deletes the object, after the commit.
+
+    In this order a crash in between costs space, not a file that somebody still counts on.
+    """
+    removed = await store.remove(tx, tenant_id, file_id)
+    if removed is None:
+        raise _missing(file_id)
+    return removed
+
+
+def _missing(file_id: UUID) -> NotFound:
+    return NotFound(f"there is no file {file_id}", file_id=str(file_id))

@@ -1,0 +1,66 @@
+"""The only SQL about files."""
+
+from collections.abc import Collection
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import RowMapping, delete, insert, select, update
+
+from comfyfleet.db import Tx
+from comfyfleet.db.tenant import files
+from comfyfleet.files.model import File
+
+
+async def add(tx: Tx, file: File) -> None:
+    await tx.execute(insert(files).values(_row(file)))
+
+
+async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File]:
+    found = await tx.execute(
+        select(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids))
+    )
+    return [_file(row) for row in found.mappings()]
+
+
+async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
+    found = await tx.execute(
+        select(files)
+        .where(
+            files.c.tenant_id == tenant_id,
+            files.c.content_hash == content_hash,
+            files.c.size.is_not(None),
+        )
+        .order_by(files.c.created_at, files.c.id)
+        .limit(1)
+    )
+    row = found.mappings().first()
+    return None if row is None else _file(row)
+
+
+async def confirm(tx: Tx, tenant_id: UUID, file_id: UUID, facts: dict[str, Any]) -> File | None:
+    """None: there is none, or it was confirmed before."""
+    found = await tx.execute(
+        update(files)
+        .where(files.c.tenant_id == tenant_id, files.c.id == file_id, files.c.size.is_(None))
+        .values(facts)
+        .returning(files)
+    )
+    row = found.mappings().first()
+    return None if row is None else _file(row)
+
+
+async def remove(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+    found = await tx.execute(
+        delete(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id).returning(files)
+    )
+    row = found.mappings().first()
+    return None if row is None else _file(row)
+
+
+def _row(file: File) -> dict[str, Any]:
+    row = {name: getattr(file, name) for name in File.__slots__}
+    return row | {"metadata": dict(file.metadata)}
+
+
+def _file(row: RowMapping) -> File:
+    return File(**row)

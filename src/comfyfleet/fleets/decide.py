@@ -1,0 +1,62 @@
+"""Who may run what, and which sightings are worth a write. Pure."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from comfyfleet.fleets.model import Assigned, Lane, Sighting, Worker, after
+
+SEEN_WRITE_EVERY = timedelta(seconds=10)
+READING_EVERY = timedelta(seconds=30)
+
+
+def may_run(worker: Worker, workflow: Assigned) -> bool:
+    """Of its fleet's workflows; a worker that drains or was revoked may none."""
+    return (
+        worker.takes_jobs
+        and workflow.is_runnable
+        and (worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids)
+        and workflow.required_capabilities <= worker.capabilities
+    )
+
+
+def lanes(
+    worker: Worker, workflows: Iterable[Assigned], providers: Iterable[str]
+) -> frozenset[Lane]:
+    """Never a lane for 'any' workflow: what is not assigned is not run."""
+    named = tuple(providers)
+    return frozenset(
+        Lane(workflow.workflow_id, worker.stage, provider)
+        for workflow in workflows
+        if may_run(worker, workflow)
+        for provider in named
+    )
+
+
+def by_lane(
+    workers: Iterable[Worker], assigned: Mapping[int, Iterable[Assigned]]
+) -> dict[Lane, frozenset[str]]:
+    """The workers of each lane; `assigned` has the workflows of each fleet."""
+    found: dict[Lane, set[str]] = {}
+    for worker in workers:
+        for lane in lanes(worker, assigned.get(worker.fleet_id, ()), worker.providers):
+            found.setdefault(lane, set()).add(worker.worker_id)
+    return {lane: frozenset(ids) for lane, ids in found.items()}
+
+
+def is_alone(
+    worker_id: str, own: Iterable[tuple[int, str, str]], live: Mapping[Lane, frozenset[str]]
+) -> bool:
+    """Nobody else that lives may run any of these lanes."""
+    return not any(live.get(Lane(*lane), frozenset()) - {worker_id} for lane in own)
+
+
+def is_worth_writing(worker: Worker, sighting: Sighting, now: datetime) -> bool:
+    """Its load and its models change all the time: they go along with the next write that is due."""
+    if sighting.backend is not None or now - worker.last_seen_at >= SEEN_WRITE_EVERY:
+        return True
+    seen = after(worker, sighting, now)
+    return (seen.capabilities, seen.providers, seen.max_concurrency) != (
+        worker.capabilities,
+        worker.providers,
+        worker.max_concurrency,
+    )

@@ -1,0 +1,137 @@
+"""Workers: their rows, and which workflows they restrict themselves to."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, select, update
+
+from comfyfleet.db import Tx
+from comfyfleet.db.central import fleets, worker_workflows, workers
+from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.fleets.model import Worker
+from comfyfleet.wire.messages import BackendFacts
+
+# All but its key and the facts of its backend, which are large and seldom asked for.
+_COLUMNS = tuple(each for each in workers.c if each.name not in ("key_hash", "facts"))
+
+
+def _query() -> Select[Any]:
+    return (
+        select(
+            *_COLUMNS,
+            fleets.c.slug.label("fleet_slug"),
+            fleets.c.stage,
+            worker_workflows.c.workflow_id,
+        )
+        .join(fleets, fleets.c.id == workers.c.fleet_id)
+        .outerjoin(worker_workflows, worker_workflows.c.worker_row_id == workers.c.id)
+        .order_by(workers.c.worker_id)
+    )
+
+
+async def add(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> int | None:
+    """The row's id; None: the worker's id is taken."""
+    statement = insert_if_new(tx, workers, [row]).returning(workers.c.id)
+    row_id: int | None = await tx.scalar(statement)
+    if row_id is not None and workflow_ids:
+        links = [{"worker_row_id": row_id, "workflow_id": each} for each in workflow_ids]
+        await tx.execute(insert(worker_workflows), links)
+    return row_id
+
+
+async def count(tx: Tx, fleet_id: int) -> int:
+    query = select(func.count()).select_from(workers).where(workers.c.fleet_id == fleet_id)
+    return await tx.scalar(query) or 0
+
+
+async def by_key_hash(tx: Tx, key_hash: str) -> Worker | None:
+    return await _one(tx, workers.c.key_hash == key_hash)
+
+
+async def by_worker_id(tx: Tx, worker_id: str) -> Worker | None:
+    return await _one(tx, workers.c.worker_id == worker_id)
+
+
+async def all_of(
+    tx: Tx,
+    *,
+    fleet_ids: Collection[int] | None = None,
+    seen_since: datetime | None = None,
+    unseen_since: datetime | None = None,
+    only_taking_jobs: bool = False,
+    after_worker_id: str | None = None,
+    limit: int | None = None,
+) -> list[Worker]:
+    wanted: list[ColumnElement[bool]] = []
+    if only_taking_jobs:
+        wanted += [workers.c.is_approved.is_(True), workers.c.is_draining.is_(False)]
+    if fleet_ids is not None:
+        wanted.append(workers.c.fleet_id.in_(fleet_ids))
+    if seen_since is not None:
+        wanted.append(workers.c.last_seen_at >= seen_since)
+    if unseen_since is not None:
+        wanted.append(workers.c.last_seen_at < unseen_since)
+    if after_worker_id is not None:
+        wanted.append(workers.c.worker_id > after_worker_id)
+    # Limited inside: outside a worker has as many rows as workflows.
+    page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
+    return _workers(await tx.execute(_query().where(workers.c.id.in_(page.scalar_subquery()))))
+
+
+async def change(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
+    statement = update(workers).where(workers.c.id == row_id).values(dict(values))
+    return (await tx.execute(statement)).rowcount == 1
+
+
+async def remove(tx: Tx, row_id: int, *, unseen_since: datetime | None = None) -> bool:
+    statement = delete(workers).where(workers.c.id == row_id)
+    if unseen_since is not None:
+        statement = statement.where(workers.c.last_seen_at < unseen_since)
+    return (await tx.execute(statement)).rowcount == 1
+
+
+async def object_info_hashes(tx: Tx) -> dict[int, str]:
+    """By fleet, as its worker that was seen last reports it."""
+    reported = workers.c.facts["object_info_hash"].as_string()
+    query = (
+        select(workers.c.fleet_id, reported)
+        .where(workers.c.facts.is_not(None), reported.is_not(None))
+        .order_by(workers.c.last_seen_at, workers.c.id)
+    )
+    return {row[0]: row[1] for row in await tx.execute(query)}
+
+
+async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
+    """Of those that have told them."""
+    query = select(workers.c.worker_id, workers.c.facts).where(
+        workers.c.id.in_(row_ids), workers.c.facts.is_not(None)
+    )
+    return {
+        row.worker_id: BackendFacts.model_validate(row.facts) for row in await tx.execute(query)
+    }
+
+
+async def _one(tx: Tx, condition: ColumnElement[bool]) -> Worker | None:
+    return next(iter(_workers(await tx.execute(_query().where(condition)))), None)
+
+
+def _workers(rows: Iterable[Row[Any]]) -> list[Worker]:
+    """One row for each workflow that a worker restricts itself to, or one without any."""
+    found: dict[int, Worker] = {}
+    for row in rows:
+        worker = found.get(row.id) or _worker(row)
+        if row.workflow_id is not None:
+            ids = (worker.workflow_ids or frozenset()) | {row.workflow_id}
+            worker = replace(worker, workflow_ids=ids)
+        found[row.id] = worker
+    return list(found.values())
+
+
+def _worker(row: Row[Any]) -> Worker:
+    values = {name: value for name, value in row._mapping.items() if name != "workflow_id"}
+    values["capabilities"] = frozenset(values["capabilities"])
+    values["providers"] = tuple(values["providers"])
+    values["models_loaded"] = tuple(values["models_loaded"])
+    return Worker(**values)

@@ -1,0 +1,284 @@
+"""Workers: they join by their fleet's secret, are seen, and leave; operators may hold them back."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from comfyfleet.db import Tx
+from comfyfleet.fleets import decide
+from comfyfleet.fleets.model import (
+    FROM_FLEET,
+    Fleet,
+    Lane,
+    Registration,
+    Sighting,
+    StoredReading,
+    Worker,
+    after,
+    check_capabilities,
+)
+from comfyfleet.fleets.store import fleets as fleet_store
+from comfyfleet.fleets.store import readings as reading_store
+from comfyfleet.fleets.store import workers as store
+from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, NotFound, Unauthenticated
+from comfyfleet.kernel.keys import hashed
+from comfyfleet.kernel.texts import is_storable
+from comfyfleet.wire.messages import BackendFacts
+
+RETRY_FULL_FLEET_SECONDS = 60
+OTHERS_PAGE = 10
+OTHERS_PAGES_MAX = 100
+
+
+async def register(
+    tx: Tx, fleet: Fleet, registration: Registration, key_hash: str, *, cap: int, now: datetime
+) -> Worker:
+    """Approved at once: who knows the fleet's secret belongs to it. `cap` is for a fleet without its own."""
+    check_capabilities(registration.capabilities)
+    subset = await _subset(tx, registration.workflow_slugs)
+    # Counted while nobody else joins, or two would both be the last one in.
+    await fleet_store.lock(tx, fleet.id)
+    if await find_worker(tx, registration.worker_id) is not None:
+        raise _taken(registration)
+    limit = cap if fleet.max_workers is None else fleet.max_workers
+    if await store.count(tx, fleet.id) >= limit:
+        raise FleetFull(
+            f"the fleet {fleet.name} has as many workers as it may: {limit}",
+            retry_after_seconds=RETRY_FULL_FLEET_SECONDS,
+        )
+    row = _row(fleet, registration, key_hash, now)
+    if await store.add(tx, row, subset) is None:
+        raise _taken(registration)
+    return await get_worker(tx, registration.worker_id)
+
+
+async def authenticate(tx: Tx, key: str) -> Worker:
+    worker = await store.by_key_hash(tx, hashed(key))
+    if worker is None:
+        raise Unauthenticated("that is no worker's key")
+    if not worker.is_approved:
+        raise Unauthenticated(f"the key of the worker {worker.worker_id} was revoked")
+    return worker
+
+
+async def find_worker(tx: Tx, worker_id: str) -> Worker | None:
+    return await store.by_worker_id(tx, worker_id) if is_storable(worker_id) else None
+
+
+async def get_worker(tx: Tx, worker_id: str) -> Worker:
+    worker = await find_worker(tx, worker_id)
+    if worker is None:
+        raise NotFound(f"there is no worker {worker_id}")
+    return worker
+
+
+async def workers_of(
+    tx: Tx,
+    fleet: Fleet | None = None,
+    *,
+    seen_since: datetime | None = None,
+    after_worker_id: str | None = None,
+    limit: int | None = None,
+) -> list[Worker]:
+    """By their ids, of one fleet or of all."""
+    return await store.all_of(
+        tx,
+        fleet_ids=None if fleet is None else [fleet.id],
+        seen_since=seen_since,
+        after_worker_id=after_worker_id,
+        limit=limit,
+    )
+
+
+async def count_workers(tx: Tx, fleet: Fleet) -> int:
+    return await store.count(tx, fleet.id)
+
+
+async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[Worker]:
+    """Those whose fleet has the workflow and that don't leave it out, whatever state they are in."""
+    fleets = [fleet.id for fleet in await fleet_store.fleets_with(tx, workflow_id, stage)]
+    return [
+        worker
+        for worker in await store.all_of(tx, fleet_ids=fleets)
+        if worker.workflow_ids is None or workflow_id in worker.workflow_ids
+    ]
+
+
+async def facts_of(tx: Tx, workers: Iterable[Worker]) -> dict[str, BackendFacts]:
+    """What their backends are and have, by worker; one that has told nothing is not there."""
+    return await store.facts_of(tx, [worker.id for worker in workers])
+
+
+async def reported_object_infos(tx: Tx) -> dict[int, str]:
+    """The hash of what each fleet's backends can do, as a worker of it says."""
+    return await store.object_info_hashes(tx)
+
+
+async def seen(tx: Tx, worker: Worker, sighting: Sighting, *, now: datetime) -> Worker:
+    """The worker as it now is. Written only when that is due or something of weight changed."""
+    known = after(worker, sighting, now)
+    if not decide.is_worth_writing(worker, sighting, now):
+        return known
+    if sighting.capabilities is not None:
+        check_capabilities(sighting.capabilities)
+    if not await store.change(tx, worker.id, _sighted(known, sighting)):
+        raise Unauthenticated(f"the worker {worker.worker_id} was removed")
+    if sighting.reading is not None:
+        reading = sighting.reading.model_dump(mode="json", exclude_none=True)
+        since = now - decide.READING_EVERY
+        await reading_store.add_if_due(tx, worker.worker_id, reading, now=now, none_since=since)
+    return known
+
+
+async def lanes_of(tx: Tx, worker: Worker, providers: Iterable[str]) -> frozenset[Lane]:
+    """What it may run just now: nothing while it drains, or was revoked."""
+    assigned = await fleet_store.assigned(tx, [worker.fleet_id])
+    return decide.lanes(worker, assigned.get(worker.fleet_id, ()), providers)
+
+
+async def workflows_of(tx: Tx, worker: Worker) -> list[str]:
+    """The slugs of what it may run as far as it depends on assignments, sorted."""
+    assigned = await fleet_store.assigned(tx, [worker.fleet_id])
+    return [
+        each.slug
+        for each in assigned.get(worker.fleet_id, ())
+        if worker.workflow_ids is None or each.workflow_id in worker.workflow_ids
+    ]
+
+
+async def live_by_lane(tx: Tx, *, seen_since: datetime) -> dict[Lane, frozenset[str]]:
+    """Who could take a job of each lane: approved, not draining, and heard of lately."""
+    live = await store.all_of(tx, seen_since=seen_since)
+    return decide.by_lane(live, await fleet_store.assigned(tx))
+
+
+async def is_alone(
+    tx: Tx, worker: Worker, lanes: Collection[tuple[int, str, str]], *, seen_since: datetime
+) -> bool:
+    """Nobody else lives who may run any of these lanes.
+
+    Asked at every poll, so only a few others are looked at: the first of them mostly settles it.
+    """
+    fleets = await fleet_store.ids_with_any(tx, {lane[0] for lane in lanes}, worker.stage)
+    assigned = await fleet_store.assigned(tx, fleets)
+    behind: str | None = None
+    for _ in range(OTHERS_PAGES_MAX):
+        others = await store.all_of(
+            tx,
+            fleet_ids=fleets,
+            seen_since=seen_since,
+            only_taking_jobs=True,
+            after_worker_id=behind,
+            limit=OTHERS_PAGE,
+        )
+        if not decide.is_alone(worker.worker_id, lanes, decide.by_lane(others, assigned)):
+            return False
+        if len(others) < OTHERS_PAGE:
+            return True
+        behind = others[-1].worker_id
+    return True
+
+
+async def stale(tx: Tx, *, unseen_since: datetime) -> list[Worker]:
+    return await store.all_of(tx, unseen_since=unseen_since)
+
+
+async def approve(tx: Tx, worker: Worker) -> Worker:
+    """Its key is good again. A key that somebody else may have is rotated instead."""
+    return await _changed(tx, worker, is_approved=True)
+
+
+async def revoke(tx: Tx, worker: Worker) -> Worker:
+    """Its key is refused from the next word on; what it holds is for the caller to requeue."""
+    return await _changed(tx, worker, is_approved=False)
+
+
+async def drain(tx: Tx, worker: Worker, *, is_draining: bool = True) -> Worker:
+    """What runs ends, nothing new begins."""
+    return await _changed(tx, worker, is_draining=is_draining)
+
+
+async def rotate_key(tx: Tx, worker: Worker, *, key_hash: str) -> None:
+    await store.change(tx, worker.id, {"key_hash": key_hash})
+
+
+async def remove(tx: Tx, worker: Worker) -> bool:
+    """Its id and its place in the fleet are free; false: somebody else removed it."""
+    return await store.remove(tx, worker.id)
+
+
+async def remove_stale(tx: Tx, worker: Worker, *, unseen_since: datetime) -> bool:
+    """Only if it is still unseen: it may have come back while the sweep was looking."""
+    return await store.remove(tx, worker.id, unseen_since=unseen_since)
+
+
+async def readings(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:
+    """The newest first."""
+    return await reading_store.newest(tx, worker_id, since=since, limit=limit)
+
+
+async def thin_readings(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Deletes old ones, at most `limit` at a time; tells how many."""
+    return await reading_store.delete_before(tx, before, limit=limit)
+
+
+async def _subset(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
+    if slugs is None:
+        return []
+    known = await fleet_store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
+    unknown = sorted(set(slugs) - known.keys())
+    if unknown or not slugs:
+        message = f"there is no workflow {', '.join(unknown)}" if unknown else "name a workflow"
+        raise InvalidInput(message, field="workflow_slugs", unknown=unknown)
+    return list(known.values())
+
+
+def _taken(registration: Registration) -> Conflict:
+    return Conflict(f"there is a worker {registration.worker_id} already", field="worker_id")
+
+
+def _row(
+    fleet: Fleet, registration: Registration, key_hash: str, now: datetime
+) -> Mapping[str, Any]:
+    return {
+        "worker_id": registration.worker_id,
+        "key_hash": key_hash,
+        "fleet_id": fleet.id,
+        "registration_source": FROM_FLEET,
+        "protocol_version": registration.protocol_version,
+        "capabilities": sorted(registration.capabilities),
+        "providers": list(registration.providers),
+        "max_concurrency": registration.max_concurrency,
+        "current_load": 0,
+        "is_approved": True,
+        "is_draining": False,
+        "facts": _json(registration.backend),
+        "models_loaded": [],
+        "last_seen_at": now,
+        "created_at": now,
+    }
+
+
+def _sighted(known: Worker, sighting: Sighting) -> Mapping[str, Any]:
+    values: dict[str, Any] = {
+        "last_seen_at": known.last_seen_at,
+        "current_load": known.current_load,
+        "models_loaded": list(known.models_loaded),
+        "capabilities": sorted(known.capabilities),
+        "providers": list(known.providers),
+        "max_concurrency": known.max_concurrency,
+    }
+    if sighting.backend is not None:
+        values["facts"] = _json(sighting.backend)
+    return values
+
+
+def _json(facts: BackendFacts | None) -> dict[str, Any] | None:
+    return None if facts is None else facts.model_dump(mode="json")
+
+
+async def _changed(tx: Tx, worker: Worker, **values: Any) -> Worker:
+    if not await store.change(tx, worker.id, values):
+        raise NotFound(f"there is no worker {worker.worker_id}")
+    return replace(worker, **values)

@@ -1,0 +1,186 @@
+"""Jobs as operators submit and see them."""
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File, upload_key
+from comfyfleet.http.admin.dispatches import DispatchSeen, seen
+from comfyfleet.http.auth import admin
+from comfyfleet.http.given import GivenPlane
+from comfyfleet.jobs import submitting
+from comfyfleet.jobs.model import Job, JobStatus
+from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.why import why
+from comfyfleet.plane import Plane
+from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.wire.messages import Progress
+
+router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
+
+
+class NewJobs(BaseModel):
+    workflow_slug: str
+    version: int | None = Field(default=None, description="The newest, unless another is named.")
+    tenant_id: UUID | None = Field(default=None, description="The tenant `default`, unless named.")
+    properties: dict[str, Any] = Field(default_factory=dict)
+    files: dict[str, UUID] = Field(default_factory=dict, description="By property.")
+    stage: str = "production"
+    provider: Literal["self_hosted", "cloud"] = "self_hosted"
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    backend_affinity: str | None = Field(
+        default=None, description="worker:ID or fleet:SLUG/STAGE", pattern="^(worker|fleet):.+"
+    )
+    count: int = Field(default=1, ge=1, le=submitting.JOBS_PER_SUBMIT_MAX)
+
+
+class JobIds(BaseModel):
+    ids: list[UUID]
+
+
+class OutputSeen(BaseModel):
+    name: str
+    filename: str = Field(description="As the backend named it.")
+    url: str
+    size: int | None
+    content_type: str
+
+
+class JobSeen(BaseModel):
+    id: UUID
+    tenant_id: UUID
+    workflow: str
+    version: int
+    status: JobStatus
+    error: str | None
+    raw_error: str | None
+    attempt: int
+    properties: dict[str, Any]
+    progress: Progress | None
+    outputs: list[OutputSeen]
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    dispatch: DispatchSeen | None
+    why: str | None = Field(description="Why it isn't running, if it isn't.")
+
+
+@router.post("/jobs", status_code=201)
+async def submit(plane: GivenPlane, wanted: NewJobs) -> JobIds:
+    """One job, or several alike; each draws its own seed."""
+    tenant_id = wanted.tenant_id or DEFAULT_TENANT
+    order = Order(
+        slug=wanted.workflow_slug,
+        version=wanted.version,
+        values=wanted.properties,
+        files=wanted.files,
+        stage=wanted.stage,
+        provider=wanted.provider,
+        priority=wanted.priority,
+        backend_affinity=wanted.backend_affinity,
+    )
+    asked = {
+        plane.sides.new_id(): await submission(plane.sides, tenant_id, order)
+        for _ in range(wanted.count)
+    }
+    added = await submitting.submit_many(plane.sides, tenant_id, asked)
+    return JobIds(ids=[job.id for job in added])
+
+
+@router.get("/jobs/{job_id}")
+async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -> JobSeen:
+    owner = tenant_id or DEFAULT_TENANT
+    job = await submitting.get(plane.sides, owner, job_id)
+    async with plane.central.look() as tx:
+        row = await dispatch.of_job(tx, owner, job_id)
+    return JobSeen(
+        id=job.id,
+        tenant_id=job.tenant_id,
+        workflow=job.asked.workflow_slug,
+        version=job.asked.workflow_version,
+        status=job.status,
+        error=job.error_message,
+        raw_error=job.raw_error,
+        attempt=job.attempt,
+        properties=dict(job.asked.properties),
+        progress=plane.sides.progresses.of(job.lease_token) if job.status.is_active else None,
+        outputs=await _outputs(plane, job),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        completed_at=job.completed_at,
+        dispatch=seen(row, job.asked.workflow_slug) if row else None,
+        why=await why(plane.sides, row) if row and job.status.is_active else None,
+    )
+
+
+async def _outputs(plane: Plane, job: Job) -> list[OutputSeen]:
+    kept = (job.result_metadata or {}).get("outputs", [])
+    pool = await plane.sides.pool_of(job.tenant_id)
+    async with pool.look() as tx:
+        found = [await files.get(tx, job.tenant_id, UUID(each["file_id"])) for each in kept]
+    return [
+        await _output(plane, each["name"], file) for each, file in zip(kept, found, strict=True)
+    ]
+
+
+async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
+    url = await plane.store.url_to_get(
+        file.path, seconds=plane.settings.url_seconds, filename=file.filename
+    )
+    return OutputSeen(
+        name=name,
+        filename=file.filename,
+        url=url,
+        size=file.size,
+        content_type=file.mime_type,
+    )
+
+
+class NewUpload(BaseModel):
+    filename: str = Field(min_length=1, max_length=300)
+    content_type: str = Field(default="application/octet-stream", max_length=200)
+    size: int = Field(ge=1)
+    tenant_id: UUID | None = None
+
+
+class Slot(BaseModel):
+    method: str
+    url: str
+    headers: dict[str, str]
+
+
+class Upload(BaseModel):
+    file_id: UUID
+    upload: Slot
+
+
+@router.post("/uploads", status_code=201)
+async def announce(plane: GivenPlane, wanted: NewUpload) -> Upload:
+    """A file that jobs may name once it has been PUT to the URL."""
+    tenant_id = wanted.tenant_id or DEFAULT_TENANT
+    pool = await plane.sides.pool_of(tenant_id)
+    file_id = plane.sides.new_id()
+    file = File(
+        id=file_id,
+        tenant_id=tenant_id,
+        disk=plane.store.disk,
+        path=upload_key(tenant_id, file_id, wanted.filename),
+        filename=wanted.filename,
+        mime_type=wanted.content_type,
+        created_at=plane.clock(),
+    )
+    async with pool.begin() as tx:
+        await files.add(tx, file)
+    put = await plane.store.url_to_put(
+        file.path,
+        content_type=wanted.content_type,
+        seconds=plane.settings.url_seconds,
+        size=wanted.size,
+    )
+    slot = Slot(method=put.method, url=put.url, headers=dict(put.headers))
+    return Upload(file_id=file.id, upload=slot)

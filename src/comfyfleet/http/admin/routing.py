@@ -1,0 +1,27 @@
+"""What all parts of the operators' API have in common."""
+
+from typing import Annotated, TypeAlias
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, ConfigDict
+
+from comfyfleet.http.auth import admin
+
+PREFIX = "/api/admin"
+PAGE_MAX = 1000
+# Who acts, for the audit; asking for it also asks for the key.
+Operator: TypeAlias = Annotated[str, Depends(admin)]
+
+
+class Body(BaseModel):
+    """What an operator sends. Fields that we don't know are let through."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+def admin_router() -> APIRouter:
+    return APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Depends(admin)])

@@ -1,0 +1,178 @@
+"""Serves the signed URLs of a local store: GET in whole or in part, PUT as a stream."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from comfyfleet.http.ranges import Part, wanted
+from comfyfleet.kernel.errors import (
+    FleetError,
+    Forbidden,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    Unavailable,
+)
+from comfyfleet.storage.folder import Opened
+from comfyfleet.storage.keys import disposition
+from comfyfleet.storage.local import Incoming, LocalStore
+from comfyfleet.storage.signing import OBJECTS_PATH, Grant
+
+CHUNK_BYTES = 256 * 1024
+# An upload that says nothing for so long is given up.
+SILENCE_SECONDS_MAX = 60
+HIDDEN = b"signature=hidden"
+STATUSES: dict[type[FleetError], int] = {
+    Forbidden: 403,
+    InvalidInput: 400,
+    LimitExceeded: 413,
+    NotFound: 404,
+    Unavailable: 503,
+}
+# The URL is all the right that there is: no cookie comes along, so any page may use it.
+OPEN_TO_PAGES = {
+    "access-control-allow-origin": "*",
+    "access-control-expose-headers": "content-length, content-range, content-disposition, etag",
+    "cross-origin-resource-policy": "cross-origin",
+}
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, PUT",
+    "access-control-allow-headers": "content-type, range, if-range, if-none-match",
+    "access-control-max-age": "3600",
+}
+# Whoever uploaded it chose bytes and type, and it comes from our own origin: it must not be able
+# to act as a page of ours.
+HARMLESS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "sandbox; default-src 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "private, no-cache",
+}
+SHOWN = ("image/", "video/", "audio/")
+NOT_SHOWN = ("image/svg",)
+
+Handler = Callable[[Request, str], Awaitable[Response]]
+
+
+def objects_router(store: LocalStore) -> APIRouter:
+    router = APIRouter(prefix=OBJECTS_PATH, include_in_schema=False)
+
+    async def get(request: Request, key: str) -> Response:
+        return await _get(store, request, key)
+
+    async def put(request: Request, key: str) -> Response:
+        return await _put(store, request, key)
+
+    async def preflight(key: str) -> Response:
+        return Response(status_code=204, headers=OPEN_TO_PAGES | PREFLIGHT)
+
+    path = "/{key:path}"
+    router.add_api_route(path, _guarded(get), methods=["GET"])
+    router.add_api_route(path, _guarded(put), methods=["PUT"])
+    router.add_api_route(path, preflight, methods=["OPTIONS"])
+    return router
+
+
+def _guarded(handler: Handler) -> Handler:
+    async def guarded(request: Request, key: str) -> Response:
+        try:
+            return await handler(request, key)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except TimeoutError:
+            error = InvalidInput(f"no byte came for {SILENCE_SECONDS_MAX} seconds", key=key)
+            return _refusal(error, 408)
+        except FleetError as error:
+            return _refusal(error, _status(error))
+
+    return guarded
+
+
+def _status(error: FleetError) -> int:
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+
+
+def _refusal(error: FleetError, status: int) -> Response:
+    told = {"code": error.code, "message": error.message, "details": dict(error.details)}
+    return JSONResponse({"error": told}, status, OPEN_TO_PAGES | {"cache-control": "no-store"})
+
+
+def _granted(store: LocalStore, request: Request, key: str) -> Grant:
+    query = request.query_params
+    # The server logs this scope when it answers, and a log is no place for a right to an object.
+    request.scope["query_string"] = HIDDEN
+    return store.granted(request.method, key, query)
+
+
+async def _get(store: LocalStore, request: Request, key: str) -> Response:
+    grant = _granted(store, request, key)
+    opened = await store.open(key)
+    etag = f'"{opened.modified_ns:x}-{opened.size:x}"'
+    part = wanted(request.headers, size=opened.size, etag=etag)
+    headers = OPEN_TO_PAGES | HARMLESS | part.headers(opened.size)
+    headers |= {"etag": etag, "accept-ranges": "bytes"}
+    headers |= {"content-length": str(part.length)} if part.status != 304 else {}
+    headers |= {"content-disposition": _disposition(grant, opened.content_type)}
+    # Set here, not by the response, which would add a charset of its own.
+    headers["content-type"] = opened.content_type
+    return _Part(opened, part, headers)
+
+
+def _disposition(grant: Grant, content_type: str) -> str:
+    if grant.filename:
+        return disposition("attachment", grant.filename)
+    shown = content_type.startswith(SHOWN) and not content_type.startswith(NOT_SHOWN)
+    return "inline" if shown else "attachment"
+
+
+class _Part(StreamingResponse):
+    """Reads while it sends, and lets go of the file whatever happens."""
+
+    def __init__(self, opened: Opened, part: Part, headers: dict[str, str]) -> None:
+        super().__init__(_chunks(opened, part), part.status, headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._opened.file.close()
+
+
+async def _chunks(opened: Opened, part: Part) -> AsyncIterator[bytes]:
+    opened.file.seek(part.start)
+    left = part.length
+    while left > 0 and (chunk := await asyncio.to_thread(opened.file.read, min(left, CHUNK_BYTES))):
+        left -= len(chunk)
+        yield chunk
+
+
+async def _put(store: LocalStore, request: Request, key: str) -> Response:
+    grant = _granted(store, request, key)
+    if request.headers.get("content-type") != grant.content_type:
+        raise Forbidden(f"this URL takes {grant.content_type} only", key=key)
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        # S3 wants it, too: what works here must work there.
+        return _refusal(InvalidInput("a PUT needs a Content-Length", key=key), 411)
+    if grant.size is not None and int(length) != grant.size:
+        raise Forbidden(f"this URL takes {grant.size} bytes, not {length}", key=key)
+    if int(length) > store.object_bytes_max:
+        raise LimitExceeded(f"an object has at most {store.object_bytes_max} bytes", key=key)
+    async with store.receiving(key, grant.content_type) as incoming:
+        await _receive(request, incoming)
+        if incoming.size != int(length):
+            raise InvalidInput(f"{incoming.size} bytes came, and {length} were told", key=key)
+    return Response(status_code=200, headers=OPEN_TO_PAGES)
+
+
+async def _receive(request: Request, incoming: Incoming) -> None:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(SILENCE_SECONDS_MAX) as patience:
+        async for chunk in request.stream():
+            await incoming.write(chunk)
+            patience.reschedule(loop.time() + SILENCE_SECONDS_MAX)

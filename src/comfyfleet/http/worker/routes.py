@@ -1,0 +1,88 @@
+"""Parse, one call, map: what happens is decided in `jobs` and `fleets`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
+
+from comfyfleet.dispatch.model import Requeue as Reason
+from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.worker import joining
+from comfyfleet.http.worker.auth import CallingWorker, require_self
+from comfyfleet.http.worker.vanishing import unless_gone
+from comfyfleet.jobs import ending, polling
+from comfyfleet.jobs.beating import heartbeat as beat
+from comfyfleet.jobs.complaints import presentable
+from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.wire.messages import (
+    Complete,
+    Deregister,
+    Done,
+    Fail,
+    Heartbeat,
+    HeartbeatAnswer,
+    Poll,
+    Polled,
+    Register,
+    Registered,
+    Requeue,
+)
+
+router = APIRouter(prefix="/api/worker", tags=["worker"])
+DONE = Done()
+
+
+@router.post("/register")
+async def register(
+    plane: GivenPlane, said: Register, x_fleet_secret: Annotated[str, Header()] = ""
+) -> Registered:
+    """Joins a fleet by its secret. The answer's `token` is shown once."""
+    return await joining.register(plane, said, x_fleet_secret)
+
+
+@router.post("/poll")
+async def poll(plane: GivenPlane, request: Request, worker: CallingWorker, said: Poll) -> Polled:
+    """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
+    require_self(worker, said.worker_id)
+    polled = await unless_gone(request, polling.poll(plane.sides, worker, said))
+    return polled or Polled(reason="the worker hung up")
+
+
+@router.post("/heartbeat")
+async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -> HeartbeatAnswer:
+    """Extends the lease, reports start and progress, asks for fresh URLs, and hears of orders."""
+    await joining.heard(plane, worker, said)
+    return await beat(plane.sides, said, drain=worker.is_draining)
+
+
+@router.post("/complete")
+async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Done:
+    """The result is accepted once; the same word with the same token is heard again."""
+    await ending.complete(plane.sides, said)
+    return DONE
+
+
+@router.post("/fail")
+async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
+    """The application's fault: the job ends at once, whatever attempts remain."""
+    await ending.fail(plane.sides, said.dispatch_id, said.lease_token, presentable(said.error))
+    return DONE
+
+
+@router.post("/requeue")
+async def requeue(plane: GivenPlane, worker: CallingWorker, said: Requeue) -> Done:
+    """Hands the lease back; whether that counts as an attempt depends on the reason."""
+    await ending.requeue(
+        plane.sides, said.dispatch_id, said.lease_token, Reason(said.reason), detail=said.detail
+    )
+    plane.meters.requeues.labels(worker.fleet_name, said.reason).inc()
+    if said.code == UnexpectedAnswer.code:
+        plane.meters.unexpected.labels(worker.fleet_name).inc()
+    return DONE
+
+
+@router.post("/deregister")
+async def deregister(plane: GivenPlane, worker: CallingWorker, said: Deregister) -> Done:
+    """Leaves the fleet; what is still leased goes back to the queue."""
+    require_self(worker, said.worker_id)
+    await joining.leave(plane, worker)
+    return DONE

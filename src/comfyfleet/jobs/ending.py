@@ -1,0 +1,195 @@
+"""How a lease ends: complete, fail, requeue. The tenant's side first, guarded by the token."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import Dispatch, Requeue, Status
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File, output_key
+from comfyfleet.jobs import service, store
+from comfyfleet.jobs.model import Failure, Job, delivery_of
+from comfyfleet.jobs.settling import align
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import InvalidInput, LeaseLost
+from comfyfleet.wire.files import DeliveredOutput
+from comfyfleet.wire.messages import Complete
+
+log = logging.getLogger(__name__)
+
+
+async def held(sides: Sides, dispatch_id: int, token: UUID) -> Dispatch:
+    """The dispatch that this token speaks for, whether its lease goes on or has ended."""
+    async with sides.central.look() as tx:
+        row = await dispatch.get(tx, dispatch_id)
+    if row.lease_token != token:
+        raise LeaseLost("the lease is no longer held; nothing was changed")
+    return row
+
+
+async def complete(sides: Sides, said: Complete) -> Job:
+    row = await held(sides, said.dispatch_id, said.lease_token)
+    stored = await _stored_outputs(sides, row, said)
+    pool = await sides.pool_of(row.tenant_id)
+    async with pool.begin() as tx:
+        job, words = await service.complete(
+            tx,
+            row.tenant_id,
+            row.job_id,
+            said.lease_token,
+            _result(said, stored),
+            now=sides.clock(),
+        )
+        for file in stored if words else ():  # without words it was said before
+            await files.add(tx, file)
+    await _complete_centrally(sides, row, said, job)
+    async with pool.begin() as tx:
+        await store.forget_words(tx, words)
+    return job
+
+
+async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: Job) -> None:
+    started = row.started_at or row.leased_at
+    duration = (sides.clock() - started).total_seconds() if started else None
+    try:
+        await sides.queue.complete(row.id, said.lease_token, duration=duration)
+    except LeaseLost:
+        # A sweep took the lease while the tenant's side was told; that side decides.
+        await align(sides, [job])
+
+
+def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
+    return {
+        "provider_job_id": said.provider_job_id,
+        "output_file_id": stored[0].id if stored else None,
+        "result_metadata": {
+            "outputs": [
+                {
+                    "name": output.name,
+                    "file_id": str(file.id),
+                    "node_id": output.node_id,
+                    "kind": output.kind,
+                }
+                for output, file in zip(said.outputs, stored, strict=True)
+            ],
+            "execution_seconds": said.execution_seconds,
+            "shown": said.metadata,
+        },
+    }
+
+
+async def _stored_outputs(sides: Sides, row: Dispatch, said: Complete) -> list[File]:
+    """Each output must lie where its URL led, in the size that was announced."""
+    names = [output.name for output in said.outputs]
+    if len(set(names)) < len(names):
+        raise InvalidInput("two outputs have the same name", field="outputs")
+    return [await _stored(sides, row, said.lease_token, output) for output in said.outputs]
+
+
+async def _stored(sides: Sides, row: Dispatch, token: UUID, output: DeliveredOutput) -> File:
+    key = output_key(row.tenant_id, row.job_id, delivery_of(token, row.job_id), output.name)
+    facts = await sides.store.head(key)
+    if facts is None:
+        raise InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
+    if facts.size != output.size:
+        raise InvalidInput(
+            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
+        )
+    if facts.size > sides.settings.max_output_bytes:
+        raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
+    return File(
+        id=sides.new_id(),
+        tenant_id=row.tenant_id,
+        user_id=None,
+        disk=sides.store.disk,
+        path=key,
+        filename=output.filename or output.name,
+        mime_type=output.content_type,
+        size=output.size,
+        content_hash=output.content_hash,
+        metadata={},
+        created_at=sides.clock(),
+    )
+
+
+async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job:
+    """The application's fault: ended at once, whatever attempts remain."""
+    row = await held(sides, dispatch_id, token)
+    pool = await sides.pool_of(row.tenant_id)
+    async with pool.begin() as tx:
+        job, words = await service.fail(
+            tx, row.tenant_id, row.job_id, token, why, now=sides.clock()
+        )
+    await _fail_centrally(sides, row, token, job, why)
+    async with pool.begin() as tx:
+        await store.forget_words(tx, words)
+    return job
+
+
+async def _fail_centrally(sides: Sides, row: Dispatch, token: UUID, job: Job, why: Failure) -> None:
+    try:
+        async with sides.central.begin() as tx:
+            await dispatch.end(
+                tx, row.id, token, Status.FAILED, now=sides.clock(), error=why.message
+            )
+    except LeaseLost:
+        await align(sides, [job])
+
+
+async def requeue(
+    sides: Sides, dispatch_id: int, token: UUID, reason: Requeue, *, detail: str | None = None
+) -> None:
+    """Back to the queue; or failed, when the attempts are used up or it came back too often.
+
+    The central side first: a lease that follows at once is newer than this one, and so wins on
+    the tenant's side too.
+    """
+    async with sides.central.begin() as tx:
+        row = await dispatch.requeue(
+            tx,
+            dispatch_id,
+            token,
+            reason,
+            now=sides.clock(),
+            detail=detail,
+            settings=sides.settings,
+        )
+    if row.status == Status.LEASED:
+        await fail(sides, dispatch_id, token, used_up(row))
+        return
+    sides.queue.wake([row.lane])
+    await put_back(sides, row, token)
+
+
+def used_up(row: Dispatch) -> Failure:
+    times = f"{row.requeues} times" if row.is_poisoned else f"{row.attempts} times"
+    what = "Processing was interrupted" if row.is_poisoned else "Processing failed"
+    return Failure(f"{what} {times}.", row.last_error)
+
+
+async def put_back(sides: Sides, row: Dispatch, token: UUID) -> None:
+    """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
+    pool = await sides.pool_of(row.tenant_id)
+    try:
+        async with pool.begin() as tx:
+            await service.put_back(tx, row.tenant_id, row.job_id, token)
+    except LeaseLost:
+        log.info("job %s was leased or ended while it was put back", row.job_id)
+
+
+async def requeue_all_of(sides: Sides, worker_id: str, reason: Requeue) -> int:
+    """A worker that is gone or no longer trusted gives back all it holds."""
+    async with sides.central.look() as tx:
+        rows = await dispatch.held_by(tx, worker_id)
+    given_back = 0
+    for row in rows:
+        if row.lease_token is None:
+            continue
+        try:
+            await requeue(sides, row.id, row.lease_token, reason)
+            given_back += 1
+        except LeaseLost:
+            log.info("dispatch %s ended while it was given back", row.id)
+    return given_back

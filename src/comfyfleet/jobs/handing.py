@@ -1,0 +1,150 @@
+"""From a lease to what the worker gets: the job started on the tenant's side, and its files' URLs."""
+
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import ENDED, Lease, Requeue, Waiter
+from comfyfleet.effects import service as effects
+from comfyfleet.effects.model import AssetRef
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File, output_key
+from comfyfleet.jobs import service, store
+from comfyfleet.jobs.ending import fail
+from comfyfleet.jobs.model import Failure, Job, delivery_of
+from comfyfleet.jobs.settling import end_dispatch_of
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import FleetError, NotFound, Unavailable
+from comfyfleet.wire import files as wire_files
+from comfyfleet.wire import messages as wire
+
+log = logging.getLogger(__name__)
+FIRST_OUTPUT = wire_files.WantedOutput(name="output")
+PAYLOAD_DELAY = timedelta(seconds=30)
+# So many leases may turn out to belong to ended jobs before the worker is told to come again.
+ENDED_IN_A_ROW_MAX = 50
+
+
+async def next_job(sides: Sides, waiter: Waiter, *, wait_seconds: float) -> wire.Job | None:
+    """Leases until a job is found that can be run, or none is left."""
+    for _ in range(ENDED_IN_A_ROW_MAX):
+        lease = await sides.queue.lease(waiter, wait_seconds=wait_seconds)
+        if lease is None:
+            return None
+        handed = await hand_out(sides, lease)
+        if handed:
+            return handed
+    return None
+
+
+async def hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
+    """None if the job has ended or can't be run now; the dispatch is then put right."""
+    try:
+        pool = await sides.pool_of(lease.tenant_id)
+        async with pool.begin() as tx:
+            job = await service.start(tx, lease, now=sides.clock())
+        if job is None:
+            await _bring_in_line(sides, pool, lease)
+            return None
+        return await payload(sides, pool, lease, job)
+    except Unavailable as error:
+        await _delay(sides, lease, error)
+    except FleetError as error:
+        await _fail_for_good(sides, lease, error)
+    return None
+
+
+async def _bring_in_line(sides: Sides, pool: Database, lease: Lease) -> None:
+    async with pool.look() as tx:
+        job = await store.get(tx, lease.tenant_id, lease.job_id)
+    if job and job.status.is_active:
+        log.warning("dispatch %s was leased anew before it was started", lease.dispatch_id)
+        return
+    async with sides.central.look() as tx:
+        row = await dispatch.get(tx, lease.dispatch_id)
+    if row.status not in ENDED:
+        await end_dispatch_of(sides, row, job)
+
+
+async def _delay(sides: Sides, lease: Lease, error: FleetError) -> None:
+    log.warning("dispatch %s is put off: %s", lease.dispatch_id, error.message)
+    now = sides.clock()
+    async with sides.central.begin() as tx:
+        await dispatch.requeue(
+            tx,
+            lease.dispatch_id,
+            lease.token,
+            Requeue.PAYLOAD_DELAYED,
+            now=now,
+            detail=error.message,
+            not_before=now + PAYLOAD_DELAY,
+        )
+
+
+async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
+    log.warning("dispatch %s can't be run: %s", lease.dispatch_id, error.message)
+    why = Failure(f"The job could not be prepared: {error.message}", f"{error.code}: {error}")
+    await fail(sides, lease.dispatch_id, lease.token, why)
+
+
+async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.Job:
+    async with sides.central.look() as tx:
+        workflow = await effects.get(tx, job.asked.workflow_id)
+    settings = sides.settings
+    return wire.Job(
+        dispatch_id=lease.dispatch_id,
+        job_id=job.id,
+        lease_token=lease.token,
+        lease_number=lease.number,
+        attempt=lease.attempt,
+        lease_expires_at=lease.expires_at,
+        lease_seconds=settings.lease_seconds,
+        provider=job.asked.provider,  # type: ignore[arg-type]
+        workflow_slug=job.asked.workflow_slug,
+        prompt=dict(job.asked.prompt),
+        output_node_id=job.asked.output_node_id,
+        assets=await assets(sides, pool, job),
+        outputs=(await output_slot(sides, job, lease.token, FIRST_OUTPUT),),
+        run_limit_seconds=workflow.run_limit_seconds,
+        max_output_bytes=settings.max_output_bytes,
+        model_key=job.asked.model_key,
+        model_set=job.asked.model_set,
+    )
+
+
+async def assets(
+    sides: Sides, pool: Database, job: Job, names: frozenset[str] | None = None
+) -> tuple[wire_files.Asset, ...]:
+    """URLs are made anew each time that they are asked for."""
+    wanted = [each for each in job.asked.assets if names is None or each.name in names]
+    async with pool.look() as tx:
+        found = [await files.get(tx, job.tenant_id, each.file_id) for each in wanted]
+    pairs = zip(wanted, found, strict=True)
+    return tuple([await _asset(sides, ref, file) for ref, file in pairs])
+
+
+async def _asset(sides: Sides, ref: AssetRef, file: File) -> wire_files.Asset:
+    if file.size is None:
+        raise NotFound(f"the file of {ref.name!r} was never uploaded", property=ref.name)
+    return wire_files.Asset(
+        name=ref.name,
+        filename=file.filename,
+        url=await sides.store.url_to_get(file.path, seconds=sides.settings.url_seconds),
+        content_hash=file.content_hash,
+        size=file.size,
+        binding=ref.binding,
+        placeholder=ref.placeholder,
+        is_primary_input=ref.is_primary_input,
+    )
+
+
+async def output_slot(
+    sides: Sides, job: Job, token: UUID, wanted: wire_files.WantedOutput
+) -> wire_files.OutputSlot:
+    key = output_key(job.tenant_id, job.id, delivery_of(token, job.id), wanted.name)
+    put = await sides.store.url_to_put(
+        key, content_type=wanted.content_type, seconds=sides.settings.url_seconds
+    )
+    return wire_files.OutputSlot(name=wanted.name, url=put.url, headers=dict(put.headers))

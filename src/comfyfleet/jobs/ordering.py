@@ -1,0 +1,117 @@
+"""From what somebody asks for to what a job pins: version, prompt, files, models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import SystemRandom
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.effects import documents, objectinfo, payload
+from comfyfleet.effects import service as effects
+from comfyfleet.effects.model import SEED_MAX, Version, Workflow
+from comfyfleet.effects.prompting import Chance
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Fleet
+from comfyfleet.jobs.model import Submission
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
+
+_dice = SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What somebody asks for. `files` are files of the tenant, by property."""
+
+    slug: str
+    version: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, UUID] = field(default_factory=dict)
+    stage: str = "production"
+    provider: str = "self_hosted"
+    priority: int = 0
+    backend_affinity: str | None = None
+    user_id: UUID | None = None
+    effect_id: UUID | None = None
+    idempotency_key: str | None = None
+    request_hash: str | None = None
+
+
+async def submission(sides: Sides, tenant_id: UUID, order: Order) -> Submission:
+    """Raises what is wrong with the order, and names the property. Nothing is written."""
+    workflow, version, fleet = await _registered(sides, order)
+    document = await sides.documents.get(
+        version.document_key, lambda: documents.read(sides.store, version)
+    )
+    object_info = await sides.documents.get(
+        f"object_info/{fleet.object_info_hash if fleet else None}",
+        lambda: objectinfo.object_info_for(sides.store, fleet),
+    )
+    built = payload.build(
+        version,
+        document,
+        object_info,
+        order.values,
+        order.overrides,
+        files=order.files,
+        seed=_dice.randint(0, SEED_MAX),
+        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
+        chance=Chance(sides.clock(), _dice),
+    )
+    await _require_files(sides, tenant_id, {each.name: each.file_id for each in built.assets})
+    return Submission(
+        workflow_id=workflow.id,
+        workflow_slug=workflow.slug,
+        workflow_version=version.version,
+        prompt=built.prompt,
+        properties=built.properties,
+        assets=built.assets,
+        output_node_id=version.output_node_id,
+        stage=order.stage,
+        provider=order.provider,
+        priority=order.priority,
+        backend_affinity=order.backend_affinity,
+        model_key=built.model_key,
+        model_set=built.model_set,
+        user_id=order.user_id,
+        effect_id=order.effect_id,
+        idempotency_key=order.idempotency_key,
+        request_hash=order.request_hash,
+    )
+
+
+async def _registered(sides: Sides, order: Order) -> tuple[Workflow, Version, Fleet | None]:
+    """With the fleet whose node types decide how the workflow becomes a prompt."""
+    async with sides.central.look() as tx:
+        workflow = await effects.by_slug(tx, order.slug)
+        if not workflow.is_active or workflow.is_open:
+            raise Refused(f"the workflow {order.slug} takes no jobs", field="workflow_slug")
+        version = await effects.get_version(tx, workflow, order.version)
+        assigned = await fleets.fleets_with(tx, workflow.id, stage=order.stage)
+    known = [fleet for fleet in assigned if fleet.object_info_hash]
+    return workflow, version, next(iter(known or assigned), None)
+
+
+async def _require_files(sides: Sides, tenant_id: UUID, wanted: Mapping[str, UUID]) -> None:
+    """Each belongs to the tenant and has arrived; one that was only announced is looked for."""
+    pool = await sides.pool_of(tenant_id)
+    for name, file_id in wanted.items():
+        try:
+            async with pool.look() as tx:
+                file = await files.get(tx, tenant_id, file_id)
+        except NotFound:
+            raise InvalidInput(f"{name}: there is no file {file_id}", property=name) from None
+        if file.is_announced:
+            await _confirm(sides, pool, name, file)
+
+
+async def _confirm(sides: Sides, pool: Database, name: str, file: File) -> None:
+    facts = await sides.store.head(file.path)
+    if facts is None:
+        raise InvalidInput(f"{name}: the file was never uploaded", property=name)
+    async with pool.begin() as tx:
+        await files.confirm(tx, file.tenant_id, file.id, size=facts.size)

@@ -1,0 +1,190 @@
+"""A worker asks for a job: who it is, what it may run, what it holds, and then the wait."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.decide import is_worth_writing
+from comfyfleet.fleets.model import Sighting, Worker, after
+from comfyfleet.jobs.ending import requeue
+from comfyfleet.jobs.handing import hand_out, next_job
+from comfyfleet.jobs.shared import in_maintenance
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.wire.messages import Job, Poll, Polled
+
+NO_WORKFLOW = "no workflow is assigned to this worker"
+# A change that another control plane was told of is noticed after so long.
+PART_SECONDS = 20.0
+HELD_BACK_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a worker at the moment it asks."""
+
+    worker: Worker
+    lanes: frozenset[Lane]
+    held: tuple[Dispatch, ...]
+    is_alone: bool
+    maintenance: bool
+
+
+async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
+    """A job, or none with the reason. What the worker may run is looked at anew now and then:
+    at once when this process is told of a change, else at the end of each part of the wait.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + asked.wait_seconds
+    while True:
+        standing = await _standing(sides, worker, asked)
+        reason = _why_nothing(standing, asked)
+        left = max(0.0, until - loop.time())
+        job = await _lost_on_its_way(sides, standing, asked)
+        if job is None and reason is None:
+            job = await _next(sides, standing, asked, min(left, PART_SECONDS))
+        elif job is None:
+            await asyncio.sleep(min(left, HELD_BACK_SECONDS))
+        if job or loop.time() >= until:
+            return Polled(
+                job=job,
+                reason=None if job else reason or "no job is queued for this worker",
+                drain=standing.worker.is_draining,
+            )
+
+
+async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> Job | None:
+    waiter = _waiter(standing, asked)
+    job = await next_job(sides, waiter, wait_seconds=0)
+    if job or not left:
+        return job
+    if not waiter.is_prefetch:
+        await _recall_for(sides, waiter)
+    return await next_job(sides, waiter, wait_seconds=left)
+
+
+async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
+    now = sides.clock()
+    seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
+    known = await _seen(sides, worker, _sighting(asked), now)
+    async with sides.central.look() as tx:
+        lanes = await fleets.lanes_of(tx, known, asked.providers)
+        return Standing(
+            worker=known,
+            lanes=frozenset(Lane(*lane) for lane in lanes),
+            held=tuple(await dispatch.held_by(tx, worker.worker_id)),
+            is_alone=await fleets.is_alone(tx, known, lanes, seen_since=seen_since),
+            maintenance=await in_maintenance(tx),
+        )
+
+
+async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
+    """A poll writes only when that is due: idle workers poll all day."""
+    async with sides.central.look() as tx:
+        known = await fleets.get_worker(tx, worker.worker_id)
+    if not is_worth_writing(known, sighting, now):
+        return after(known, sighting, now)
+    async with sides.central.begin() as tx:
+        return await fleets.seen(tx, known, sighting, now=now)
+
+
+def _sighting(asked: Poll) -> Sighting:
+    return Sighting(
+        load=asked.current_load,
+        models_loaded=asked.models_loaded,
+        capabilities=None if asked.capabilities is None else frozenset(asked.capabilities),
+        providers=asked.providers,
+        max_concurrency=asked.max_concurrency,
+        reading=asked.reading,
+        backend=asked.backend,
+    )
+
+
+def _why_nothing(standing: Standing, asked: Poll) -> str | None:
+    if standing.maintenance:
+        return "maintenance: no new leases are given"
+    if standing.worker.is_draining:
+        return "this worker is draining"
+    if not standing.lanes:
+        return NO_WORKFLOW
+    load = load_of([row.id for row in standing.held], asked)
+    if load > asked.max_concurrency:
+        return f"this worker holds {load} jobs, as many as it may"
+    return None
+
+
+def load_of(held: Collection[int], asked: Poll) -> int:
+    """How many jobs the worker has before it, by dispatch id as we know them and as it says.
+
+    A lease whose prompt has ended is still held while its outputs go up, and the backend must not
+    wait for that: a worker that names what it holds is believed which of it is work, for as many
+    again as it may hold. Leases that it doesn't name are on their way to it.
+    """
+    if asked.held is None:
+        return max(asked.current_load, len(held))
+    named = {each.dispatch_id for each in asked.held}
+    delivering_max = asked.max_concurrency + 1
+    return max(asked.current_load + len(set(held) - named), len(held) - delivering_max)
+
+
+def _waiter(standing: Standing, asked: Poll) -> Waiter:
+    reading, load = asked.reading, load_of([row.id for row in standing.held], asked)
+    free = 0
+    if reading and reading.gpu_memory_total_bytes is not None:
+        free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
+    return Waiter(
+        worker_id=standing.worker.worker_id,
+        lanes=standing.lanes,
+        affinities=standing.worker.affinities,
+        load=load,
+        models_loaded=asked.models_loaded or standing.worker.models_loaded,
+        model_set=asked.model_set,
+        free_gpu_memory_bytes=max(0, free),
+        is_prefetch=load >= asked.max_concurrency,
+        is_alone=standing.is_alone,
+    )
+
+
+async def _lost_on_its_way(sides: Sides, standing: Standing, asked: Poll) -> Job | None:
+    """A lease that the worker doesn't know, and never spoke of, is handed out again as it was."""
+    if asked.held is None:
+        return None
+    known = {each.dispatch_id for each in asked.held}
+    for row in standing.held:
+        if row.id in known or row.heard_at is not None or row.lease_token is None:
+            continue
+        if not standing.worker.takes_jobs or row.lane not in standing.lanes:
+            await requeue(sides, row.id, row.lease_token, Requeue.REVOKED)
+            continue
+        job = await hand_out(sides, _lease_of(row))
+        if job:
+            return job
+    return None
+
+
+def _lease_of(row: Dispatch) -> Lease:
+    if row.lease_token is None or row.lease_expires_at is None or row.worker_id is None:
+        raise ValueError(f"dispatch {row.id} is not leased")
+    return Lease(
+        dispatch_id=row.id,
+        tenant_id=row.tenant_id,
+        job_id=row.job_id,
+        lane=row.lane,
+        worker_id=row.worker_id,
+        token=row.lease_token,
+        number=row.lease_number,
+        attempt=row.attempts,
+        expires_at=row.lease_expires_at,
+        is_prefetched=row.is_prefetched,
+        model_key=row.model_key,
+        model_set=row.model_set,
+    )
+
+
+async def _recall_for(sides: Sides, waiter: Waiter) -> None:
+    """An idle worker and nothing queued: what another has only prefetched is asked back."""
+    async with sides.central.begin() as tx:
+        await dispatch.recall(tx, waiter.lanes, not_of=waiter.worker_id)

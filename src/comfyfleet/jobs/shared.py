@@ -1,0 +1,26 @@
+"""What all control planes must know at the same time; kept in the central database."""
+
+from datetime import datetime
+
+from comfyfleet.db import Tx
+from comfyfleet.db.state import read_state, write_state
+
+MAINTENANCE, LAST_EXPIRY = "maintenance", "last_expiry"
+
+
+async def in_maintenance(tx: Tx) -> bool:
+    return bool(await read_state(tx, MAINTENANCE))
+
+
+async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
+    await write_state(tx, MAINTENANCE, is_on)
+
+
+async def last_expiry(tx: Tx) -> datetime | None:
+    """When leases were last looked at, by whichever control plane."""
+    kept = await read_state(tx, LAST_EXPIRY)
+    return datetime.fromisoformat(kept) if kept else None
+
+
+async def note_expiry(tx: Tx, now: datetime) -> None:
+    await write_state(tx, LAST_EXPIRY, now.isoformat())

@@ -1,0 +1,41 @@
+"""The two sides that a job joins, the tenant's and the central one, and what acting on them takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from comfyfleet.db import Database, Pools
+from comfyfleet.dispatch.queue import Queue
+from comfyfleet.jobs.caps import Caps
+from comfyfleet.jobs.keeping import Documents
+from comfyfleet.jobs.progress import Progresses
+from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.settings import Settings
+from comfyfleet.storage import ObjectStore
+from comfyfleet.tenants import service as tenants
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Never one transaction over both, and none held across a network call."""
+
+    central: Database
+    pools: Pools
+    store: ObjectStore
+    queue: Queue
+    settings: Settings
+    clock: Clock
+    new_id: Callable[[], UUID]
+    caps: Caps = field(default_factory=Caps)
+    documents: Documents = field(default_factory=Documents)
+    progresses: Progresses = field(default_factory=Progresses)
+    # A tenant never moves, so its pool is looked up once.
+    _pool_names: dict[UUID, str] = field(default_factory=dict)
+
+    async def pool_of(self, tenant_id: UUID) -> Database:
+        name = self._pool_names.get(tenant_id)
+        if name is None:
+            async with self.central.look() as tx:
+                name = (await tenants.get(tx, tenant_id)).pool
+            self._pool_names[tenant_id] = name
+        return self.pools[name]

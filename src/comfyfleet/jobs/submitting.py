@@ -1,0 +1,97 @@
+"""Submit and cancel: the tenant's side first, then the central one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.jobs import service
+from comfyfleet.jobs.model import Job, Submission
+from comfyfleet.jobs.settling import align, deliver
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import InvalidInput, QueueFull
+from comfyfleet.tenants import service as tenants
+from comfyfleet.tenants.model import Tenant
+
+JOBS_PER_SUBMIT_MAX = 1000
+FULL_RETRY_SECONDS = 30
+
+
+async def submit(sides: Sides, tenant_id: UUID, asked: Submission) -> tuple[Job, bool]:
+    """The job, and whether it is new: the same idempotency key gives the same job."""
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        before = await service.same_asked_before(tx, tenant_id, asked)
+    if before:
+        return await _again(sides, before), False
+    added = await submit_many(sides, tenant_id, {sides.new_id(): asked})
+    if added:
+        return added[0], True
+    async with pool.look() as tx:
+        before = await service.same_asked_before(tx, tenant_id, asked)
+    if before is None:
+        raise InvalidInput("the job could not be added: its id is taken")
+    return await _again(sides, before), False
+
+
+async def _again(sides: Sides, job: Job) -> Job:
+    """A repeated request may come because the first was cut off before its dispatch was made."""
+    if job.status.is_active:
+        await align(sides, [job])
+    return job
+
+
+async def submit_many(
+    sides: Sides, tenant_id: UUID, asked: dict[UUID, Submission]
+) -> Sequence[Job]:
+    if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
+        raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
+    async with sides.central.look() as tx:
+        tenant = await tenants.get(tx, tenant_id)
+        await _refuse_if_full(tx, sides, tenant, len(asked))
+    pool = sides.pools[tenant.pool]
+    clamped = {job_id: _clamped(each, tenant) for job_id, each in asked.items()}
+    async with pool.begin() as tx:
+        added, words = await service.submit(tx, tenant_id, clamped, now=sides.clock())
+    await deliver(sides, pool, added, words)
+    return added
+
+
+def _clamped(asked: Submission, tenant: Tenant) -> Submission:
+    priority = min(max(asked.priority, tenant.min_priority), tenant.max_priority)
+    return asked if priority == asked.priority else replace(asked, priority=priority)
+
+
+async def _refuse_if_full(tx: Tx, sides: Sides, tenant: Tenant, more: int) -> None:
+    settings = sides.settings
+    for whose, most, said in (
+        (tenant.id, tenant.max_queued or settings.max_queued_per_tenant, "of this tenant"),
+        (None, settings.max_queued_total, "of all tenants"),
+    ):
+        count = partial(_queued, tx, whose)
+        if not await sides.caps.has_room(whose, more, most, count=count, now=sides.clock()):
+            raise QueueFull(
+                f"the queue {said} is full: at most {most} jobs may wait",
+                retry_after_seconds=FULL_RETRY_SECONDS,
+            )
+
+
+async def _queued(tx: Tx, whose: UUID | None) -> int:
+    return (await dispatch.counts(tx, whose)).queued
+
+
+async def cancel(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:
+    pool = await sides.pool_of(tenant_id)
+    async with pool.begin() as tx:
+        job, words = await service.cancel(tx, tenant_id, job_id, now=sides.clock())
+    if words:
+        await deliver(sides, pool, [job], words)
+    return job
+
+
+async def get(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        return await service.get(tx, tenant_id, job_id)

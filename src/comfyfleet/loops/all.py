@@ -1,0 +1,10 @@
+"""Which sweeps a control plane runs."""
+
+from comfyfleet.loops.publishing import scaling_sweeps
+from comfyfleet.loops.queue import queue_sweeps
+from comfyfleet.loops.sweeping import Sweep
+from comfyfleet.plane import Plane
+
+
+def sweeps_of(plane: Plane) -> list[Sweep]:
+    return [*queue_sweeps(plane), *scaling_sweeps(plane)]

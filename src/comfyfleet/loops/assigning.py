@@ -1,0 +1,92 @@
+"""Keeps a fleet of our own assigned to all that its backends can run, also what is registered later."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from comfyfleet.audit import service as audit
+from comfyfleet.db import Tx
+from comfyfleet.effects import service as effects
+from comfyfleet.effects.model import Workflow
+from comfyfleet.fleets import service as fleets
+from comfyfleet.plane import Plane
+from comfyfleet.wire.messages import BackendFacts
+
+logger = logging.getLogger(__name__)
+
+
+class Assigning:
+    """A sweep. It only adds: what an operator has assigned by hand stays."""
+
+    def __init__(self, plane: Plane, slug: str, stage: str) -> None:
+        self._plane = plane
+        self._slug = slug
+        self._stage = stage
+        self._looked_at: object = None
+
+    async def __call__(self) -> None:
+        plane = self._plane
+        async with plane.central.look() as tx:
+            fleet = await fleets.get(tx, self._slug, self._stage)
+            facts = await self._facts(tx)
+            workflows = [each for each in await effects.all_of(tx) if each.is_active]
+            situation = _situation(workflows, facts)
+            if not facts or situation == self._looked_at:
+                return
+            runnable = [each for each in workflows if await _all_can_run(tx, each, facts)]
+            assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
+        wanted = assigned | {each.id for each in runnable}
+        if wanted != assigned:
+            await self._assign(wanted, [each.slug for each in runnable if each.id not in assigned])
+        self._looked_at = situation
+
+    async def _facts(self, tx: Tx) -> Mapping[str, BackendFacts]:
+        """Of the workers that are there now."""
+        plane = self._plane
+        fleet = await fleets.get(tx, self._slug, self._stage)
+        seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+        workers = await fleets.workers_of(tx, fleet, seen_since=seen_since)
+        return await fleets.facts_of(tx, workers)
+
+    async def _assign(self, workflow_ids: set[int], new: Sequence[str]) -> None:
+        plane, now = self._plane, self._plane.clock()
+        async with plane.central.begin() as tx:
+            fleet = await fleets.get(tx, self._slug, self._stage)
+            await fleets.assign(tx, fleet, workflow_ids, now=now)
+            await audit.record(
+                tx,
+                actor="system",
+                action="assign",
+                subject=fleet.subject,
+                now=now,
+                details={"workflows_added": list(new)},
+            )
+        # Those who wait ask anew, as workers that may run more.
+        plane.queue.dismiss()
+        logger.info("fleet %s now runs %s", fleet.name, ", ".join(new))
+
+
+async def _all_can_run(tx: Tx, workflow: Workflow, facts: Mapping[str, BackendFacts]) -> bool:
+    """All, as workers of one fleet stand in for each other: a job goes to any of them."""
+    version = await effects.get_version(tx, workflow)
+    lacking = {
+        worker: missing
+        for worker, fact in facts.items()
+        if (missing := effects.missing_on(version, fact))
+    }
+    for worker, missing in lacking.items():
+        logger.warning(
+            "workflow %s is not assigned: worker %s lacks %s",
+            workflow.slug,
+            worker,
+            missing.in_words(),
+        )
+    return not lacking
+
+
+def _situation(workflows: Sequence[Workflow], facts: Mapping[str, BackendFacts]) -> object:
+    """While it is the same, there is nothing to do."""
+    return (
+        frozenset((each.id, each.version) for each in workflows),
+        frozenset((worker, fact.object_info_hash) for worker, fact in facts.items()),
+    )

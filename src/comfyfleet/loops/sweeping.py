@@ -1,0 +1,100 @@
+"""The loop under all sweeps: each on its own, none able to stop another.
+
+A sweep must be right whenever it runs, however often, and beside itself on another control plane:
+nothing here promises more than that it runs again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from comfyfleet.db.turns import Turns
+from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.tracing import bound
+from comfyfleet.plane import Meters
+
+logger = logging.getLogger(__name__)
+# A pass that a stop finds at work may end in order for so long.
+STOP_SECONDS_MAX = 5.0
+DONE, FAILED, ELSEWHERE = "done", "failed", "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    name: str
+    # One pass. What it answers is not looked at, but for True: there is more, come again at once.
+    run: Callable[[], Awaitable[object]]
+    seconds: float  # between the end of a pass and the next one, at most
+
+
+class Sweeps:
+    """All sweeps of one control plane."""
+
+    def __init__(self, sweeps: Iterable[Sweep], turns: Turns, meters: Meters, clock: Clock) -> None:
+        self._sweeps = {sweep.name: sweep for sweep in sweeps}
+        self._wanted = {name: asyncio.Event() for name in self._sweeps}
+        self._turns = turns
+        self._meters = meters
+        self._clock = clock
+        self._is_stopping = False
+
+    def wake(self, name: str) -> None:
+        """Let it pass now, not when its time comes. One that runs will run once more."""
+        if name in self._wanted:
+            self._wanted[name].set()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    async def run(self) -> None:
+        """Until `stop`. To cancel it is safe too: a pass that is cut off is made up for later."""
+        await asyncio.gather(*map(self._repeat, self._sweeps.values()))
+
+    async def pass_once(self, sweep: Sweep) -> bool:
+        """Whether there is more to do at once. Never raises, whatever the sweep does."""
+        with bound(sweep=sweep.name):
+            try:
+                outcome, has_more = await self._turn(sweep)
+            except Exception:
+                logger.exception("the sweep %s failed; it will run again", sweep.name)
+                outcome, has_more = FAILED, False
+        self._meters.passes.labels(sweep.name, outcome).inc()
+        if outcome == DONE:
+            self._meters.last_pass.labels(sweep.name).set(self._clock().timestamp())
+        return has_more
+
+    async def _repeat(self, sweep: Sweep) -> None:
+        wanted = self._wanted[sweep.name]
+        while not self._is_stopping:
+            wanted.clear()
+            if await self.pass_once(sweep):
+                continue
+            try:
+                await asyncio.wait_for(wanted.wait(), sweep.seconds)
+            except TimeoutError:
+                continue
+
+    async def _turn(self, sweep: Sweep) -> tuple[str, bool]:
+        if not await self._turns.take(sweep.name):
+            return ELSEWHERE, False
+        try:
+            return DONE, await sweep.run() is True
+        finally:
+            await self._turns.give(sweep.name)
+
+
+@asynccontextmanager
+async def running(sweeps: Sweeps) -> AsyncIterator[Sweeps]:
+    """They run for as long as the `with`, and are let end in order."""
+    work = asyncio.create_task(sweeps.run(), name="sweeps")
+    try:
+        yield sweeps
+    finally:
+        sweeps.stop()
+        await asyncio.wait({work}, timeout=STOP_SECONDS_MAX)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)

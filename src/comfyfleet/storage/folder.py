@@ -1,0 +1,194 @@
+"""Objects as files in a folder. Blocking; LocalStore calls it from threads.
+
+objects/KEY   the bytes, as they came
+types/KEY     the content type, with the stamp of the file that it belongs to
+incoming/     what is being received; never read, never listed
+"""
+
+import contextlib
+import errno
+import json
+import mimetypes
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from comfyfleet.kernel.errors import InvalidInput, NotFound, Unavailable
+from comfyfleet.storage.keys import checked_key
+
+# An upload that has written nothing for so long belongs to a process that is no more.
+INCOMING_SECONDS_MAX = 3600
+# A folder may go away between its making and its use, when the last object in it is deleted.
+PLACING_TRIES_MAX = 10
+UNKNOWN_TYPE = "application/octet-stream"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One version of an object: it stays readable, whatever happens to the key."""
+
+    file: BinaryIO
+    size: int
+    modified_ns: int
+    content_type: str
+
+
+class Folder:
+    def __init__(self, root: Path) -> None:
+        # Paths are compared with their real ones, so that a link inside can't lead out.
+        self.root = Path(os.path.realpath(root))
+        self._objects = self.root / "objects"
+        self._types = self.root / "types"
+        self._incoming = self.root / "incoming"
+        # Keeps a file and its type together when one key is written twice at once.
+        self._placing = threading.Lock()
+
+    def prepare(self, *, now: float) -> None:
+        with _telling(self.root):
+            for each in (self._objects, self._types, self._incoming):
+                each.mkdir(parents=True, exist_ok=True)
+            for left in self._incoming.iterdir():
+                if now - left.stat().st_mtime > INCOMING_SECONDS_MAX:
+                    left.unlink(missing_ok=True)
+
+    def open(self, key: str) -> Opened:
+        path = self._place(self._objects, key)
+        with _telling(self.root):
+            try:
+                file = path.open("rb")
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise NotFound(f"there is no object {key!r}", key=key) from None
+        found = os.fstat(file.fileno())
+        return Opened(file, found.st_size, found.st_mtime_ns, self._type_of(key, found))
+
+    @contextlib.contextmanager
+    def receive(self) -> Iterator[BinaryIO]:
+        """A file that is gone afterwards, unless it was placed."""
+        path = self._incoming / uuid.uuid4().hex
+        with _telling(self.root):
+            file = path.open("xb")
+        try:
+            with file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    def write(self, file: BinaryIO, chunk: bytes | bytearray) -> None:
+        with _telling(self.root):
+            file.write(chunk)
+
+    def place(self, file: BinaryIO, key: str, content_type: str) -> None:
+        """Under its key, on disk for good, in place of what was there."""
+        path = self._place(self._objects, key)
+        with _telling(self.root):
+            file.flush()
+            os.fsync(file.fileno())
+            stamp = _stamp(os.fstat(file.fileno()))
+            note = json.dumps({"type": content_type, "stamp": stamp}).encode()
+            with self.receive() as draft:
+                draft.write(note)
+                draft.flush()
+                _make_folders(path.parent)
+                with self._placing:
+                    # If we die in between, the stamp doesn't fit and the type is not believed.
+                    self._move(draft, self._place(self._types, key))
+                    self._move(file, path)
+            _sync(path.parent)
+
+    def delete(self, key: str) -> None:
+        with _telling(self.root), self._placing:
+            for root in (self._objects, self._types):
+                path = self._place(root, key)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
+                    _remove_empty(path.parent, root)
+
+    def keys(self, prefix: str) -> list[str]:
+        """All that begin so. Only the deepest folder that the prefix names is walked."""
+        top = self._objects
+        if "/" in prefix:
+            top = self._place(self._objects, prefix.rpartition("/")[0])
+        found = []
+        for folder, _, names in os.walk(top):
+            base = Path(folder).relative_to(self._objects).as_posix()
+            keys = (name if base == "." else f"{base}/{name}" for name in names)
+            found += [key for key in keys if key.startswith(prefix)]
+        return found
+
+    def _place(self, root: Path, key: str) -> Path:
+        path = root / checked_key(key)
+        if os.path.realpath(path) != str(path):
+            raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
+        return path
+
+    def _move(self, file: BinaryIO, path: Path) -> None:
+        for _ in range(PLACING_TRIES_MAX):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file.name, path)
+            except FileNotFoundError:
+                continue
+            except (NotADirectoryError, FileExistsError, IsADirectoryError):
+                break
+            return
+        key = path.relative_to(self.root).as_posix()
+        raise InvalidInput(f"{key}: a folder can't hold a key and keys below it", key=key)
+
+    def _type_of(self, key: str, found: os.stat_result) -> str:
+        try:
+            note = json.loads((self._types / key).read_bytes())
+            if note["stamp"] == _stamp(found):
+                return str(note["type"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        # Put there by hand, or copied from elsewhere.
+        return mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
+
+
+def _stamp(found: os.stat_result) -> list[int]:
+    return [found.st_mtime_ns, found.st_size]
+
+
+def _make_folders(folder: Path) -> None:
+    """On disk for good: a file that can't be reached after a power cut is lost, too.
+
+    Before anybody else has to wait. What stands in the way is told when the file is moved.
+    """
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+        folder.mkdir()
+        _sync(folder.parent)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    with contextlib.suppress(OSError):
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _telling(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Unavailable(f"the disk of {root} is full", path=str(root)) from error
+        raise Unavailable(
+            f"{root} can't be used: {error.strerror or error}", path=str(root)
+        ) from error

@@ -1,0 +1,68 @@
+"""What a store of objects promises, whether it is a folder or a bucket."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+# The most that S3 takes in one PUT; a folder could hold more, but then a move to S3 would fail.
+OBJECT_BYTES_MAX = 5 * 1024**3
+# put and get are for documents. Media go by URL, and never through our memory.
+MEMORY_BYTES_MAX = 256 * 1024**2
+# What S3 allows for a presigned URL.
+URL_SECONDS_MAX = 7 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    size: int
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Presigned:
+    """How to deliver one object. The headers must be sent as they are: they are signed, too."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    method: Literal["PUT"] = "PUT"
+
+
+class ObjectStore(Protocol):
+    """Objects are replaced as a whole: a reader gets one version or the other, never a mixture."""
+
+    @property
+    def disk(self) -> str:
+        """`local` or `s3`, as it is kept beside a file's key."""
+        ...
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None: ...
+
+    async def get(self, key: str) -> bytes:
+        """NotFound if there is none."""
+        ...
+
+    async def head(self, key: str) -> ObjectFacts | None: ...
+
+    async def delete(self, key: str) -> None:
+        """No error if there is none."""
+        ...
+
+    def keys(self, prefix: str) -> AsyncIterator[str]:
+        """All keys that begin so, in no promised order."""
+        ...
+
+    async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
+        """With a file name, a browser saves under it instead of showing the object."""
+        ...
+
+    async def url_to_put(
+        self, key: str, *, content_type: str, seconds: int, size: int | None = None
+    ) -> Presigned:
+        """Holds for this content type only and, when a size is given, for this size only."""
+        ...
+
+    async def check(self) -> None:
+        """Raises what keeps the store from working."""
+        ...
+
+    async def aclose(self) -> None: ...

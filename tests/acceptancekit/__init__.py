@@ -1,0 +1,1 @@
+"""The whole thing as processes: PostgreSQL, control plane, workers, engines, metadata services."""

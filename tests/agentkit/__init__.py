@@ -1,0 +1,1 @@
+"""A control plane in memory, and workers beside it."""

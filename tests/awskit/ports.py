@@ -1,0 +1,29 @@
+"""Free ports, and waiting until something answers on one."""
+
+import socket
+import subprocess
+import time
+from typing import Any
+
+import httpx
+
+ANSWER_SECONDS_MAX = 30
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+def wait_until_answering(url: str, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + ANSWER_SECONDS_MAX
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} did not answer")

@@ -1,0 +1,180 @@
+"""Each word cut off after each of its steps, and each raced by another worker at each of them."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.jobskit.fuse import Burnt, Fuse, fused
+from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import ENDED, Requeue
+from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs.expiring import expire
+from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.model import Failure, JobStatus
+from comfyfleet.jobs.reconciling import reconcile
+from comfyfleet.jobs.settling import deliver_words
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import LeaseLost
+from comfyfleet.wire.messages import Complete
+from comfyfleet.wire.messages import Job as Handed
+
+STEPS_MAX = 16
+
+
+@dataclass
+class Scene:
+    whole: Sides
+    cut: Sides
+    fuse: Fuse
+    clock: ByHand
+    tenant_id: UUID
+
+    async def sweep(self) -> None:
+        """What comes after a restart."""
+        self.clock.go_on(hours=1)
+        for _ in range(3):
+            await let_expire(self.whole)
+            await expire(self.whole, last_pass=self.clock())
+            await deliver_words(self.whole, self.whole.pools["main"], limit=100)
+            await reconcile(self.whole)
+
+    async def require_in_line(self, job_id: UUID) -> JobStatus:
+        job = await submitting.get(self.whole, self.tenant_id, job_id)
+        async with self.whole.central.look() as tx:
+            row = await dispatch.of_job(tx, self.tenant_id, job_id)
+        assert row
+        assert (row.status in ENDED) == (not job.status.is_active)
+        assert job.status.is_active or row.status.value == job.status.value
+        return job.status
+
+    async def run_to_the_end(self, job_id: UUID) -> None:
+        """If it waits, a worker gets it once and only once."""
+        handed = await next_job(self.whole, waiter("later"), wait_seconds=0)
+        assert handed
+        assert handed.job_id == job_id
+        await ending.complete(self.whole, _done(handed))
+        assert await next_job(self.whole, waiter("later"), wait_seconds=0) is None
+
+
+@pytest.fixture
+async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
+    clock, fuse = ByHand(), Fuse()
+    async with sides_on(databases, tmp_path, clock) as (sides, tenant_id):
+        yield Scene(sides, fused(sides, fuse), fuse, clock, tenant_id)
+
+
+def _done(handed: Handed) -> Complete:
+    return Complete(dispatch_id=handed.dispatch_id, lease_token=handed.lease_token)
+
+
+Word = Callable[[Scene, Handed], Awaitable[object]]
+WORDS: dict[str, Word] = {
+    "complete": lambda scene, lease: ending.complete(scene.cut, _done(lease)),
+    "fail": lambda scene, lease: ending.fail(
+        scene.cut, lease.dispatch_id, lease.lease_token, Failure("no")
+    ),
+    "requeue": lambda scene, lease: ending.requeue(
+        scene.cut, lease.dispatch_id, lease.lease_token, Requeue.SPOT
+    ),
+    "cancel": lambda scene, lease: submitting.cancel(scene.cut, scene.tenant_id, lease.job_id),
+}
+
+
+async def _cut_off(fuse: Fuse, after: int, work: Awaitable[object]) -> bool:
+    """Whether the fuse burnt; false: the word has fewer steps."""
+    fuse.left = after
+    try:
+        await work
+    except Burnt:
+        return True
+    finally:
+        fuse.left = None
+    return False
+
+
+async def test_a_submit_can_be_cut_anywhere(scene: Scene) -> None:
+    for after in range(STEPS_MAX):
+        job_id = scene.whole.new_id()
+        submit = submitting.submit_many(scene.cut, scene.tenant_id, {job_id: asked()})
+        was_cut = await _cut_off(scene.fuse, after, submit)
+        await scene.sweep()
+        async with scene.whole.central.look() as tx:
+            row = await dispatch.of_job(tx, scene.tenant_id, job_id)
+        if row:
+            await scene.require_in_line(job_id)
+            await scene.run_to_the_end(job_id)
+        if not was_cut:
+            assert row
+            return
+    pytest.fail("it never came to its end")
+
+
+async def test_a_lease_can_be_cut_anywhere(scene: Scene) -> None:
+    for after in range(STEPS_MAX):
+        (job,) = await submitting.submit_many(
+            scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()}
+        )
+        work = next_job(scene.cut, waiter(), wait_seconds=0)
+        was_cut = await _cut_off(scene.fuse, after, work)
+        await scene.sweep()
+        assert await scene.require_in_line(job.id) == JobStatus.QUEUED
+        await scene.run_to_the_end(job.id)
+        if not was_cut:
+            return
+    pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("word", WORDS)
+async def test_a_word_can_be_cut_anywhere(scene: Scene, word: str) -> None:
+    for after in range(STEPS_MAX):
+        await submitting.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()})
+        lease = await next_job(scene.whole, waiter(), wait_seconds=0)
+        assert lease
+        was_cut = await _cut_off(scene.fuse, after, WORDS[word](scene, lease))
+        await scene.sweep()
+        if (await scene.require_in_line(lease.job_id)).is_active:
+            await scene.run_to_the_end(lease.job_id)
+        if not was_cut:
+            return
+    pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("word", ["complete", "fail", "requeue"])
+async def test_who_holds_the_lease_decides_at_every_step_of_a_late_word(
+    scene: Scene, word: str
+) -> None:
+    raced = 0
+    for after in range(STEPS_MAX):
+        await submitting.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()})
+        lease = await next_job(scene.whole, waiter(), wait_seconds=0)
+        assert lease
+        theirs: list[Handed] = []
+
+        async def lose_it(lease: Handed = lease, theirs: list[Handed] = theirs) -> None:
+            await let_expire(scene.whole, lease.dispatch_id)
+            await expire(scene.whole, last_pass=scene.clock())
+            handed = await next_job(scene.whole, waiter("w2"), wait_seconds=0)
+            theirs += [handed] if handed else []
+
+        scene.fuse.left, scene.fuse.meanwhile = after, lose_it
+        try:
+            await WORDS[word](scene, lease)
+        except LeaseLost:
+            pass
+        finally:
+            scene.fuse.left, scene.fuse.meanwhile = None, None
+        for handed in theirs:
+            raced += 1
+            job = await submitting.get(scene.whole, scene.tenant_id, lease.job_id)
+            assert job.status == JobStatus.PROCESSING
+            assert job.lease_token == handed.lease_token
+            await ending.complete(scene.whole, _done(handed))
+        await scene.sweep()
+        if (await scene.require_in_line(lease.job_id)).is_active:
+            await scene.run_to_the_end(lease.job_id)
+    assert raced >= 2, "the race was not run"

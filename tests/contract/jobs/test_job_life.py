@@ -1,0 +1,262 @@
+"""A job's way through both databases, one rule at a time."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import Dispatch, Requeue, Status
+from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs.beating import heartbeat
+from comfyfleet.jobs.expiring import expire
+from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.model import Failure, Job, JobStatus
+from comfyfleet.jobs.retrying import retry
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import Conflict, InvalidInput, LeaseLost, NotFound, QueueFull
+from comfyfleet.wire.files import DeliveredOutput
+from comfyfleet.wire.messages import Complete, Heartbeat
+from comfyfleet.wire.messages import Job as Handed
+
+
+class Place:
+    """A tenant, both sides, and short words for what is done here."""
+
+    def __init__(self, sides: Sides, tenant_id: UUID, clock: ByHand) -> None:
+        self.sides, self.tenant_id, self.clock = sides, tenant_id, clock
+
+    async def submit(self, **changes: object) -> Job:
+        job, _ = await submitting.submit(self.sides, self.tenant_id, asked(**changes))  # type: ignore[arg-type]
+        return job
+
+    async def lease(self, worker_id: str = "w1") -> Handed:
+        handed = await next_job(self.sides, waiter(worker_id), wait_seconds=0)
+        assert handed
+        return handed
+
+    async def nothing_to_lease(self) -> bool:
+        return await next_job(self.sides, waiter(), wait_seconds=0) is None
+
+    async def beat(self, handed: Handed, *, started: bool = True) -> bool:
+        said = Heartbeat(
+            dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, started=started
+        )
+        return (await heartbeat(self.sides, said)).cancelled
+
+    async def complete(self, handed: Handed, *outputs: DeliveredOutput) -> Job:
+        said = Complete(
+            dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, outputs=outputs
+        )
+        return await ending.complete(self.sides, said)
+
+    async def fail(self, handed: Handed) -> Job:
+        why = Failure("no", "raw")
+        return await ending.fail(self.sides, handed.dispatch_id, handed.lease_token, why)
+
+    async def requeue(self, handed: Handed, reason: Requeue) -> None:
+        await ending.requeue(self.sides, handed.dispatch_id, handed.lease_token, reason)
+
+    async def expire(self) -> int:
+        await let_expire(self.sides)
+        return await expire(self.sides, last_pass=self.clock())
+
+    async def job(self, job_id: UUID) -> Job:
+        return await submitting.get(self.sides, self.tenant_id, job_id)
+
+    async def row(self, job_id: UUID) -> Dispatch:
+        async with self.sides.central.look() as tx:
+            row = await dispatch.of_job(tx, self.tenant_id, job_id)
+        assert row
+        return row
+
+
+@pytest.fixture
+async def place(databases: Databases, tmp_path: Path) -> AsyncIterator[Place]:
+    clock = ByHand()
+    async with sides_on(databases, tmp_path, clock, max_queued_per_tenant=10) as (sides, tenant_id):
+        yield Place(sides, tenant_id, clock)
+
+
+async def test_a_job_is_submitted_leased_and_completed(place: Place) -> None:
+    job = await place.submit()
+    assert (await place.row(job.id)).status == Status.QUEUED
+    handed = await place.lease()
+    assert handed.job_id == job.id
+    assert (await place.job(job.id)).status == JobStatus.PROCESSING
+    assert (await place.complete(handed)).status == JobStatus.COMPLETED
+    row = await place.row(job.id)
+    assert (row.status, row.attempts) == (Status.COMPLETED, 1)
+    assert await place.nothing_to_lease()
+
+
+async def test_the_same_word_is_heard_again_and_another_is_not(place: Place) -> None:
+    await place.submit()
+    handed = await place.lease()
+    await place.complete(handed)
+    assert (await place.complete(handed)).status == JobStatus.COMPLETED
+    with pytest.raises(LeaseLost):
+        await place.fail(handed)
+    with pytest.raises(LeaseLost):
+        await place.requeue(handed, Requeue.SPOT)
+
+
+async def test_a_stranger_with_another_token_changes_nothing(place: Place) -> None:
+    job = await place.submit()
+    handed = await place.lease()
+    stranger = handed.model_copy(update={"lease_token": uuid4()})
+    for word in (place.complete, place.fail, place.beat):
+        with pytest.raises(LeaseLost):
+            await word(stranger)
+    assert (await place.job(job.id)).status == JobStatus.PROCESSING
+
+
+async def test_a_worker_that_lost_its_lease_can_neither_deliver_nor_fail(place: Place) -> None:
+    job = await place.submit()
+    lost = await place.lease()
+    await place.beat(lost)
+    assert await place.expire() == 1
+    with pytest.raises(LeaseLost):
+        await place.complete(lost)
+    again = await place.lease("w2")
+    with pytest.raises(LeaseLost):
+        await place.complete(lost)
+    assert (await place.complete(again)).status == JobStatus.COMPLETED
+    assert (await place.row(job.id)).attempts == 2
+
+
+async def test_an_expiry_before_the_start_costs_no_attempt(place: Place) -> None:
+    job = await place.submit()
+    await place.lease()
+    await place.expire()
+    assert (await place.row(job.id)).attempts == 0
+    assert (await place.job(job.id)).status == JobStatus.QUEUED
+
+
+async def test_the_third_expiry_after_a_start_fails_the_job(place: Place) -> None:
+    job = await place.submit()
+    for _ in range(3):
+        await place.beat(await place.lease())
+        await place.expire()
+    ended = await place.job(job.id)
+    assert ended.status == JobStatus.FAILED
+    assert ended.error_message == "Processing failed 3 times."
+    assert (await place.row(job.id)).status == Status.FAILED
+
+
+async def test_after_an_outage_nobody_is_late(place: Place) -> None:
+    await place.submit()
+    handed = await place.lease()
+    await let_expire(place.sides)
+    before = place.clock()
+    place.clock.go_on(seconds=61)
+    assert await expire(place.sides, last_pass=before) == 0
+    await place.beat(handed)
+
+
+async def test_fail_ends_the_job_whatever_attempts_remain(place: Place) -> None:
+    job = await place.submit()
+    failed = await place.fail(await place.lease())
+    assert (failed.status, failed.error_message) == (JobStatus.FAILED, "no")
+    assert (await place.row(job.id)).last_error == "no"
+    assert await place.nothing_to_lease()
+
+
+@pytest.mark.parametrize(("reason", "attempts"), [("spot", 0), ("backend_down", 1)])
+async def test_an_interruption_gives_the_attempt_back_and_a_broken_backend_does_not(
+    place: Place, reason: str, attempts: int
+) -> None:
+    job = await place.submit()
+    await place.requeue(await place.lease(), Requeue(reason))
+    row = await place.row(job.id)
+    assert (row.status, row.attempts) == (Status.QUEUED, attempts)
+    assert row.last_error == f"Requeued: {reason}"
+    assert (await place.job(job.id)).status == JobStatus.QUEUED
+
+
+async def test_the_twenty_first_return_sets_a_job_aside(place: Place) -> None:
+    job = await place.submit()
+    for _ in range(21):
+        await place.requeue(await place.lease(), Requeue.SPOT)
+    row = await place.row(job.id)
+    assert (row.status, row.is_poisoned) == (Status.FAILED, True)
+    assert (await place.job(job.id)).error_message == "Processing was interrupted 21 times."
+
+
+async def test_a_queued_job_is_cancelled_at_once(place: Place) -> None:
+    job = await place.submit()
+    await submitting.cancel(place.sides, place.tenant_id, job.id)
+    assert (await place.row(job.id)).status == Status.CANCELLED
+    assert await place.nothing_to_lease()
+
+
+async def test_a_running_job_is_told_with_the_next_heartbeat(place: Place) -> None:
+    job = await place.submit()
+    handed = await place.lease()
+    await submitting.cancel(place.sides, place.tenant_id, job.id)
+    assert (await place.row(job.id)).status == Status.LEASED
+    assert await place.beat(handed)
+    assert (await place.row(job.id)).status == Status.CANCELLED
+    assert await place.beat(handed), "the answer may have been lost"
+    with pytest.raises(LeaseLost):
+        await place.complete(handed)
+
+
+async def test_a_job_cancelled_between_lease_and_start_is_not_handed_out(place: Place) -> None:
+    job = await place.submit()
+    await place.sides.queue.lease(waiter(), wait_seconds=0)
+    await submitting.cancel(place.sides, place.tenant_id, job.id)
+    await place.expire()
+    assert (await place.row(job.id)).status == Status.CANCELLED
+
+
+async def test_another_tenants_job_is_not_there(place: Place) -> None:
+    job = await place.submit()
+    with pytest.raises(NotFound):
+        await submitting.get(place.sides, uuid4(), job.id)
+
+
+async def test_the_same_idempotency_key_gives_the_same_job(place: Place) -> None:
+    first = await place.submit(idempotency_key="k", request_hash="a")
+    again = await place.submit(idempotency_key="k", request_hash="a")
+    assert again.id == first.id
+    with pytest.raises(Conflict, match="idempotency_key"):
+        await place.submit(idempotency_key="k", request_hash="b")
+
+
+async def test_a_full_queue_refuses_and_writes_nothing(place: Place) -> None:
+    jobs = [await place.submit() for _ in range(10)]
+    with pytest.raises(QueueFull) as full:
+        await place.submit()
+    assert full.value.details["retry_after_seconds"] > 0
+    await submitting.cancel(place.sides, place.tenant_id, jobs[0].id)
+    await place.submit()
+
+
+async def test_a_retry_is_a_new_job_and_the_old_one_stays(place: Place) -> None:
+    job = await place.submit()
+    with pytest.raises(Conflict):
+        await retry(place.sides, place.tenant_id, job.id)
+    await place.fail(await place.lease())
+    again = await retry(place.sides, place.tenant_id, job.id)
+    assert again.asked.retry_of == job.id
+    assert (await retry(place.sides, place.tenant_id, job.id)).id == again.id
+    assert (await place.job(job.id)).status == JobStatus.FAILED
+    assert (await place.lease()).job_id == again.id
+
+
+async def test_outputs_must_lie_where_their_urls_led(place: Place) -> None:
+    await place.submit()
+    handed = await place.lease()
+    said = DeliveredOutput(name="output", size=3, content_type="image/png")
+    with pytest.raises(InvalidInput, match="never uploaded"):
+        await place.complete(handed, said)
+    assert (await place.complete(handed)).status == JobStatus.COMPLETED
+
+
+async def test_priorities_are_clamped_to_the_tenants_range(place: Place) -> None:
+    job = await place.submit(priority=500)
+    assert (await place.row(job.id)).priority == 10

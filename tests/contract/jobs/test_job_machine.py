@@ -1,0 +1,264 @@
+"""Any order of words and sweeps, cut off anywhere between the two databases."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.dbkit.databases import Databases
+from tests.jobskit.fuse import Burnt, Fuse, fused
+from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import ENDED, Dispatch, Requeue
+from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs.beating import heartbeat
+from comfyfleet.jobs.expiring import expire
+from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.model import Failure, Job, JobStatus
+from comfyfleet.jobs.reconciling import reconcile
+from comfyfleet.jobs.settling import deliver_words
+from comfyfleet.kernel.errors import LeaseLost
+from comfyfleet.wire.messages import Complete, Heartbeat
+from comfyfleet.wire.messages import Job as Handed
+
+Answer = TypeVar("Answer")
+CUTS = st.sampled_from([None, None, None, *range(10)])
+WORKER_REASONS = st.sampled_from(["spot", "drain", "recall", "backend_down", "out_of_memory"])
+
+
+class JobMachine(RuleBasedStateMachine):
+    """`databases` is set by the test that runs it."""
+
+    databases: Databases
+    jobs: Bundle[UUID] = Bundle("jobs")
+    leases: Bundle[Handed] = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.stack = AsyncExitStack()
+        self.clock, self.fuse = ByHand(), Fuse()
+        self.folder = TemporaryDirectory()
+        opened = sides_on(self.databases, Path(self.folder.name), self.clock, max_requeues=4)
+        self.whole, self.tenant_id = self.do(self.stack.enter_async_context(opened))
+        self.sides = fused(self.whole, self.fuse)
+        self.known: list[UUID] = []
+        self.ended: dict[UUID, JobStatus] = {}
+        self.accepted: dict[UUID, set[UUID]] = {}
+
+    def teardown(self) -> None:
+        try:
+            self.do(self.everything_is_in_line())
+        finally:
+            self.do(self.stack.aclose())
+            self.loop.close()
+            self.folder.cleanup()
+
+    def do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.loop.run_until_complete(work)
+
+    def cut(self, after: int | None, work: Coroutine[Any, Any, Answer]) -> Answer | None:
+        """Runs until the fuse burns; a lost lease is an answer like any other."""
+        self.fuse.left = after
+        try:
+            return self.do(work)
+        except (Burnt, LeaseLost):
+            return None
+        finally:
+            self.fuse.left = None
+
+    @initialize(target=leases)
+    def begin(self) -> Any:
+        """Some jobs wait and some run, or most of a short life would be spent on getting there."""
+        for number in range(4):
+            self.submit(None, 1 + number % 2, 0)
+        handed = [self.lease(None, worker) for worker in ("w1", "w2")]
+        self.extend(handed[0], True, None)
+        return multiple(*handed)
+
+    @rule(target=jobs, cut=CUTS, workflow_id=st.sampled_from([1, 2]), priority=st.integers(0, 2))
+    def submit(self, cut: int | None, workflow_id: int, priority: int) -> UUID:
+        job_id = self.whole.new_id()
+        self.known.append(job_id)
+        wanted = {job_id: asked(workflow_id, priority=priority)}
+        self.cut(cut, submitting.submit_many(self.sides, self.tenant_id, wanted))
+        return job_id
+
+    @rule(target=leases, cut=CUTS, worker=st.sampled_from(["w1", "w2"]))
+    def lease(self, cut: int | None, worker: str) -> Any:
+        handed = self.cut(cut, next_job(self.sides, waiter(worker), wait_seconds=0))
+        return handed or multiple()
+
+    @rule(lease=leases, started=st.booleans(), cut=CUTS)
+    def extend(self, lease: Handed, started: bool, cut: int | None) -> None:
+        said = Heartbeat(
+            dispatch_id=lease.dispatch_id, lease_token=lease.lease_token, started=started
+        )
+        self.cut(cut, heartbeat(self.sides, said))
+
+    @rule(lease=leases, cut=CUTS)
+    def complete(self, lease: Handed, cut: int | None) -> None:
+        before = self.status(lease.job_id)
+        said = Complete(dispatch_id=lease.dispatch_id, lease_token=lease.lease_token)
+        self.cut(cut, ending.complete(self.sides, said))
+        if before != JobStatus.COMPLETED and self.status(lease.job_id) == JobStatus.COMPLETED:
+            self.accepted.setdefault(lease.job_id, set()).add(lease.lease_token)
+
+    @rule(
+        lease=leases,
+        after=st.integers(0, 6),
+        word=st.sampled_from(["complete", "fail", "requeue"]),
+        ends=st.booleans(),
+    )
+    def word_while_the_lease_is_lost(
+        self, lease: Handed, after: int, word: str, ends: bool
+    ) -> None:
+        """At some step of its word the lease expires, and another worker has the job."""
+        theirs: list[Handed] = []
+
+        async def meanwhile() -> None:
+            await let_expire(self.whole, lease.dispatch_id)
+            await expire(self.whole, last_pass=self.clock())
+            handed = await next_job(self.whole, waiter("w3"), wait_seconds=0)
+            if handed and handed.job_id == lease.job_id:
+                theirs.append(handed)
+
+        self.fuse.meanwhile = meanwhile
+        why = Failure("no")
+        said = Complete(dispatch_id=lease.dispatch_id, lease_token=lease.lease_token)
+        place = (lease.dispatch_id, lease.lease_token)
+        match word:
+            case "complete":
+                self.cut(after, ending.complete(self.sides, said))
+            case "fail":
+                self.cut(after, ending.fail(self.sides, *place, why))
+            case _:
+                self.cut(after, ending.requeue(self.sides, *place, Requeue.SPOT))
+        self.fuse.meanwhile = None
+        if theirs:
+            assert self.status(lease.job_id) == JobStatus.PROCESSING, "who holds it decides"
+            if ends:
+                self.complete(theirs[0], None)
+                assert self.status(lease.job_id) == JobStatus.COMPLETED
+
+    @rule(lease=leases, cut=CUTS)
+    def fail(self, lease: Handed, cut: int | None) -> None:
+        why = Failure("no")
+        self.cut(cut, ending.fail(self.sides, lease.dispatch_id, lease.lease_token, why))
+
+    @rule(lease=leases, reason=WORKER_REASONS, cut=CUTS)
+    def requeue(self, lease: Handed, reason: str, cut: int | None) -> None:
+        word = ending.requeue(self.sides, lease.dispatch_id, lease.lease_token, Requeue(reason))
+        self.cut(cut, word)
+
+    @rule(job_id=consumes(jobs), cut=CUTS)
+    def cancel(self, job_id: UUID, cut: int | None) -> None:
+        if self.status(job_id):
+            self.cut(cut, submitting.cancel(self.sides, self.tenant_id, job_id))
+
+    @rule(lease=leases, cut=CUTS)
+    def expire(self, lease: Handed, cut: int | None) -> None:
+        self.do(let_expire(self.whole, lease.dispatch_id))
+        self.cut(cut, expire(self.sides, last_pass=self.clock()))
+
+    @rule(cut=CUTS)
+    def outbox(self, cut: int | None) -> None:
+        self.cut(cut, deliver_words(self.sides, self.sides.pools["main"], limit=100))
+
+    @rule(cut=CUTS)
+    def reconcile(self, cut: int | None) -> None:
+        self.clock.go_on(minutes=1)
+        self.cut(cut, reconcile(self.sides))
+
+    def status(self, job_id: UUID) -> JobStatus | None:
+        job = self.do(self.job(job_id))
+        return job.status if job else None
+
+    async def job(self, job_id: UUID) -> Job | None:
+        from comfyfleet.jobs import store
+
+        async with self.whole.pools["main"].look() as tx:
+            return await store.get(tx, self.tenant_id, job_id)
+
+    async def row(self, job_id: UUID) -> Dispatch | None:
+        async with self.whole.central.look() as tx:
+            return await dispatch.of_job(tx, self.tenant_id, job_id)
+
+    @invariant()
+    def what_has_ended_stays_ended(self) -> None:
+        for job_id in self.known:
+            status = self.status(job_id)
+            assert self.ended.get(job_id, status) == status
+            if status and not status.is_active:
+                self.ended[job_id] = status
+
+    @invariant()
+    def attempts_stay_within_their_maximum(self) -> None:
+        for job_id in self.known:
+            row = self.do(self.row(job_id))
+            assert row is None or 0 <= row.attempts <= row.max_attempts
+
+    @invariant()
+    def one_result_is_accepted(self) -> None:
+        assert all(len(tokens) == 1 for tokens in self.accepted.values())
+
+    async def everything_is_in_line(self) -> None:
+        """After the sweeps have passed, both sides tell the same, and no job is forgotten."""
+        self.clock.go_on(hours=1)
+        for _ in range(6):
+            await let_expire(self.whole)
+            await expire(self.whole, last_pass=self.clock())
+            await deliver_words(self.whole, self.whole.pools["main"], limit=1000)
+            await reconcile(self.whole)
+        for job_id in self.known:
+            job, row = await self.job(job_id), await self.row(job_id)
+            if job is None:
+                assert row is None, "a dispatch without a job"
+                continue
+            assert row is not None, "a job that is never run"
+            assert (row.status in ENDED) == (not job.status.is_active)
+            assert job.status.is_active or row.status.value == job.status.value
+
+
+@pytest.fixture
+def machine(databases: Databases) -> type[JobMachine]:
+    return type("Machine", (JobMachine,), {"databases": databases})
+
+
+def _examples(databases: Databases, sqlite: int, postgres: int) -> settings:
+    return settings(
+        max_examples=postgres if databases.server_url else sqlite,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_no_cut_loses_a_job_or_runs_one_twice(
+    machine: type[JobMachine], databases: Databases
+) -> None:
+    run_state_machine_as_test(machine, settings=_examples(databases, 25, 6))
+
+
+@pytest.mark.slow
+def test_no_cut_loses_a_job_however_long_one_looks(
+    machine: type[JobMachine], databases: Databases
+) -> None:
+    run_state_machine_as_test(machine, settings=_examples(databases, 300, 100))

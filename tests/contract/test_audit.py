@@ -1,0 +1,77 @@
+"""The audit log, on every database."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+from comfyfleet.audit import service as audit
+from comfyfleet.audit.service import EXPORT_PAGE
+from comfyfleet.db import Database, Tx
+
+NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
+
+
+async def record_some(tx: Tx, count: int, *, action: str = "lease") -> None:
+    for number in range(count):
+        at = NOW + timedelta(seconds=number)
+        await audit.record(tx, actor="sweep", action=action, subject=f"dispatch:{number}", now=at)
+
+
+async def test_what_was_recorded_is_found_as_it_was(central: Database) -> None:
+    tenant_id = uuid4()
+    async with central.begin() as tx:
+        await audit.record(
+            tx,
+            actor="worker:gpu-7",
+            action="complete",
+            subject="dispatch:12",
+            now=NOW,
+            tenant_id=tenant_id,
+            details={"seconds": 1.5, "outputs": ["a.png"]},
+        )
+        (entry,) = await audit.find(tx, limit=10)
+    assert (entry.at, entry.actor, entry.action) == (NOW, "worker:gpu-7", "complete")
+    assert (entry.subject, entry.tenant_id) == ("dispatch:12", tenant_id)
+    assert entry.details == {"seconds": 1.5, "outputs": ["a.png"]}
+
+
+async def test_the_newest_come_first_and_the_next_page_follows(central: Database) -> None:
+    async with central.begin() as tx:
+        await record_some(tx, 5)
+        first = await audit.find(tx, limit=2)
+        second = await audit.find(tx, limit=9, before_id=first[-1].id)
+    assert [entry.subject for entry in first] == ["dispatch:4", "dispatch:3"]
+    assert [entry.subject for entry in second] == ["dispatch:2", "dispatch:1", "dispatch:0"]
+
+
+async def test_only_what_is_asked_for_is_found(central: Database) -> None:
+    async with central.begin() as tx:
+        await record_some(tx, 2)
+        await record_some(tx, 1, action="fail")
+        failed = await audit.find(tx, action="fail", limit=10)
+        first = await audit.find(tx, subject="dispatch:0", actor="sweep", limit=10)
+        nobody = await audit.find(tx, actor="admin", limit=10)
+    assert [entry.action for entry in failed] == ["fail"]
+    assert [entry.action for entry in first] == ["fail", "lease"]
+    assert nobody == []
+
+
+async def test_an_export_has_every_entry_once(central: Database) -> None:
+    count = EXPORT_PAGE + 1
+    async with central.begin() as tx:
+        await record_some(tx, count)
+        subjects = [entry.subject async for entry in audit.export(tx, action="lease")]
+    assert subjects == [f"dispatch:{number}" for number in reversed(range(count))]
+
+
+async def test_keys_and_secrets_are_left_out_however_deep(central: Database) -> None:
+    details = {"secret": "a", "worker": [{"token": "b", "id": "gpu-7"}], "model_key": "sdxl"}
+    async with central.begin() as tx:
+        await audit.record(
+            tx, actor="admin", action="rotate", subject="fleet:a/b", now=NOW, details=details
+        )
+        (entry,) = await audit.find(tx, limit=1)
+    assert entry.details == {
+        "secret": "(left out)",
+        "worker": [{"token": "(left out)", "id": "gpu-7"}],
+        "model_key": "sdxl",
+    }

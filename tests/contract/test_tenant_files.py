@@ -1,0 +1,134 @@
+"""A tenant's file rows, on both databases."""
+
+import asyncio
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from comfyfleet.db import Database
+from comfyfleet.files import service
+from comfyfleet.files.model import File, upload_key
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+
+NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
+ADA, BOB = uuid.uuid4(), uuid.uuid4()
+HASH, OTHER_HASH = "ab" * 32, "cd" * 32
+
+
+def a_file(**changes: Any) -> File:
+    tenant_id = changes.get("tenant_id", ADA)
+    fields: dict[str, Any] = {
+        "id": uuid.uuid4(),
+        "tenant_id": tenant_id,
+        "disk": "local",
+        "path": upload_key(tenant_id, uuid.uuid4(), "cat.png"),
+        "filename": "cat 猫.png",
+        "mime_type": "image/png",
+        "created_at": NOW,
+        "size": 5 * 1024**3,
+        "content_hash": HASH,
+        "metadata": {"width": 512, "tags": ["é"]},
+    }
+    return File(**(fields | changes))
+
+
+async def added(pool: Database, **changes: Any) -> File:
+    async with pool.begin() as tx:
+        return await service.add(tx, a_file(**changes))
+
+
+async def test_a_file_comes_back_as_it_was(pool: Database) -> None:
+    file = await added(pool, user_id=uuid.uuid4())
+    async with pool.look() as tx:
+        assert await service.get(tx, ADA, file.id) == file
+
+
+async def test_another_tenants_file_is_not_there(pool: Database) -> None:
+    file = await added(pool, size=None, content_hash=None)
+    hashed = await added(pool)
+    async with pool.begin() as tx:
+        for asking in (
+            service.get(tx, BOB, file.id),
+            service.get_all(tx, BOB, [file.id]),
+            service.confirm(tx, BOB, file.id, size=3),
+            service.delete(tx, BOB, file.id),
+        ):
+            with pytest.raises(NotFound, match=str(file.id)):
+                await asking
+        assert hashed.content_hash
+        assert await service.by_hash(tx, BOB, hashed.content_hash) is None
+        assert await service.get(tx, ADA, file.id) == file
+
+
+async def test_many_are_got_at_once_or_the_missing_one_is_named(pool: Database) -> None:
+    one, two = await added(pool), await added(pool)
+    missing = uuid.uuid4()
+    async with pool.look() as tx:
+        found = await service.get_all(tx, ADA, [one.id, two.id, one.id])
+        assert found == {one.id: one, two.id: two}
+        assert await service.get_all(tx, ADA, []) == {}
+        with pytest.raises(NotFound, match=str(missing)):
+            await service.get_all(tx, ADA, [one.id, missing])
+        with pytest.raises(InvalidInput, match="at most"):
+            await service.get_all(tx, ADA, [uuid.uuid4() for _ in range(1001)])
+
+
+async def test_an_announced_file_is_confirmed_once(pool: Database) -> None:
+    file = await added(pool, size=None, content_hash=None)
+    assert file.is_announced
+    async with pool.begin() as tx:
+        confirmed = await service.confirm(tx, ADA, file.id, size=7, content_hash=HASH)
+        assert (confirmed.size, confirmed.content_hash, confirmed.mime_type) == (
+            7,
+            HASH,
+            "image/png",
+        )
+        assert not confirmed.is_announced
+        assert await service.confirm(tx, ADA, file.id, size=7, content_hash=HASH) == confirmed
+        with pytest.raises(Conflict):
+            await service.confirm(tx, ADA, file.id, size=8)
+        with pytest.raises(Conflict):
+            await service.confirm(tx, ADA, file.id, size=7, content_hash=OTHER_HASH)
+        assert await service.get(tx, ADA, file.id) == confirmed
+
+
+async def test_of_many_confirmations_at_once_one_counts(pool: Database) -> None:
+    file = await added(pool, size=None, content_hash=None)
+
+    async def confirm(size: int) -> int | None:
+        try:
+            async with pool.begin() as tx:
+                return (await service.confirm(tx, ADA, file.id, size=size)).size
+        except Conflict:
+            return None
+
+    sizes = await asyncio.gather(*(confirm(size) for size in range(10)))
+    accepted = [size for size in sizes if size is not None]
+    assert len(accepted) == 1
+    async with pool.look() as tx:
+        assert (await service.get(tx, ADA, file.id)).size == accepted[0]
+
+
+async def test_the_same_content_is_found_by_its_hash(pool: Database) -> None:
+    await added(pool, size=None)
+    await added(pool, content_hash=OTHER_HASH)
+    await added(pool, created_at=NOW + timedelta(seconds=1))
+    oldest = await added(pool)
+    async with pool.look() as tx:
+        assert await service.by_hash(tx, ADA, HASH) == oldest
+        assert await service.by_hash(tx, ADA, "00" * 32) is None
+        with pytest.raises(InvalidInput, match="64"):
+            await service.by_hash(tx, ADA, "blake3:" + HASH)
+
+
+async def test_a_deleted_file_is_gone_and_tells_where_its_bytes_are(pool: Database) -> None:
+    file = await added(pool)
+    async with pool.begin() as tx:
+        assert await service.delete(tx, ADA, file.id) == file
+    async with pool.begin() as tx:
+        with pytest.raises(NotFound):
+            await service.get(tx, ADA, file.id)
+        with pytest.raises(NotFound):
+            await service.delete(tx, ADA, file.id)

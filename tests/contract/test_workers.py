@@ -1,0 +1,292 @@
+"""Workers: joining, being seen, being held back, leaving; on every database."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from tests.fleetkit.making import NOW, a_fleet, a_worker, a_workflow, key_of
+
+from comfyfleet.db import Database
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Fleet, Registration, Sighting
+from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, NotFound, Unauthenticated
+from comfyfleet.kernel.keys import hashed
+from comfyfleet.wire.messages import BackendFacts, Reading
+
+BOTH = ("self_hosted", "cloud")
+FACTS = BackendFacts(
+    kind="ComfyUI",
+    gpu="A GPU",
+    node_types=("KSampler",),
+    model_files={"CheckpointLoaderSimple.ckpt_name": ("sdxl.safetensors",)},
+)
+
+
+def later(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+async def test_a_worker_that_joins_is_approved_at_once(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        worker = await a_worker(tx, fleet, "gpu-7", capabilities=["video"], backend=FACTS)
+        assert await fleets.get_worker(tx, "gpu-7") == worker
+        facts = await fleets.facts_of(tx, [worker])
+    assert worker.is_approved
+    assert worker.registration_source == "fleet"
+    assert worker.capabilities == {"video"}
+    assert worker.affinities == {"worker:gpu-7", "fleet:gpus/production"}
+    assert facts == {"gpu-7": FACTS}
+
+
+async def test_an_id_that_is_taken_is_a_conflict(central: Database) -> None:
+    async with central.begin() as tx:
+        await a_worker(tx, await a_fleet(tx, "one"), "gpu-7")
+        other = await a_fleet(tx, "two")
+        with pytest.raises(Conflict, match="gpu-7"):
+            await fleets.register(tx, other, Registration("gpu-7"), hashed("k"), cap=50, now=NOW)
+
+
+async def test_a_fleet_that_is_full_lets_nobody_in(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx, max_workers=1)
+        await a_worker(tx, fleet, "gpu-1")
+        with pytest.raises(FleetFull, match="gpus/production"):
+            await a_worker(tx, fleet, "gpu-2")
+        with pytest.raises(Conflict):
+            await a_worker(tx, fleet, "gpu-1")
+
+
+async def test_the_cap_holds_when_many_join_at_once(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+
+    async def join(number: int) -> bool:
+        registration = Registration(f"gpu-{number}")
+        try:
+            async with central.begin() as tx:
+                await fleets.register(tx, fleet, registration, hashed(f"{number}"), cap=5, now=NOW)
+        except FleetFull:
+            return False
+        return True
+
+    joined = await asyncio.gather(*(join(number) for number in range(20)))
+    assert sum(joined) == 5
+
+
+async def test_one_id_is_given_once_to_many_that_ask(central: Database) -> None:
+    async with central.begin() as tx:
+        one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
+
+    async def join(fleet: Fleet, number: int) -> bool:
+        try:
+            async with central.begin() as tx:
+                await fleets.register(
+                    tx, fleet, Registration("gpu"), hashed(f"{number}"), cap=50, now=NOW
+                )
+        except Conflict:
+            return False
+        return True
+
+    joined = await asyncio.gather(*(join((one, two)[n % 2], n) for n in range(10)))
+    assert sum(joined) == 1
+
+
+async def test_a_workflow_that_does_not_exist_is_named(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        await a_workflow(tx, "upscale")
+        with pytest.raises(InvalidInput, match="nowhere") as refused:
+            await a_worker(tx, fleet, workflow_slugs=("upscale", "nowhere"))
+        assert refused.value.details["field"] == "workflow_slugs"
+        assert await fleets.find_worker(tx, "gpu-1") is None
+        with pytest.raises(InvalidInput):
+            await a_worker(tx, fleet, workflow_slugs=())
+
+
+async def test_a_key_opens_the_door_until_it_is_rotated(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
+        assert await fleets.authenticate(tx, key_of("gpu-7")) == worker
+        await fleets.rotate_key(tx, worker, key_hash=hashed("new"))
+        with pytest.raises(Unauthenticated):
+            await fleets.authenticate(tx, key_of("gpu-7"))
+        assert await fleets.authenticate(tx, "new") == worker
+
+
+async def test_a_revoked_key_is_dead_until_the_worker_is_approved_again(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await fleets.revoke(tx, await a_worker(tx, await a_fleet(tx), "gpu-7"))
+        with pytest.raises(Unauthenticated, match="revoked"):
+            await fleets.authenticate(tx, key_of("gpu-7"))
+        await fleets.approve(tx, worker)
+        assert (await fleets.authenticate(tx, key_of("gpu-7"))).is_approved
+
+
+async def test_a_removed_worker_frees_its_id_and_its_place(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx, max_workers=1)
+        await a_workflow(tx)
+        worker = await a_worker(tx, fleet, workflow_slugs=("upscale",))
+        assert await fleets.remove(tx, worker)
+        assert not await fleets.remove(tx, worker)
+        await a_worker(tx, fleet)
+        with pytest.raises(NotFound):
+            await fleets.get_worker(tx, "gpu-2")
+        with pytest.raises(NotFound):
+            await fleets.drain(tx, worker)
+
+
+async def test_lanes_are_what_is_assigned_and_runnable_with_its_capabilities(
+    central: Database,
+) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        plain = await a_workflow(tx, "plain")
+        video = await a_workflow(tx, "video", required_capabilities=["video", "big"])
+        paused = await a_workflow(tx, "paused", is_paused=True)
+        inactive = await a_workflow(tx, "inactive", is_active=False)
+        await a_workflow(tx, "not-assigned")
+        await fleets.assign(tx, fleet, {plain, video, paused, inactive}, now=NOW)
+        simple = await a_worker(tx, fleet, "simple", capabilities=["video"])
+        able = await a_worker(tx, fleet, "able", capabilities=["video", "big", "other"])
+        assert await fleets.lanes_of(tx, simple, BOTH) == {
+            (plain, "production", "self_hosted"),
+            (plain, "production", "cloud"),
+        }
+        assert {lane.workflow_id for lane in await fleets.lanes_of(tx, able, BOTH)} == {
+            plain,
+            video,
+        }
+        assert await fleets.workflows_of(tx, simple) == ["inactive", "paused", "plain", "video"]
+
+
+async def test_a_worker_may_serve_only_some_of_its_fleets_workflows(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        one, two = await a_workflow(tx, "one"), await a_workflow(tx, "two")
+        await a_workflow(tx, "elsewhere")
+        await fleets.assign(tx, fleet, {one, two}, now=NOW)
+        worker = await a_worker(tx, fleet, workflow_slugs=("two", "elsewhere"))
+        assert await fleets.lanes_of(tx, worker, ["cloud"]) == {(two, "production", "cloud")}
+        assert await fleets.workflows_of(tx, worker) == ["two"]
+        assert await fleets.workers_for(tx, one, stage="production") == []
+        assert await fleets.workers_for(tx, two, stage="production") == [worker]
+        assert await fleets.workers_for(tx, two, stage="staging") == []
+
+
+async def test_a_worker_that_drains_or_was_revoked_has_no_lanes(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        await fleets.assign(tx, fleet, {await a_workflow(tx)}, now=NOW)
+        worker = await a_worker(tx, fleet)
+        drained = await fleets.drain(tx, worker)
+        assert await fleets.lanes_of(tx, drained, BOTH) == frozenset()
+        back = await fleets.drain(tx, drained, is_draining=False)
+        assert len(await fleets.lanes_of(tx, back, BOTH)) == 2
+        revoked = await fleets.revoke(tx, back)
+        assert await fleets.lanes_of(tx, revoked, BOTH) == frozenset()
+
+
+async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
+    central: Database,
+) -> None:
+    since = NOW - later(90)
+    async with central.begin() as tx:
+        one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
+        shared, own = await a_workflow(tx, "shared"), await a_workflow(tx, "own")
+        await fleets.assign(tx, one, {shared, own}, now=NOW)
+        await fleets.assign(tx, two, {shared}, now=NOW)
+        worker = await a_worker(tx, one, "gpu-1")
+        lanes = await fleets.lanes_of(tx, worker, ["self_hosted"])
+        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        await a_worker(tx, two, "offline", now=NOW - later(91))
+        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        other = await a_worker(tx, two, "gpu-2")
+        assert not await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        live = await fleets.live_by_lane(tx, seen_since=since)
+        assert live[(shared, "production", "self_hosted")] == {"gpu-1", "gpu-2"}  # type: ignore[index]
+        await fleets.drain(tx, other)
+        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+
+
+async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        video = await a_workflow(tx, "video", required_capabilities=["video"])
+        await fleets.assign(tx, fleet, {video}, now=NOW)
+        worker = await a_worker(tx, fleet, "a", capabilities=["video"])
+        for number in range(25):
+            await a_worker(tx, fleet, f"b-{number:02}")
+        lanes = await fleets.lanes_of(tx, worker, ["self_hosted"])
+        assert await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
+        await a_worker(tx, fleet, "c", capabilities=["video"])
+        assert not await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
+        assert await fleets.is_alone(tx, worker, frozenset(), seen_since=NOW)
+
+
+async def test_a_sighting_is_written_every_ten_seconds_or_when_it_is_news(
+    central: Database,
+) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx))
+        soon = NOW + later(9)
+        seen = await fleets.seen(tx, worker, Sighting(load=1), now=soon)
+        assert (seen.current_load, seen.last_seen_at) == (1, soon)
+        assert await fleets.get_worker(tx, "gpu-1") == worker
+        seen = await fleets.seen(
+            tx, worker, Sighting(capabilities=frozenset({"video"}), load=1), now=soon
+        )
+        assert await fleets.get_worker(tx, "gpu-1") == seen
+        seen = await fleets.seen(
+            tx, seen, Sighting(models_loaded=("sdxl",), load=2), now=soon + later(10)
+        )
+        assert await fleets.get_worker(tx, "gpu-1") == seen
+    assert seen.capabilities == {"video"}
+    assert (seen.models_loaded, seen.current_load) == (("sdxl",), 2)
+
+
+async def test_what_a_backend_has_is_kept_when_it_changes(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx))
+        assert await fleets.facts_of(tx, [worker]) == {}
+        await fleets.seen(tx, worker, Sighting(backend=FACTS), now=NOW)
+        assert await fleets.facts_of(tx, [worker]) == {"gpu-1": FACTS}
+
+
+async def test_a_worker_that_was_removed_cannot_be_seen(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx))
+        await fleets.remove(tx, worker)
+        with pytest.raises(Unauthenticated, match="removed"):
+            await fleets.seen(tx, worker, Sighting(), now=NOW + later(60))
+
+
+async def test_readings_are_kept_every_thirty_seconds_and_not_for_ever(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx))
+        for second in range(0, 100, 10):
+            reading = Reading(cpu_percent=second)
+            await fleets.seen(tx, worker, Sighting(reading=reading), now=NOW + later(second))
+        kept = await fleets.readings(tx, "gpu-1", since=NOW, limit=10)
+        assert [each.reading.cpu_percent for each in kept] == [70, 40, 10]
+        removed = await fleets.thin_readings(tx, before=NOW + later(50), limit=10)
+        left = await fleets.readings(tx, "gpu-1", since=NOW, limit=10)
+    assert removed == 2
+    assert [each.at for each in left] == [NOW + later(70)]
+
+
+async def test_stale_workers_are_removed_unless_they_came_back(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        gone = await a_worker(tx, fleet, "gone")
+        back = await a_worker(tx, fleet, "back")
+        now = NOW + later(601)
+        since = now - later(600)
+        assert await fleets.stale(tx, unseen_since=since) == [back, gone]
+        await fleets.seen(tx, back, Sighting(), now=now)
+        assert not await fleets.remove_stale(tx, back, unseen_since=since)
+        assert await fleets.remove_stale(tx, gone, unseen_since=since)
+        assert await fleets.workers_of(tx, fleet) == [
+            await fleets.get_worker(tx, "back"),
+        ]

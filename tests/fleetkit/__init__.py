@@ -1,0 +1,1 @@
+"""Fleets, workers and workflows that tests begin with."""

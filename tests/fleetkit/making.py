@@ -1,0 +1,71 @@
+"""Makes rows as the services would; each with the least that a test need not care about."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from sqlalchemy import insert
+
+from comfyfleet.db import Tx
+from comfyfleet.db.central import workflows
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Fleet, Registration, Worker
+from comfyfleet.kernel.keys import hashed
+from comfyfleet.wire.messages import BackendFacts
+
+NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
+SECRET = "the fleet's secret"
+
+
+async def a_fleet(
+    tx: Tx, slug: str = "gpus", stage: str = "production", *, max_workers: int | None = None
+) -> Fleet:
+    return await fleets.create(
+        tx, slug=slug, stage=stage, secret_hash=hashed(SECRET), max_workers=max_workers, now=NOW
+    )
+
+
+async def a_worker(
+    tx: Tx,
+    fleet: Fleet,
+    worker_id: str = "gpu-1",
+    *,
+    capabilities: Iterable[str] = (),
+    workflow_slugs: tuple[str, ...] | None = None,
+    backend: BackendFacts | None = None,
+    now: datetime = NOW,
+) -> Worker:
+    registration = Registration(
+        worker_id=worker_id,
+        capabilities=frozenset(capabilities),
+        workflow_slugs=workflow_slugs,
+        backend=backend,
+    )
+    return await fleets.register(
+        tx, fleet, registration, hashed(key_of(worker_id)), cap=50, now=now
+    )
+
+
+def key_of(worker_id: str) -> str:
+    return f"the key of {worker_id}"
+
+
+async def a_workflow(
+    tx: Tx,
+    slug: str = "upscale",
+    *,
+    required_capabilities: Iterable[str] = (),
+    is_active: bool = True,
+    is_paused: bool = False,
+) -> int:
+    """Only the row that the queue looks at, without any version."""
+    row = {
+        "slug": slug,
+        "version": 1,
+        "required_capabilities": sorted(required_capabilities),
+        "is_active": is_active,
+        "is_paused": is_paused,
+        "created_at": NOW,
+    }
+    made: int | None = await tx.scalar(insert(workflows).values(row).returning(workflows.c.id))
+    assert made is not None
+    return made

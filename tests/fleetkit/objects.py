@@ -1,0 +1,17 @@
+"""An object store in memory, for tests that only keep documents."""
+
+from comfyfleet.kernel.errors import NotFound
+
+
+class MemoryObjects:
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None:
+        self.kept[key] = data
+
+    async def get(self, key: str) -> bytes:
+        try:
+            return self.kept[key]
+        except KeyError:
+            raise NotFound(f"there is no object {key!r}") from None

@@ -1,0 +1,23 @@
+"""The operators' API in this process, on either kind of database."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import client_of, plane_on
+
+from comfyfleet.plane import Plane
+
+
+@pytest.fixture
+async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+    async with plane_on(databases, tmp_path) as plane:
+        yield plane
+
+
+@pytest.fixture
+async def client(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(plane) as client:
+        yield client

@@ -1,0 +1,151 @@
+"""Fleets through the operators' API."""
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.fleetkit.making import a_worker
+from tests.fleetkit.prompts import PROMPT
+from tests.planekit import client_of
+
+from comfyfleet.fleets import service as fleets
+from comfyfleet.plane import Plane
+from comfyfleet.wire.messages import BackendFacts
+
+FLEET = {"slug": "gpus", "stage": "production"}
+ALL = BackendFacts(node_types=tuple(sorted({node["class_type"] for node in PROMPT.values()})))
+
+
+async def make_fleet(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.post("/api/admin/fleets", json=FLEET)
+    assert answer.status_code == 201
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+async def make_workflow(client: httpx.AsyncClient, slug: str = "photo", **more: Any) -> None:
+    body = {"slug": slug, "document": PROMPT, "output_node_id": "9", **more}
+    assert (await client.post("/api/admin/workflows", json=body)).status_code == 201
+
+
+async def join(plane: Plane, worker_id: str, backend: BackendFacts | None = None) -> None:
+    async with plane.central.begin() as tx:
+        fleet = await fleets.get(tx, "gpus", "production")
+        await a_worker(tx, fleet, worker_id, backend=backend, now=plane.clock())
+
+
+async def assign(client: httpx.AsyncClient, *slugs: str) -> httpx.Response:
+    return await client.put(
+        "/api/admin/fleets/gpus/production/workflows", json={"workflow_slugs": [*slugs]}
+    )
+
+
+@pytest.mark.parametrize("key", [None, "not-the-admin-key"])
+async def test_without_the_admin_key_nothing_is_told(plane: Plane, key: str | None) -> None:
+    async with client_of(plane, key) as stranger:
+        for path in ("fleets", "workflows", "workers", "tenants", "audit"):
+            assert (await stranger.get(f"/api/admin/{path}")).status_code == 401
+        assert (await stranger.post("/api/admin/fleets", json=FLEET)).status_code == 401
+
+
+async def test_a_fleets_secret_is_shown_once_and_stored_hashed(
+    client: httpx.AsyncClient, plane: Plane
+) -> None:
+    made = await make_fleet(client)
+    assert made.keys() == {"slug", "stage", "secret"}
+    async with plane.central.look() as tx:
+        fleets.check_secret(await fleets.get(tx, "gpus", "production"), made["secret"])
+    for path in ("fleets", "fleets/gpus/production", "audit"):
+        assert made["secret"] not in (await client.get(f"/api/admin/{path}")).text
+
+
+async def test_a_fleet_is_made_once(client: httpx.AsyncClient) -> None:
+    await make_fleet(client)
+    again = await client.post("/api/admin/fleets", json=FLEET)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "conflict")
+    bad = await client.post("/api/admin/fleets", json={"slug": "No Good"})
+    assert (bad.status_code, bad.json()["error"]["details"]["field"]) == (422, "slug")
+
+
+async def test_a_secret_is_rotated_and_a_cap_set(client: httpx.AsyncClient, plane: Plane) -> None:
+    made = await make_fleet(client)
+    rotated = (await client.post("/api/admin/fleets/gpus/production/rotate-secret")).json()
+    assert rotated["secret"] != made["secret"]
+    capped = await client.put("/api/admin/fleets/gpus/production/cap", json={"max_workers": 3})
+    assert capped.json()["max_workers"] == 3
+    shown = (await client.get("/api/admin/fleets")).json()["fleets"]
+    assert [(each["slug"], each["max_workers"], each["workers"]) for each in shown] == [
+        ("gpus", 3, 0)
+    ]
+    missing = await client.put("/api/admin/fleets/nowhere/x/cap", json={"max_workers": 3})
+    assert missing.status_code == 404
+
+
+async def test_with_no_worker_known_an_assignment_is_taken_with_a_warning(
+    client: httpx.AsyncClient, plane: Plane
+) -> None:
+    await make_fleet(client)
+    await make_workflow(client)
+    await join(plane, "silent")
+    answer = await assign(client, "photo")
+    assert answer.status_code == 200
+    assert (answer.json()["workflows"], answer.json()["added"]) == (["photo"], ["photo"])
+    assert "nobody knows whether photo" in answer.json()["warnings"][0]
+
+
+async def test_with_workers_known_and_none_able_it_is_refused_with_what_is_missing(
+    client: httpx.AsyncClient, plane: Plane
+) -> None:
+    await make_fleet(client)
+    await make_workflow(client, required_capabilities=["big"])
+    await join(
+        plane,
+        "poor",
+        BackendFacts(
+            node_types=("SaveImage", "LoadImage", "CLIPTextEncode", "CheckpointLoaderSimple"),
+            model_files={"CheckpointLoaderSimple.ckpt_name": ("other.safetensors",)},
+        ),
+    )
+    answer = await assign(client, "photo")
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["code"] == "refused"
+    assert error["details"]["missing"] == {
+        "node_types": ["KSampler", "LoraLoader"],
+        "models": ["sdxl.safetensors"],
+        "capabilities": ["big"],
+    }
+    assert "node KSampler" in error["message"]
+    shown = (await client.get("/api/admin/fleets/gpus/production")).json()
+    assert shown["workflows"] == []
+
+
+async def test_one_able_worker_is_enough_and_the_others_are_told(
+    client: httpx.AsyncClient, plane: Plane
+) -> None:
+    await make_fleet(client)
+    await make_workflow(client)
+    await join(plane, "able", ALL)
+    await join(plane, "poor", BackendFacts(node_types=("SaveImage",)))
+    answer = await assign(client, "photo")
+    assert answer.json()["warnings"] == []
+    workers = (await client.get("/api/admin/workflows/photo/workers")).json()["workers"]
+    assert {each["worker_id"]: each["can_run"] for each in workers} == {
+        "able": True,
+        "poor": False,
+    }
+    assert (await client.get("/api/admin/workflows/photo")).json()["fleets"] == ["gpus/production"]
+
+
+async def test_an_assignment_replaces_the_one_before(client: httpx.AsyncClient) -> None:
+    await make_fleet(client)
+    await make_workflow(client, "one")
+    await make_workflow(client, "two")
+    await assign(client, "one")
+    answer = (await assign(client, "two")).json()
+    assert (answer["workflows"], answer["removed"]) == (["two"], ["one"])
+    unknown = await assign(client, "nowhere")
+    assert (unknown.status_code, unknown.json()["error"]["details"]["unknown"]) == (
+        422,
+        ["nowhere"],
+    )

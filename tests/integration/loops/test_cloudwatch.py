@@ -1,0 +1,94 @@
+"""Figures of fleets in CloudWatch, as a simulated AWS received them."""
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.awskit.simulator import Aws
+
+from comfyfleet.loops.scaling import CloudWatch, FleetFigures
+
+NAMESPACE = "Comfyfleet"
+
+
+def published(aws: Aws, fleet: str) -> dict[str, tuple[float, str]]:
+    client = aws.client("cloudwatch")
+    listed = client.list_metrics(
+        Namespace=NAMESPACE, Dimensions=[{"Name": "Fleet", "Value": fleet}]
+    )["Metrics"]
+    return {each["MetricName"]: value_of(client, each) for each in listed}
+
+
+def value_of(client: Any, metric: Any) -> tuple[float, str]:
+    now = datetime.now(UTC).timestamp()
+    points = client.get_metric_statistics(
+        Namespace=NAMESPACE,
+        MetricName=metric["MetricName"],
+        Dimensions=metric["Dimensions"],
+        StartTime=now - 300,
+        EndTime=now + 300,
+        Period=3600,
+        Statistics=["Maximum"],
+    )["Datapoints"]
+    assert len(points) == 1
+    return points[0]["Maximum"], points[0]["Unit"]
+
+
+async def test_every_fleet_has_its_figures_by_fleet_and_stage(aws: Aws) -> None:
+    busy = FleetFigures("gpus", "production", 100, 3, oldest_age_seconds=12.5, typical_seconds=60)
+    idle = FleetFigures("spare", "staging", 0, 0)
+    assert await CloudWatch(NAMESPACE).publish([busy, idle], now=datetime.now(UTC))
+    assert published(aws, "gpus") == {
+        "QueueDepth": (100, "Count"),
+        "OldestAgeSeconds": (12.5, "Seconds"),
+        "Leased": (3, "Count"),
+        "WantedWorkers": (23, "Count"),
+    }
+    assert published(aws, "spare")["WantedWorkers"] == (0, "Count")
+
+
+async def test_hundreds_of_fleets_go_in_calls_that_cloudwatch_takes(aws: Aws) -> None:
+    fleets = [FleetFigures(f"fleet-{number}", "production", number, 0) for number in range(600)]
+    assert await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
+    assert published(aws, "fleet-599")["QueueDepth"] == (599, "Count")
+    pages = aws.client("cloudwatch").get_paginator("list_metrics").paginate(Namespace=NAMESPACE)
+    assert sum(len(page["Metrics"]) for page in pages) == 4 * 600
+
+
+async def test_no_fleets_is_no_call(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert await CloudWatch(NAMESPACE).publish([], now=datetime.now(UTC))
+
+
+async def test_a_cloudwatch_that_is_away_is_logged_and_told_at_the_next_pass(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleets = [FleetFigures("gpus", "production", 5, 0)]
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    cloudwatch = CloudWatch(NAMESPACE)
+    with caplog.at_level(logging.WARNING, "comfyfleet"):
+        assert not await cloudwatch.publish(fleets, now=datetime.now(UTC))
+    assert len(caplog.records) == 1
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    assert await cloudwatch.publish(fleets, now=datetime.now(UTC))
+    assert published(aws, "gpus")["QueueDepth"] == (5, "Count")
+
+
+async def test_an_endpoint_that_refuses_connections_is_no_error_of_ours(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    fleets = [FleetFigures("gpus", "production", 5, 0)]
+    assert not await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
+
+
+async def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
+    fleets = [FleetFigures("gpus", "production", 5, 0)]
+    assert not await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
+    assert "comfyfleet[aws]" in caplog.text

@@ -1,0 +1,140 @@
+"""What happens though nobody asks."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from blake3 import blake3
+from sqlalchemy import delete, select, update
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import Yard, yard_on
+
+from comfyfleet.db.central import dispatches
+from comfyfleet.db.tenant import outbox
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.objectinfo import key_of
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.loops.all import sweeps_of
+from comfyfleet.loops.learning import learn_object_infos
+from comfyfleet.loops.queue import (
+    deliver_outboxes,
+    expire_leases,
+    remove_lost_workers,
+    wake_due,
+)
+
+
+class Ahead:
+    """A clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.by = timedelta()
+
+    def __call__(self) -> datetime:
+        return utc_now() + self.by
+
+
+@pytest.fixture
+def clock() -> Ahead:
+    return Ahead()
+
+
+@pytest.fixture
+async def yard(databases: Databases, tmp_path: Path, clock: Ahead) -> AsyncIterator[Yard]:
+    async with plane_on(databases, tmp_path, clock=clock) as plane, yard_on(plane) as yard:
+        yield yard
+
+
+async def test_a_worker_unseen_for_long_is_removed_and_its_job_goes_on(
+    yard: Yard, clock: Ahead
+) -> None:
+    job_id = await yard.submit()
+    async with yard.worker() as worker:
+        await worker.job()
+        clock.by = timedelta(minutes=9)
+        await remove_lost_workers(yard.plane)
+        assert len((await yard.admin.get("/api/admin/workers")).json()["workers"]) == 1
+        clock.by = timedelta(minutes=11)
+        await remove_lost_workers(yard.plane)
+    assert (await yard.admin.get("/api/admin/workers")).json()["workers"] == []
+    assert (await yard.job(job_id))["dispatch"]["status"] == "queued"
+    assert (await yard.register("w1")).status_code == 200, "its id is free"
+    (gone,) = await yard.audited("deregister")
+    assert gone["actor"] == "sweep"
+
+
+async def test_a_word_in_the_outbox_is_delivered(yard: Yard) -> None:
+    job_id = await yard.submit()
+    async with yard.plane.central.begin() as tx:
+        await tx.execute(delete(dispatches))
+    async with yard.plane.pools["main"].begin() as tx:
+        row = {"job_id": job_id, "kind": "dispatch", "payload": {}}
+        now = utc_now()
+        tenant_id = UUID((await yard.job(job_id))["tenant_id"])
+        await tx.execute(
+            outbox.insert().values(tenant_id=tenant_id, not_before=now, created_at=now, **row)
+        )
+    await deliver_outboxes(yard.plane)
+    assert (await yard.job(job_id))["dispatch"]["status"] == "queued"
+    async with yard.plane.pools["main"].look() as tx:
+        assert (await tx.execute(select(outbox.c.id))).all() == []
+
+
+async def test_an_expired_lease_is_taken_and_the_job_waits_again(yard: Yard) -> None:
+    job_id = await yard.submit()
+    await expire_leases(yard.plane)
+    async with yard.worker() as worker:
+        job = await worker.job()
+        await worker.of(job, "heartbeat", started=True)
+        async with yard.plane.central.begin() as tx:
+            past = utc_now() - timedelta(hours=1)
+            await tx.execute(update(dispatches).values(lease_expires_at=past))
+        await expire_leases(yard.plane)
+        assert (await worker.of(job, "heartbeat")).status_code == 409
+    found = await yard.job(job_id)
+    assert (found["status"], found["dispatch"]["attempts"]) == ("queued", 1)
+
+
+async def test_a_job_that_was_put_off_is_seen_when_it_is_due(yard: Yard, clock: Ahead) -> None:
+    job_id = await yard.submit()
+    async with yard.plane.central.begin() as tx:
+        later = utc_now() + timedelta(seconds=30)
+        await tx.execute(update(dispatches).values(not_before=later))
+    async with yard.worker() as worker:
+        assert (await worker.poll())["job"] is None
+        assert "put off" in (await yard.job(job_id))["why"]
+        clock.by = timedelta(minutes=1)
+        await wake_due(yard.plane)
+        await worker.job()
+
+
+async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(yard: Yard) -> None:
+    data = b'{"Invert": {"input": {"required": {}}}}'
+    content_hash = blake3(data).hexdigest()
+    joined = (await yard.register(backend={"object_info_hash": content_hash})).json()
+    slot = joined["object_info_upload"]
+    await learn_object_infos(yard.plane)
+    await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
+    await learn_object_infos(yard.plane)
+    async with yard.plane.central.look() as tx:
+        fleet = await fleets.get(tx, "gpu", "production")
+    assert (fleet.object_info_hash, fleet.object_info_key) == (content_hash, key_of(content_hash))
+    again = (await yard.register("w2", backend={"object_info_hash": content_hash})).json()
+    assert again["object_info_upload"] is None
+
+
+async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(yard: Yard) -> None:
+    joined = (await yard.register(backend={"object_info_hash": "0" * 64})).json()
+    slot = joined["object_info_upload"]
+    await yard.admin.put(slot["url"], content=b"{}", headers=slot["headers"])
+    await learn_object_infos(yard.plane)
+    async with yard.plane.central.look() as tx:
+        assert (await fleets.get(tx, "gpu", "production")).object_info_hash is None
+
+
+async def test_every_sweep_passes_on_an_idle_system(yard: Yard) -> None:
+    for sweep in sweeps_of(yard.plane):
+        assert await sweep.run() is not True, sweep.name

@@ -1,0 +1,124 @@
+"""Sweeps: each on its own, one control plane at a time, stopped in order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from tests.dbkit.databases import Databases
+
+from comfyfleet.db import Database, open_database
+from comfyfleet.db.turns import Turns
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.loops.sweeping import Sweep, Sweeps, running
+from comfyfleet.plane import Meters
+
+SOON = 5.0
+
+
+class Noted:
+    """Counts its passes, and tells when there were so many."""
+
+    def __init__(self, body: Callable[[], Awaitable[object]] | None = None) -> None:
+        self.passes = 0
+        self._body = body
+        self._changed = asyncio.Condition()
+
+    async def __call__(self) -> object:
+        async with self._changed:
+            self.passes += 1
+            self._changed.notify_all()
+        return await self._body() if self._body else None
+
+    async def reaches(self, passes: int) -> None:
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: self.passes >= passes), SOON)
+
+
+def sweeps_of(turns: Turns, *sweeps: Sweep, meters: Meters | None = None) -> Sweeps:
+    return Sweeps(sweeps, turns, meters or Meters(), utc_now)
+
+
+@pytest.fixture
+async def turns(central: Database) -> AsyncIterator[Turns]:
+    turns = Turns(central)
+    yield turns
+    await turns.close()
+
+
+async def broken() -> object:
+    raise ValueError("on purpose")
+
+
+async def test_a_sweep_that_fails_runs_again_and_stops_no_other(
+    turns: Turns, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good, meters = Noted(broken), Noted(), Meters()
+    sweeps = sweeps_of(turns, Sweep("bad", bad, 0.01), Sweep("good", good, 0.01), meters=meters)
+    async with running(sweeps):
+        await asyncio.gather(bad.reaches(3), good.reaches(3))
+    assert "on purpose" in caplog.text
+    value = meters.registry.get_sample_value
+    failed = value("comfyfleet_sweep_passes_total", {"sweep": "bad", "outcome": "failed"})
+    assert failed == bad.passes
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "bad"}) is None
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "good"})
+
+
+async def test_a_sweep_is_woken_before_its_time(turns: Turns) -> None:
+    lazy = Noted()
+    async with running(sweeps_of(turns, Sweep("lazy", lazy, 3600))) as sweeps:
+        await lazy.reaches(1)
+        sweeps.wake("lazy")
+        await lazy.reaches(2)
+        sweeps.wake("nobody")
+
+
+async def test_a_sweep_with_more_to_do_goes_on_at_once(turns: Turns) -> None:
+    async def more() -> bool:
+        return busy.passes < 5
+
+    busy = Noted(more)
+    async with running(sweeps_of(turns, Sweep("busy", busy, 3600))):
+        await busy.reaches(5)
+        await asyncio.sleep(0.05)
+    assert busy.passes == 5
+
+
+async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: Turns) -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> None:
+        await asyncio.sleep(0.1)
+        ended.set()
+
+    at_work = Noted(slow)
+    async with running(sweeps_of(turns, Sweep("slow", at_work, 3600))):
+        await at_work.reaches(1)
+    assert ended.is_set()
+
+
+async def test_of_two_control_planes_on_postgres_one_passes_at_a_time(
+    postgres_databases: Databases,
+) -> None:
+    url = await postgres_databases.url("central")
+    here, there = open_database(url), open_database(url)
+    first, second = Turns(here), Turns(there)
+    try:
+        assert await first.take("expiry")
+        assert not await second.take("expiry")
+        assert await second.take("outbox")
+        meters = Meters()
+        sweep = Sweep("expiry", Noted(), 1)
+        await sweeps_of(second, sweep, meters=meters).pass_once(sweep)
+        left = {"sweep": "expiry", "outcome": "elsewhere"}
+        assert meters.registry.get_sample_value("comfyfleet_sweep_passes_total", left) == 1
+        await first.give("expiry")
+        assert await second.take("expiry")
+        # A control plane that is gone holds nobody back.
+        await second.close()
+        assert await first.take("expiry")
+        assert await first.take("outbox")
+    finally:
+        for turns, database in ((first, here), (second, there)):
+            await turns.close()
+            await database.close()

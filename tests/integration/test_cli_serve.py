@@ -1,0 +1,115 @@
+"""`comfyfleet serve` and `comfyfleet db`, as processes where that matters."""
+
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.dbkit.postgres import create_database
+from tests.integration.commands import comfyfleet
+from tests.integration.processes import Running, started
+
+URL = r"Control plane at (http://\S+)"
+KEY = r"export COMFYFLEET_URL=\S+ COMFYFLEET_KEY=(\w{64})"
+
+
+def asked(running: Running, path: str) -> httpx.Response:
+    return httpx.get(running.hears(URL)[1] + path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: int) -> None:
+    with started("serve", "--port", "0", folder=tmp_path) as running:
+        running.hears(KEY)
+        assert asked(running, "/readyz").status_code == 200
+        assert running.stop(number) == 0
+        assert running.said[-1] == "Stopped"
+
+
+def test_logs_that_are_no_terminals_are_json_with_ids(tmp_path: Path) -> None:
+    with started("serve", "--port", "0", folder=tmp_path) as running:
+        answer = asked(running, "/nowhere?signature=abc")
+        line = running.hears('"route": "unknown"').string
+        entry = json.loads(line)
+        assert entry["request_id"] == answer.headers["x-request-id"]
+        assert (entry["status"], entry["path"], entry["level"]) == (404, "/nowhere", "info")
+        assert "abc" not in line
+
+
+def test_a_second_process_on_sqlite_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
+    with started("serve", "--port", "0", folder=tmp_path) as first:
+        first.hears(URL)
+        with started("serve", "--port", "0", folder=tmp_path) as second:
+            said = second.hears("on SQLite there can be only one control plane").string
+            assert f"process {first.process.pid} already serves" in said
+            second.hears("hint: Stop that process")
+            assert second.process.wait(10) == 1
+        upgrade = comfyfleet("db", "upgrade", "--data", str(tmp_path / "comfyfleet-data"))
+        assert upgrade.code == 1
+        assert "already serves" in upgrade.err
+        assert asked(first, "/readyz").status_code == 200
+
+
+def test_a_process_that_was_killed_holds_nobody_back_and_the_key_stays(tmp_path: Path) -> None:
+    with started("serve", "--port", "0", folder=tmp_path) as first:
+        first.hears(KEY)
+        assert first.stop(signal.SIGKILL) != 0
+    with started("serve", "--port", "0", folder=tmp_path) as again:
+        assert asked(again, "/readyz").status_code == 200
+        assert again.stop() == 0
+        assert not any("COMFYFLEET_KEY" in line for line in again.said)
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    with started("serve", "--port", "0", folder=tmp_path) as first:
+        port = first.hears(URL)[1].rpartition(":")[2]
+        other = comfyfleet("serve", "--port", port, "--data", str(tmp_path / "other"))
+        assert other.code == 1
+        assert "can't be listened on" in other.err
+
+
+async def test_postgres_is_upgraded_first_and_then_serves_two(
+    postgres_databases: Databases, tmp_path: Path
+) -> None:
+    assert postgres_databases.server_url
+    url = await create_database(postgres_databases.server_url)
+    environ = {
+        "COMFYFLEET_CENTRAL_DATABASE_URL": url,
+        # Both histories may live in one database.
+        "COMFYFLEET_TENANT_DATABASE_URLS": f"main={url}",
+        "COMFYFLEET_ADMIN_KEY": "k",
+    }
+    with started("serve", "--port", "0", folder=tmp_path, **environ) as early:
+        early.hears("hint: comfyfleet db upgrade")
+        assert early.process.wait(10) == 1
+    with started("db", "upgrade", folder=tmp_path, **environ) as upgrade:
+        upgrade.hears(r"central: \d+ \(was empty\)")
+        upgrade.hears(r"pool main: \d+ \(was empty\)")
+        assert upgrade.process.wait(10) == 0
+    with (
+        started("serve", "--port", "0", folder=tmp_path, **environ) as first,
+        started("serve", "--port", "0", "--no-loops", folder=tmp_path, **environ) as second,
+    ):
+        assert asked(first, "/readyz").status_code == 200
+        assert asked(second, "/readyz").status_code == 200
+
+
+def test_db_current_looks_without_making_anything(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert comfyfleet("db", "current", "--data", str(data)).code == 0
+    assert not data.exists()
+    assert comfyfleet("db", "upgrade", "--data", str(data)).code == 0
+    shown = comfyfleet("db", "current", "--data", str(data)).out
+    assert "none" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("COMFYFLEET_LEASE_SECONDS", "soon"), ("COMFYFLEET_CENTRAL_DATABASE_URL", "x")],
+)
+def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, name: str, value: str) -> None:
+    result = comfyfleet("db", "upgrade", "--data", str(tmp_path), environ={name: value})
+    assert result.code == 1
+    assert "error: " in result.err

@@ -1,0 +1,241 @@
+"""`comfyfleet up` and `comfyfleet admin`: everything in one process, worked from the command line."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import PIL.Image
+import pytest
+from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
+from tests.integration.processes import Running, started
+
+from comfyfleet.engine import serving
+
+PHOTO = str(EXAMPLES / "inputs" / "photo.png")
+KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
+Admin = Callable[..., Result]
+
+
+def admin_of(running: Running) -> Admin:
+    found = running.hears(KEY)
+    return with_key(found[1], found[2])
+
+
+def with_key(url: str, key: str) -> Admin:
+    def admin(*arguments: str) -> Result:
+        environ = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
+        return comfyfleet("admin", *arguments, environ=environ, width=200)
+
+    return admin
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started("up", "--port", "0", folder=tmp_path_factory.mktemp("up")) as running:
+        running.hears("Worker built-in in fleet default/production")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admin(up: Running) -> Admin:
+    """With two workflows, of which one takes a file."""
+    admin = admin_of(up)
+    registered = admin(
+        "workflows", "register", "negative", NEGATIVE, "--property", "width:integer=2.width", "--output", "4"
+    )  # fmt: skip
+    assert registered.code == 0, registered.err
+    assert "workflow negative has version 1" in registered.err
+    soften = admin("workflows", "register", "soften", SOFTEN, "--property", "input:image=1.image")
+    assert soften.code == 0, soften.err
+    return admin
+
+
+def test_a_job_is_submitted_waited_for_and_saved(admin: Admin, tmp_path: Path) -> None:
+    done = admin(
+        "submit", "negative", "--set", "width=96", "--count", "3", "-o", str(tmp_path / "out")
+    )
+    assert done.code == 0, done.err
+    paths = done.out.split()
+    assert len(paths) == 3
+    assert {Path(path).name for path in paths} == {f"negative_384{n}.png" for n in ("", "-2", "-3")}
+    for path in paths:
+        with PIL.Image.open(path) as picture:
+            assert picture.width == 48
+    assert "3 of 3 jobs completed: 3 files" in done.err
+
+
+def test_a_file_goes_up_with_its_job(admin: Admin, tmp_path: Path) -> None:
+    done = admin("submit", "soften", "--file", f"input={PHOTO}", "--wait", "--json")
+    assert done.code == 0, done.err
+    (job,) = done.json["jobs"]
+    assert len(job["outputs"]) == 2
+    for output in job["outputs"]:
+        assert output["content_type"] == "image/png"
+        assert httpx.get(output["url"]).content.startswith(b"\x89PNG")
+
+
+def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
+    assert admin("submit", "negative", "--wait").code == 0
+    (fleet,) = admin("fleets", "list", "--json").json["fleets"]
+    assert set(fleet["workflows"]) == {"negative", "soften"}
+    shown = admin("fleets", "list").out
+    assert "default" in shown
+    assert "negative" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("submit", "nothing"), "there is no workflow nothing"),
+        (("submit", "negative", "--set", "depth=3"), "no such property as depth; there is: width"),
+        (("submit", "negative", "--set", "width=wide"), "width must be a number"),
+        (("submit", "negative", "--set", "width"), "sets nothing"),
+        (("submit", "negative", "--file", "width=x.png"), "no such property as width"),
+        (("submit", "soften", "--set", "input=x.png"), "--file input=PATH"),
+        (("submit", "soften", "--file", "input=none.png"), "none.png"),
+        (("dispatches", "show", "999999"), "999999"),
+        (("workers", "drain", "nobody"), "there is no worker nobody"),
+        (("workflows", "register", "x", NEGATIVE, "--property", "a=b"), "NAME:TYPE=NODE.INPUT"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    admin: Admin, arguments: tuple[str, ...], problem: str
+) -> None:
+    result = admin(*arguments)
+    assert result.code == 1
+    assert problem in result.lines[0], result.err
+
+
+def test_a_dispatch_is_shown_with_its_attempts(admin: Admin) -> None:
+    assert admin("submit", "negative", "--wait").code == 0
+    newest = admin("dispatches", "list", "--status", "completed", "--limit", "1", "--json").json
+    (row,) = newest["dispatches"]
+    shown = admin("dispatches", "show", str(row["id"]))
+    assert shown.code == 0, shown.err
+    assert "completed" in shown.out
+    assert "worker:built-in" in shown.out
+    assert "lease" in shown.out
+    assert "ended" in admin("dispatches", "why", str(row["id"])).out
+    assert "failed or was cancelled" in admin("dispatches", "retry", str(row["id"])).err
+
+
+def test_jobs_that_wait_say_why_and_can_be_changed(admin: Admin) -> None:
+    assert admin("workflows", "pause", "negative").code == 0
+    try:
+        job = admin("submit", "negative").out.strip()
+        shown = admin("jobs", "show", job, "--json").json
+        number = str(shown["dispatch"]["id"])
+        assert "paused" in admin("dispatches", "why", number).out
+        raised = admin("dispatches", "reprioritise", number, "-3")
+        assert raised.code == 0, raised.err
+        assert admin("jobs", "show", job, "--json").json["dispatch"]["priority"] == -3
+        assert "cancelled" in admin("dispatches", "cancel", number).err
+        assert "cancelled" in admin("jobs", "show", job).out
+        again = admin("dispatches", "retry", number)
+        assert again.code == 0, again.err
+        assert len(again.out.strip()) == 36
+    finally:
+        assert admin("workflows", "resume", "negative").code == 0
+
+
+def test_workers_tenants_and_upkeep_answer(admin: Admin) -> None:
+    assert "built-in" in admin("workers", "list").out
+    assert "default" in admin("tenants", "list").out
+    made = admin("tenants", "create", "Ada & Co")
+    assert len(made.out.strip()) == 36
+    assert admin("tenants", "limits", made.out.strip(), "--max-priority", "3").code == 0
+    assert "no job is set aside" in admin("poisoned").err
+    assert "0 dispatches ended, 0 dispatches made" in admin("reconcile").err
+    assert "maintenance is on" in admin("maintenance", "on").err
+    assert "maintenance is on" in admin("maintenance").err
+    assert "maintenance is off" in admin("maintenance", "off").err
+
+
+def test_the_audit_is_filtered_and_exported(admin: Admin) -> None:
+    assert admin("submit", "negative", "--wait").code == 0
+    page = admin("audit", "--action", "complete", "--limit", "1", "--json").json
+    (entry,) = page["entries"]
+    assert (entry["action"], entry["actor"]) == ("complete", "worker:built-in")
+    lines = admin("audit", "--subject", entry["subject"], "--export").out.splitlines()
+    assert {json.loads(line)["action"] for line in lines} >= {"submit", "lease", "complete"}
+
+
+def test_a_wrong_key_is_told_what_the_right_one_is(up: Running) -> None:
+    url = up.hears(KEY)[1]
+    result = with_key(url, "wrong")("fleets", "list")
+    assert result.code == 1
+    assert "not the admin key" in result.err
+    assert "COMFYFLEET_KEY must be" in result.err
+
+
+def test_the_same_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with started("up", "--port", "0", folder=tmp_path) as first:
+        admin = admin_of(first)
+        key = first.hears(KEY)[2]
+        assert admin("workflows", "register", "negative", NEGATIVE).code == 0
+        assert admin("submit", "negative", "--wait").code == 0
+        assert first.stop(signal.SIGINT) == 0
+        assert first.said[-1] == "Stopped"
+    with started("up", "--port", "0", folder=tmp_path) as again:
+        url = again.hears(r"Control plane at (\S+)")[1]
+        admin = with_key(url, key)
+        assert admin("submit", "negative", "--wait").code == 0
+        assert len(admin("dispatches", "list", "--json").json["dispatches"]) == 2
+        assert again.stop(signal.SIGTERM) == 0
+        assert not any("COMFYFLEET_KEY" in line for line in again.said)
+    secret = tmp_path / "comfyfleet-data" / "fleet.secret"
+    assert secret.stat().st_mode & 0o077 == 0
+
+
+def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
+    with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
+        admin = admin_of(running)
+        assert "no worker has joined yet" in admin("workers", "list").err
+        assert running.stop() == 0
+    both = comfyfleet("up", "--no-worker", "--backend", "http://127.0.0.1:1")
+    assert both.code == 1
+
+
+def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
+    with (
+        serving(data=tmp_path / "comfyui") as comfyui,
+        started("up", "--port", "0", "--backend", comfyui.url, folder=tmp_path) as running,
+    ):
+        running.hears(f"in fleet default/production on ComfyUI at {comfyui.url}")
+        admin = admin_of(running)
+        assert admin("workflows", "register", "negative", NEGATIVE).code == 0
+        assert admin("submit", "negative", "--wait").code == 0
+        assert running.stop() == 0
+    assert list((tmp_path / "comfyui" / "output").iterdir())
+
+
+def test_a_job_outlives_the_death_of_the_whole_process(tmp_path: Path) -> None:
+    steps = {"steps": 20, "step_ms": 100, "previews": False}
+    prompt = {
+        "1": {"class_type": "ComfyfleetSteps", "inputs": steps},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "s"}},
+    }
+    file = tmp_path / "slow.json"
+    file.write_text(json.dumps(prompt))
+    with started("up", "--port", "0", folder=tmp_path) as first:
+        admin = admin_of(first)
+        url, key = first.hears(KEY).groups()
+        assert admin("workflows", "register", "slow", str(file)).code == 0
+        job = admin("submit", "slow").out.strip()
+        wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "processing")
+        assert first.stop(signal.SIGKILL) != 0
+    with started("up", "--port", url.rpartition(":")[2], folder=tmp_path) as again:
+        again.hears("Control plane at")
+        admin = with_key(url, key)
+        wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "completed")
+        assert again.stop() == 0
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.2)

@@ -1,0 +1,88 @@
+"""A process that dies between two steps: nothing after that moment happens."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from comfyfleet.db import Database, Pools, Tx
+from comfyfleet.jobs.sides import Sides
+
+
+class Burnt(Exception):
+    """The process is gone."""
+
+
+class Fuse:
+    """Burns down by one between any two steps; then the process dies, or another acts first."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def burn(self) -> None:
+        if self.left is None:
+            return
+        if self.left > 0:
+            self.left -= 1
+            return
+        if self.meanwhile is None:
+            raise Burnt
+        self.left, act = None, self.meanwhile
+        await act()
+
+
+class FusedDatabase(Database):
+    """The same database; the fuse burns before each transaction and after each commit."""
+
+    def __init__(self, database: Database, fuse: Fuse) -> None:
+        self.__dict__.update(database.__dict__)
+        self._inner, self._fuse = database, fuse
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Tx]:
+        await self._fuse.burn()
+        async with self._inner.begin() as tx:
+            yield tx
+        await self._fuse.burn()
+
+    @asynccontextmanager
+    async def look(self) -> AsyncIterator[Tx]:
+        await self._fuse.burn()
+        async with self._inner.look() as tx:
+            yield tx
+
+
+class FusedQueue:
+    """The same queue; the fuse burns before and after each of its words."""
+
+    def __init__(self, queue: Any, fuse: Fuse) -> None:
+        self._queue, self._fuse = queue, fuse
+
+    def wake(self, *lanes: Any, **more: Any) -> None:
+        self._queue.wake(*lanes, **more)
+
+    async def lease(self, *given: Any, **more: Any) -> Any:
+        return await self._around(self._queue.lease, *given, **more)
+
+    async def complete(self, *given: Any, **more: Any) -> Any:
+        return await self._around(self._queue.complete, *given, **more)
+
+    async def extend(self, *given: Any, **more: Any) -> Any:
+        return await self._around(self._queue.extend, *given, **more)
+
+    async def _around(self, act: Any, *given: Any, **more: Any) -> Any:
+        await self._fuse.burn()
+        answer = await act(*given, **more)
+        await self._fuse.burn()
+        return answer
+
+
+def fused(sides: Sides, fuse: Fuse) -> Sides:
+    pools = Pools({name: FusedDatabase(pool, fuse) for name, pool in sides.pools.items()})
+    return replace(
+        sides,
+        central=FusedDatabase(sides.central, fuse),
+        pools=pools,
+        queue=FusedQueue(sides.queue, fuse),  # type: ignore[arg-type]
+    )

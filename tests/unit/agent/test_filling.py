@@ -1,0 +1,67 @@
+"""Names of uploaded files in prompts."""
+
+import copy
+
+import pytest
+
+from comfyfleet.agent.filling import filled
+from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.wire.files import Asset
+
+PROMPT = {
+    "1": {"class_type": "LoadImage", "inputs": {"image": "old.png", "size": 3}},
+    "5:2": {"class_type": "Text", "inputs": {"text": "a {{photo}} of {{photo}}", "on": [True]}},
+}
+
+
+def asset(binding: str | None = None, placeholder: str | None = None) -> Asset:
+    return Asset(
+        name="input",
+        filename="cat.png",
+        url="http://x",
+        binding=binding,
+        placeholder=placeholder,
+    )
+
+
+def test_a_bound_input_gets_the_name_and_nothing_else_changes() -> None:
+    before = copy.deepcopy(PROMPT)
+    new = filled(PROMPT, {"input": "sub/cat (1).png"}, (asset(binding="1.image"),))
+    assert new["1"]["inputs"] == {"image": "sub/cat (1).png", "size": 3}
+    assert new["5:2"] == PROMPT["5:2"]
+    assert before == PROMPT
+
+
+def test_a_node_inside_a_subgraph_is_found() -> None:
+    new = filled(PROMPT, {"input": "x"}, (asset(binding="5:2.text"),))
+    assert new["5:2"]["inputs"]["text"] == "x"
+
+
+def test_a_placeholder_is_replaced_wherever_it_stands() -> None:
+    before = copy.deepcopy(PROMPT)
+    new = filled(PROMPT, {"input": 'c"at.png'}, (asset(placeholder="{{photo}}"),))
+    assert new["5:2"]["inputs"]["text"] == 'a c"at.png of c"at.png'
+    assert before == PROMPT
+
+
+@pytest.mark.parametrize("binding", ["7.image", "image", ".", ""])
+def test_a_binding_to_nowhere_is_refused(binding: str) -> None:
+    with pytest.raises(InvalidInput, match="no node"):
+        filled(PROMPT, {"input": "x"}, (asset(binding=binding),))
+
+
+def test_without_assets_the_prompt_is_as_it_was() -> None:
+    assert filled(PROMPT, {}, ()) == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("binding", "node", "name"),
+    [("5:1.image", "5:1", "image"), ("5:1.a.b", "5:1", "a.b"), ("x.y.image", "x.y", "image")],
+)
+def test_ids_and_inputs_may_both_hold_dots(binding: str, node: str, name: str) -> None:
+    prompt = {
+        "5:1": {"class_type": "Load", "inputs": {"image": "old", "a.b": "old"}},
+        "x.y": {"class_type": "Load", "inputs": {"path": "dir/FILE", "image": "old"}},
+    }
+    new = filled(prompt, {"input": "new.png"}, (asset(binding=binding),))
+    assert new[node]["inputs"][name] == "new.png"

@@ -1,0 +1,162 @@
+"""What an error means: the job's fault, the backend's, and what is to be done."""
+
+import errno
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from comfyfleet.agent.healing import Ill, fault_in
+from comfyfleet.agent.verdicts import verdict_on
+from comfyfleet.comfy.events import Failed
+from comfyfleet.comfy.refusals import refusal
+from comfyfleet.kernel.errors import (
+    AccessDenied,
+    CreditsExhausted,
+    FileGone,
+    FleetError,
+    InvalidInput,
+    LimitExceeded,
+    OutcomeUnknown,
+    RunFailed,
+    RunLost,
+    RunStalled,
+    RunTimedOut,
+    ServerUnavailable,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from comfyfleet.wire.messages import Fail, Job, Requeue
+
+TOKEN = UUID("7a3c2f60-0000-4000-8000-0000000000aa")
+JOB = Job(
+    dispatch_id=1,
+    job_id=TOKEN,
+    lease_token=TOKEN,
+    lease_number=1,
+    attempt=1,
+    lease_expires_at=datetime(2026, 1, 1, tzinfo=UTC),
+    lease_seconds=900,
+    provider="self_hosted",
+    workflow_slug="w",
+    prompt={},
+)
+
+
+@pytest.mark.parametrize(
+    ("exception_type", "message", "reason", "ill"),
+    [
+        ("torch.OutOfMemoryError", "Allocation on device", "out_of_memory", None),
+        ("torch.cuda.OutOfMemoryError", "", "out_of_memory", None),
+        ("RuntimeError", "CUDA out of memory. Tried to allocate 20 MiB", "out_of_memory", None),
+        ("RuntimeError", "CUDA error: out of memory", "out_of_memory", None),
+        ("MemoryError", "", "out_of_memory", None),
+        ("RuntimeError", "MPS backend out of memory (MPS allocated: 9 GB", "out_of_memory", None),
+        ("RuntimeError", "CUDA error: device-side assert triggered", "backend_fault", "poisoned"),
+        ("torch.AcceleratorError", "CUDA error: unknown", "backend_fault", "poisoned"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "backend_fault", "poisoned"),
+        ("RuntimeError", "Found no NVIDIA driver on your system", "backend_fault", "poisoned"),
+    ],
+)
+def test_the_backends_own_faults_are_known_by_what_it_says(
+    exception_type: str, message: str, reason: str, ill: str | None
+) -> None:
+    fault = fault_in(exception_type, message)
+    assert fault is not None
+    assert (fault.reason, fault.ill) == (reason, ill)
+
+
+@pytest.mark.parametrize(
+    ("exception_type", "message"),
+    [
+        ("ValueError", "tensor sizes don't match"),
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
+        ("KeyError", "'CUDA'"),
+        ("RuntimeError", "the picture is out of memory of mankind"),
+    ],
+)
+def test_anything_else_is_the_prompts_fault(exception_type: str, message: str) -> None:
+    assert fault_in(exception_type, message, ("CUDA error: in a comment", "x = 1")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "ill"),
+    [
+        (RunLost("gone"), "backend_down", None),
+        (ServerUnavailable("down"), "backend_down", Ill.DOWN),
+        (RunStalled("stuck"), "backend_fault", Ill.HUNG),
+        (CreditsExhausted("none"), "backend_down", Ill.CLOSED),
+        (AccessDenied("no"), "backend_down", Ill.CLOSED),
+        (UnexpectedAnswer("what"), "backend_fault", None),
+        (Unavailable("the store"), "backend_fault", None),
+        (RunFailed("cancelled by somebody"), "backend_fault", None),
+    ],
+)
+def test_trouble_around_the_job_hands_it_back(
+    error: FleetError, reason: str, ill: Ill | None
+) -> None:
+    verdict = verdict_on(error, JOB)
+    assert isinstance(verdict.word, Requeue)
+    assert verdict.word.reason == reason
+    assert error.message in (verdict.word.detail or "")
+    assert (verdict.fault.ill if verdict.fault else None) == ill
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OutcomeUnknown("who knows"), "unknown_outcome"),
+        (RunTimedOut("too long"), "run_limit"),
+        (LimitExceeded("too large"), "limit_exceeded"),
+        (InvalidInput("no such node"), "invalid_input"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
+    ],
+)
+def test_trouble_of_the_job_fails_it(error: Exception, code: str) -> None:
+    word = verdict_on(error, JOB).word
+    assert isinstance(word, Fail)
+    assert isinstance(word.error, dict)
+    assert word.error["code"] == code
+    assert word.error["exception_message"]
+
+
+def test_a_failed_node_is_told_as_it_came() -> None:
+    failed = Failed("run", "no cat\n", "7", "LoadCat", "ValueError", ("line 1", "line 2"))
+    word = verdict_on(RunFailed("no cat", failed=failed), JOB).word
+    assert isinstance(word, Fail)
+    assert word.error == {
+        "code": "run_failed",
+        "exception_message": "no cat\n",
+        "exception_type": "ValueError",
+        "node_id": "7",
+        "node_type": "LoadCat",
+        "traceback": ["line 1", "line 2"],
+    }
+
+
+def test_a_failure_that_the_cloud_calls_its_own_is_tried_again() -> None:
+    failed = Failed("run", "a machine was lost", retryable=True)
+    assert isinstance(verdict_on(RunFailed("x", failed=failed), JOB).word, Requeue)
+
+
+def test_a_refusal_names_the_node() -> None:
+    error = {"type": "invalid", "message": "Prompt outputs failed validation"}
+    problem = {"type": "value", "message": "Value -5", "details": "", "extra_info": {}}
+    answer = {"error": error, "node_errors": {"3": {"class_type": "Size", "errors": [problem]}}}
+    word = verdict_on(refusal(answer, {}), JOB).word
+    assert isinstance(word, Fail)
+    assert isinstance(word.error, dict)
+    assert (word.error["node_id"], word.error["node_type"]) == ("3", "Size")
+    assert word.error["problems"] == ["node 3 (Size): Value -5"]
+
+
+def test_files_of_kept_results_that_are_gone_are_made_anew() -> None:
+    verdict = verdict_on(FileGone("gone"), JOB)
+    assert verdict.fault is not None
+    assert verdict.fault.frees
+
+
+def test_an_error_that_nobody_thought_of_is_puzzling() -> None:
+    verdict = verdict_on(ZeroDivisionError("oops"), JOB)
+    assert verdict.puzzling
+    assert isinstance(verdict.word, Requeue)

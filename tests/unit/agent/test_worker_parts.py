@@ -1,0 +1,107 @@
+"""Small decisions of a worker."""
+
+import pytest
+from tests.unit.agent.test_verdicts import JOB
+
+from comfyfleet.agent.beating import seconds_between
+from comfyfleet.agent.choosing import chosen, content_type_of, metadata_of
+from comfyfleet.agent.facts import facts_of
+from comfyfleet.agent.models import LoadedModels
+from comfyfleet.agent.progress import advance, begin, data_url
+from comfyfleet.agent.settings import concurrency_of, heartbeat_seconds_of
+from comfyfleet.comfy import Description, OutputFile, Outputs, OutputText
+from comfyfleet.comfy.events import Cached, NodeDone, NodeStarted, Preview, Progress
+from comfyfleet.kernel.errors import InvalidInput
+
+
+def test_heartbeats_come_more_than_three_times_in_a_lease() -> None:
+    assert seconds_between(30, 900) == 30
+    assert seconds_between(30, 60) < 20
+
+
+def test_progress_counts_nodes_and_the_steps_of_the_one_at_work() -> None:
+    standing = begin({"1": {}, "2": {}, "3": {}, "4": {}})
+    standing = advance(standing, Cached("r", ("1",)))
+    standing = advance(standing, NodeStarted("r", "2", "2"))
+    standing = advance(standing, Progress("r", "2", 5, 10))
+    report = standing.report()
+    assert (report.percent, report.node, report.step, report.steps) == (37.5, "2", 5, 10)
+    standing = advance(standing, NodeStarted("r", "3", "3"))
+    assert standing.report().percent == 50
+    standing = advance(standing, NodeDone("r", "3"))
+    assert standing.report().percent == 75
+
+
+def test_a_preview_that_is_too_large_is_left_out() -> None:
+    small = Preview("r", "1", "image/jpeg", b"abc")
+    assert data_url(small) == "data:image/jpeg;base64,YWJj"
+    assert data_url(Preview("r", "1", "image/jpeg", b"x" * 600_000)) is None
+    assert data_url(None) is None
+
+
+def test_files_of_the_named_node_and_of_nodes_inside_it_are_chosen() -> None:
+    files = tuple(OutputFile(node, "images", f"{node}.png") for node in ("7", "7:1", "70"))
+    assert [each.node_id for each in chosen(Outputs(files), "7")] == ["7", "7:1"]
+    assert chosen(Outputs(files), "8") == ()
+    assert len(chosen(Outputs((*files, *files)), None)) == 3
+
+
+@pytest.mark.parametrize(
+    ("filename", "told", "expected"),
+    [
+        ("a.png", "application/octet-stream", "image/png"),
+        ("a.webp", "text/plain", "image/webp"),
+        ("a.MP4", "", "video/mp4"),
+        ("a", "image/jpeg; charset=x", "image/jpeg"),
+        ("a", "", "application/octet-stream"),
+    ],
+)
+def test_a_files_ending_tells_what_it_is(filename: str, told: str, expected: str) -> None:
+    assert content_type_of(filename, told) == expected
+
+
+def test_texts_are_sorted_by_node_and_cut() -> None:
+    texts = [OutputText("2", "text", "a"), OutputText("2", "text", "x" * 20_000)]
+    shown = metadata_of(texts)["texts"]["2"]["text"]
+    assert shown[0] == "a"
+    assert len(shown[1]) == 10_000
+    assert metadata_of([]) == {}
+
+
+def test_models_are_remembered_most_recent_first_until_they_are_let_go() -> None:
+    models = LoadedModels()
+    for key in ("a", "b", "a", None):
+        models.used(JOB.model_copy(update={"model_key": key, "model_set": f"set of {key}"}))
+    assert (models.keys, models.set_key) == (("a", "b"), "set of a")
+    models.clear()
+    assert (models.keys, models.set_key) == ((), None)
+
+
+def test_facts_list_node_types_and_model_files() -> None:
+    object_info = {
+        "Loader": {
+            "input": {
+                "required": {"ckpt_name": [["a.safetensors", "none"], {}], "n": ["INT", {}]},
+                "optional": {"lora": ["COMBO", {"options": ["l.pt"]}], "odd": None},
+            }
+        },
+        "Broken": "x",
+    }
+    facts = facts_of(Description(object_info, "0.28", (), {}))
+    assert facts.node_types == ("Broken", "Loader")
+    assert facts.model_files == {"Loader.ckpt_name": ("a.safetensors",), "Loader.lora": ("l.pt",)}
+    other = facts_of(Description(dict(reversed(object_info.items())), "0.28", (), {}))
+    assert facts.object_info_hash == other.object_info_hash
+
+
+@pytest.mark.parametrize("text", ["0", "x", "1.5", "65", "-1"])
+def test_a_wrong_concurrency_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidInput, match="COMFYFLEET_MAX_CONCURRENCY"):
+        concurrency_of({"COMFYFLEET_MAX_CONCURRENCY": text})
+
+
+@pytest.mark.parametrize("text", ["0", "x", "nan", "301"])
+def test_a_wrong_heartbeat_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidInput, match="COMFYFLEET_HEARTBEAT_SECONDS"):
+        heartbeat_seconds_of({"COMFYFLEET_HEARTBEAT_SECONDS": text})
+    assert heartbeat_seconds_of({}) == 30

@@ -1,0 +1,73 @@
+"""Those who wait, without a queue."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comfyfleet.dispatch.model import Lane, Waiter
+from comfyfleet.dispatch.waiting import Asked, Waiting
+
+A, B, C = (Lane(number, "production", "self_hosted") for number in (1, 2, 3))
+
+
+def asked(name: str, *lanes: Lane, **more: Any) -> Asked:
+    affinities = frozenset({f"worker:{name}"})
+    return Asked(Waiter(name, frozenset(lanes or (A,)), affinities, **more), _future(), 0.0)
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.Future(loop=_LOOP)
+
+
+_LOOP = asyncio.new_event_loop()
+_LOOP.close()
+
+
+def test_the_shortlist_of_one_job_is_short_however_many_wait() -> None:
+    waiting = Waiting()
+    for number in range(1_000):
+        models = ("sdxl",) if number % 2 else ("flux",)
+        waiting.add(asked(f"gpu-{number}", A, B, load=number % 5, models_loaded=models))
+    names = [each.waiter.worker_id for each in waiting.shortlist(Counter([A]))]
+    assert names == ["gpu-0", "gpu-5"]
+
+
+def test_nobody_is_called_for_a_lane_that_none_may_run() -> None:
+    waiting = Waiting()
+    waiting.add(asked("gpu-1", A))
+    assert waiting.shortlist(Counter([C])) == []
+    assert not waiting.is_waited_for([C])
+    assert waiting.is_waited_for([C, A])
+
+
+def test_those_with_an_affinity_are_found_by_it() -> None:
+    waiting = Waiting()
+    one, two = asked("gpu-1"), asked("gpu-2")
+    waiting.add(one)
+    waiting.add(two)
+    assert waiting.shortlist(Counter(), ["worker:gpu-2", "worker:gone"]) == [two]
+    assert waiting.affinities_among(["worker:gpu-1", "worker:gone"]) == ["worker:gpu-1"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.sets(st.sampled_from([A, B, C]))), max_size=40))
+def test_whoever_has_left_leaves_nothing_behind(moves: list[tuple[int, set[Lane]]]) -> None:
+    waiting = Waiting()
+    there: dict[int, Asked] = {}
+    for number, lanes in moves:
+        if number in there:
+            waiting.discard(there.pop(number))
+        else:
+            there[number] = asked(str(number), *lanes, models_loaded=("sdxl",) * (number % 2))
+            waiting.add(there[number])
+        assert set(waiting) == set(there.values())
+        lanes_waited_for = {lane for each in there.values() for lane in each.waiter.lanes}
+        assert set(waiting.lanes()) == lanes_waited_for
+    for each in there.values():
+        waiting.discard(each)
+        waiting.discard(each)
+    assert (len(waiting), list(waiting.lanes())) == (0, [])
+    assert not waiting._lines
+    assert not waiting._by_affinity

@@ -1,0 +1,48 @@
+"""Lanes take turns."""
+
+from comfyfleet.dispatch.model import Lane
+from comfyfleet.dispatch.turns import Turns
+
+A, B = (Lane(number, "production", "self_hosted") for number in (1, 2))
+
+
+def given(turns: Turns, *backlogged: Lane) -> Lane:
+    """The lane that is next of those with jobs."""
+    starts = turns.starts(backlogged)
+    lane = min(backlogged, key=lambda each: (starts[each], each))
+    turns.given([lane])
+    return lane
+
+
+def test_fresh_lanes_start_equal() -> None:
+    assert set(Turns().starts([A, B]).values()) == {0.0}
+
+
+def test_two_lanes_with_jobs_alternate() -> None:
+    turns = Turns()
+    assert [given(turns, A, B) for _ in range(6)].count(A) == 3
+
+
+def test_a_lane_that_was_empty_has_no_credit() -> None:
+    turns = Turns()
+    for _ in range(100):
+        given(turns, A)
+    got = [given(turns, A, B) for _ in range(10)]
+    assert 4 <= got.count(B) <= 6
+
+
+def test_a_lane_that_was_alone_has_no_debt() -> None:
+    turns = Turns()
+    turns.given([A] * 500)
+    got = [given(turns, A, B) for _ in range(10)]
+    assert got.count(A) >= 4
+
+
+def test_a_lane_that_only_few_serve_is_not_favoured_for_ever() -> None:
+    turns = Turns()
+    for _ in range(50):
+        given(turns, A, B)
+    for _ in range(200):  # by workers that know A only
+        given(turns, A)
+    got = [given(turns, A, B) for _ in range(20)]
+    assert 9 <= got.count(A) <= 11

@@ -1,0 +1,52 @@
+"""What a customer reads when something went wrong."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comfyfleet.jobs.complaints import MESSAGE_CHARACTERS_MAX, UNKNOWN, presentable
+
+TRACEBACK = """Traceback (most recent call last):
+  File "execution.py", line 12, in run
+    raise ValueError("no")
+torch.OutOfMemoryError: Allocation on device would exceed memory
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ({"exception_message": "Allocation failed", "traceback": ["…"]}, "Allocation failed"),
+        (json.dumps({"exception_message": " Two\nlines "}), "Two lines"),
+        ({"error": {"error_message": "inner"}, "node_id": "3"}, "inner"),
+        ({"error_message": "outer", "inner": {"exception_message": "first"}}, "first"),
+        (TRACEBACK, "Allocation on device would exceed memory"),
+        ("worker said: {'message': 'no such file'} and stopped", "no such file"),
+        ("\n\n---\nError: disk full\n", "disk full"),
+        ("the engine stopped\nmore", "the engine stopped"),
+        ('Traceback (most recent call last):\n  File "a.py", line 1\n', UNKNOWN),
+        ("", UNKNOWN),
+        ({}, UNKNOWN),
+        ({"exception_message": ""}, UNKNOWN),
+        ("===\n***", UNKNOWN),
+    ],
+)
+def test_the_message_is_what_a_person_can_use(error: str | dict[str, object], message: str) -> None:
+    assert presentable(error).message == message
+
+
+def test_the_raw_text_is_kept_for_operators() -> None:
+    assert presentable(TRACEBACK).raw == TRACEBACK
+    assert json.loads(presentable({"exception_message": "é"}).raw or "") == {
+        "exception_message": "é"
+    }
+
+
+@given(st.one_of(st.text(), st.dictionaries(st.text(), st.text() | st.lists(st.text()))))
+def test_any_error_becomes_one_short_line(error: str | dict[str, object]) -> None:
+    message = presentable(error).message
+    assert message.strip()
+    assert "\n" not in message
+    assert len(message) <= MESSAGE_CHARACTERS_MAX

@@ -1,0 +1,102 @@
+"""A store by its URL, and the secret of the local one."""
+
+import stat
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.errors import InvalidInput, Refused
+from comfyfleet.storage import LocalStore, ObjectStore, open_store, signing_secret
+from comfyfleet.storage.opening import Bucket, parse_store_url
+from comfyfleet.storage.secret import SECRET_FILE
+
+
+def opened(url: str) -> ObjectStore:
+    return open_store(url, public_url="http://c", secret=b"s" * 32, clock=utc_now)
+
+
+def test_a_folder_is_opened_by_its_url(tmp_path: Path) -> None:
+    folder = tmp_path / "with space é"
+    assert isinstance(opened(folder.as_uri()), LocalStore)
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket"),
+    [
+        ("s3://media", Bucket("media")),
+        ("s3://media/", Bucket("media")),
+        ("s3://my.media/a/b%20c/", Bucket("my.media", "a/b c")),
+        (
+            "s3://m/p?endpoint=http://minio:9000&region=eu-west-1&public_endpoint=https://f.example",
+            Bucket("m", "p", "http://minio:9000", "https://f.example", "eu-west-1"),
+        ),
+        ("s3://m?endpoint=https%3A%2F%2Fx.example", Bucket("m", endpoint="https://x.example")),
+    ],
+)
+def test_a_bucket_is_read_from_its_url(url: str, bucket: Bucket) -> None:
+    assert parse_store_url(url) == bucket
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "must be file:///folder or s3://"),
+        ("/var/data", "must be file:///folder or s3://"),
+        ("gs://bucket", "must be file:///folder or s3://"),
+        ("http://[", "must be file:///folder or s3://"),
+        ("file://data/objects", "three slashes"),
+        ("file:///", "three slashes"),
+        ("s3:///prefix", "s3://bucket/prefix"),
+        ("s3://key:secret@bucket", "AWS_ACCESS_KEY_ID"),
+        ("s3://bucket?regoin=x", "unknown option 'regoin'"),
+        ("s3://bucket?endpoint=minio:9000", "must begin with http"),
+        ("s3://bucket/a/../b", "can't be a key"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        parse_store_url(url)
+
+
+def test_a_refused_url_does_not_show_its_credentials() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_store_url("s3://key:hush@bucket")
+    assert "hush" not in refused.value.message
+
+
+def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "comfyfleet.storage.s3", raising=False)
+    with pytest.raises(Refused, match="boto3") as refused:
+        opened("s3://bucket")
+    assert "comfyfleet[s3]" in refused.value.details["hint"]
+
+
+def test_the_prefix_counts_towards_the_length_of_a_key() -> None:
+    with pytest.raises(InvalidInput, match="at most"):
+        Bucket("m", "p" * 200).key("/".join(["a" * 200] * 5))
+
+
+def test_the_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    secret = signing_secret(tmp_path / "data")
+    assert signing_secret(tmp_path / "data") == secret
+    assert len(secret) == 32
+    path = tmp_path / "data" / SECRET_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == [SECRET_FILE]
+
+
+def test_all_who_start_at_once_get_the_same_secret(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(signing_secret, [tmp_path] * 32))) == 1
+
+
+@pytest.mark.parametrize("text", ["", "abc", "00" * 31, "zz" * 32])
+def test_a_broken_secret_is_not_used(tmp_path: Path, text: str) -> None:
+    (tmp_path / SECRET_FILE).write_text(text)
+    with pytest.raises(Refused, match="hexadecimal"):
+        signing_secret(tmp_path)

@@ -1,0 +1,149 @@
+"""Writes what can be read off the code into docs/reference. `make docs` runs it; a test checks for drift
+(in a process of its own: the commands' help looks at how Python was started)."""
+
+import asyncio
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from comfyfleet.cli.main import app as commands
+from comfyfleet.http.app import create_app
+from comfyfleet.http.errors import STATUS_OF
+from comfyfleet.kernel import errors
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.settings import PREFIX, Settings
+from comfyfleet.plane import open_plane
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+MADE = "<!-- Made by `make docs` from {source}: change it there. -->\n"
+
+
+def pages() -> dict[str, str]:
+    """File names and their whole text."""
+    return {
+        "settings.md": settings_page(),
+        "errors.md": errors_page(),
+        "api.md": api_page(),
+        "commands.md": commands_page(),
+    }
+
+
+def settings_page() -> str:
+    rows = [
+        f"| `{PREFIX}{each.name.upper()}` | {_default(each.default)} | {_remark(each.name)} |"
+        for each in fields(Settings)
+    ]
+    return "\n".join(
+        [
+            "# Settings of the control plane",
+            "",
+            MADE.format(source="kernel/settings.py"),
+            "Read from the environment by `comfyfleet serve`, `up` and `db`. Units are in the names.",
+            "",
+            "| variable | default | what it is |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _remark(name: str) -> str:
+    found = re.search(rf"^    {name}: .*?  # (.+)$", inspect.getsource(Settings), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"kernel/settings.py says nothing about {name}")
+    return found[1].replace("|", "\\|")
+
+
+def _default(value: Any) -> str:
+    if value == "":
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def errors_page() -> str:
+    """The tree at the top of the module, as a table."""
+    lines = [
+        "# Error codes",
+        "",
+        MADE.format(source="kernel/errors.py"),
+        'Every error of the API is `{"error": {"code", "message", "details"}}`. The code is stable;',
+        "`details.hint`, where there is one, says what to do. 429 and 503 carry `Retry-After`.",
+        "Errors without a status come from commands and backends only.",
+        "",
+        "| code | status | means |",
+        "|---|---|---|",
+        "| `internal` | 500 | something went wrong on our side; the log has it under `request_id` |",
+    ]
+    for name, meaning in re.findall(r"[├└]─ (\w+) +(.+)", errors.__doc__ or ""):
+        kind = getattr(errors, name)
+        lines.append(f"| `{kind.code}` | {_status(kind)} | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def _status(kind: type[errors.FleetError]) -> str:
+    return next((str(STATUS_OF[each]) for each in kind.__mro__ if each in STATUS_OF), "")
+
+
+def api_page() -> str:
+    lines = [
+        "# HTTP API",
+        "",
+        MADE.format(source="the endpoints themselves"),
+        "A running control plane describes it in full at `/docs` and `/openapi.json`.",
+        "",
+        "| | path | what it does |",
+        "|---|---|---|",
+        *_endpoints(asyncio.run(_openapi())),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _endpoints(document: dict[str, Any]) -> Iterator[str]:
+    for path, methods in sorted(document["paths"].items()):
+        for method, endpoint in methods.items():
+            told = endpoint.get("description") or endpoint.get("summary", "")
+            first = told.strip().split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            yield f"| {method.upper()} | `{path}` | {first} |"
+
+
+async def _openapi() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
+            return create_app(plane).openapi()
+
+
+def commands_page() -> str:
+    text = commands.generate_docs(heading_level=2)
+    return "\n".join(
+        ["# Commands", "", MADE.format(source="the commands' own help"), text.strip(), ""]
+    )
+
+
+def drifted() -> list[str]:
+    """Names of pages that are not as the code would have them."""
+    return [
+        name
+        for name, text in pages().items()
+        if not (FOLDER / name).exists() or (FOLDER / name).read_text(encoding="utf-8") != text
+    ]
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        sys.exit(" ".join(drifted()) or 0)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"docs/reference/{name}\n")
+
+
+if __name__ == "__main__":
+    main()
