@@ -2,18 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class PropertyFacts:
-    name: str
-    type: str
-    default: Any = None
-    required: bool = False
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[Any, ...] | None = None
+from comfyfleet.effects.model import Property, Version, Workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +12,13 @@ class WorkflowFacts:
 
     slug: str
     version: int
-    properties: tuple[PropertyFacts, ...] = ()
+    properties: tuple[Property, ...] = ()
     price_tokens: int = 0
     typical_seconds: float | None = None
     required_capabilities: frozenset[str] = frozenset()
+    is_current: bool = True  # the version that new jobs get, if none is named
 
-    def property_named(self, name: str) -> PropertyFacts | None:
+    def property_named(self, name: str) -> Property | None:
         return next((each for each in self.properties if each.name == name), None)
 
 
@@ -57,10 +48,10 @@ class Catalogue:
     backends: tuple[BackendState, ...] = ()
 
     def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
-        """None for the version: the latest."""
+        """None for the version: the one that new jobs get."""
         versions = self.workflows.get(slug, ())
         if version is None:
-            return max(versions, key=lambda each: each.version, default=None)
+            return max(versions, key=lambda each: (each.is_current, each.version), default=None)
         return next((each for each in versions if each.version == version), None)
 
 
@@ -71,3 +62,17 @@ def catalogue_of(
     for each in workflows:
         by_slug[each.slug] = (*by_slug.get(each.slug, ()), each)
     return Catalogue(by_slug, backends)
+
+
+def facts_of(
+    workflow: Workflow, version: Version, *, typical_seconds: float | None = None
+) -> WorkflowFacts:
+    return WorkflowFacts(
+        workflow.slug,
+        version.version,
+        version.properties,
+        workflow.price_tokens,
+        typical_seconds,
+        workflow.required_capabilities,
+        is_current=version.version == workflow.version,
+    )

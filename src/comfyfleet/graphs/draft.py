@@ -132,7 +132,7 @@ class Draft:
         row = self.rows.get(priority, Row(priority, 0, 0))
         self.held[priority, row.end] = key
         self.rows[priority] = row._replace(end=row.end + 1)
-        self.update(key, status=Status.HELD)
+        self.update(key, status=Status.HELD, place=row.end)
 
     def next_held(self) -> tuple[Row, Key] | None:
         waiting = [row for row in self.rows.values() if row.first < row.end]
@@ -161,7 +161,7 @@ class Draft:
             records=self.was.records.changed(self.records) if self.records else self.was.records,
             tallies=self.was.tallies.changed(self.tallies) if self.tallies else self.was.tallies,
             held=self.was.held.changed(held, self.no_longer_held),
-            rows=tuple(self.rows[priority] for priority in sorted(self.rows)),
+            rows=tuple(sorted(row for row in self.rows.values() if row.first < row.end)),
             in_flight=frozenset(self.in_flight),
             asking=frozenset(self.asking),
             open_count=self.open_count,

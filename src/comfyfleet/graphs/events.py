@@ -96,6 +96,14 @@ class StartJob:
     timeout_seconds: int | None = None
     price_tokens: int = 0
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The properties as a job takes them: files by their ids."""
+        return {
+            name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+            for name, value in self.properties.items()
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:

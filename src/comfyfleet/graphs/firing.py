@@ -141,7 +141,7 @@ def _distribute(node: FanOutNode, value: Any) -> Firing:
             f"{len(items):,} items are more than max_items allows ({node.max_items:,})"
         )
     if node.per_item:
-        return Fired({ITEM_PORT: tuple(items)})
+        return Fired({ITEM_PORT: list(items)})
     chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
     # A port with nothing on it doesn't fire: an empty job is of use to nobody.
     return Fired({port: {"items": chunk} for port, chunk in chunks if chunk})

@@ -6,7 +6,8 @@ A run keeps this, so that a later version of a workflow changes nothing under it
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from comfyfleet.graphs.catalogue import Catalogue, PropertyFacts, WorkflowFacts
+from comfyfleet.effects.model import Property
+from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
 from comfyfleet.graphs.model import FanOutNode, Graph, MergeNode, Node, Problem, WorkflowNode
 from comfyfleet.graphs.ports import ANY, PortType, inputs_of, type_named
 from comfyfleet.graphs.shape import Scope, Shape, shape_of
@@ -85,8 +86,8 @@ def refuse(problems: list[Problem]) -> None:
     )
 
 
-def must_be_given(facts: PropertyFacts) -> bool:
-    return facts.required and facts.default is None
+def must_be_given(each: Property) -> bool:
+    return bool(each.required) and each.default is None
 
 
 def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str]:

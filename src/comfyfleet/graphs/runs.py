@@ -86,6 +86,7 @@ class Record:
 
     status: Status = Status.PENDING
     waiting: int = 0  # inputs that are not decided yet
+    place: int = 0  # in its row, while it is held
     attempt: int = 0  # number of the last job; 0: none was started
     failures: int = 0  # since the run was started or retried
     moves: int = 0  # to other backends, or back

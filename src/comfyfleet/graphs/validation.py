@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from comfyfleet.graphs.catalogue import Catalogue, PropertyFacts, WorkflowFacts
+from comfyfleet.effects.model import Property
+from comfyfleet.effects.values import checked
+from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
 from comfyfleet.graphs.model import (
@@ -22,6 +24,7 @@ from comfyfleet.graphs.plan import cycle_problems, must_be_given, resolved
 from comfyfleet.graphs.ports import ANY, holds, inputs_of, type_named
 from comfyfleet.graphs.porttypes import Types, connection_problems
 from comfyfleet.graphs.shape import Shape, shape_of
+from comfyfleet.kernel.errors import InvalidValue
 
 
 class Checked(NamedTuple):
@@ -93,17 +96,12 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[P
             yield Problem("type_mismatch", wrong, node.id, name)
 
 
-def value_problem(facts: PropertyFacts, value: Any) -> str:
+def value_problem(each: Property, value: Any) -> str:
     """Why a property can't take a value; empty if it can."""
-    wanted = type_named(facts.type) or ANY
-    if not holds(wanted, value):
-        return f"takes {wanted}, not {value!r:.60}"
-    if facts.choices is not None and value not in facts.choices:
-        return f"takes one of {', '.join(map(str, facts.choices))}, not {value!r:.60}"
-    if facts.minimum is not None and value < facts.minimum:
-        return f"must be at least {facts.minimum:g}, not {value}"
-    if facts.maximum is not None and value > facts.maximum:
-        return f"must be at most {facts.maximum:g}, not {value}"
+    try:
+        checked(each, value)
+    except InvalidValue as problem:
+        return problem.message
     return ""
 
 

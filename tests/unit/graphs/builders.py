@@ -3,39 +3,39 @@
 from pathlib import Path
 from typing import Any
 
+from comfyfleet.effects.model import Property
 from comfyfleet.graphs.catalogue import (
     BackendState,
     Catalogue,
-    PropertyFacts,
     WorkflowFacts,
     catalogue_of,
 )
 from comfyfleet.graphs.documents import read_document
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-IMAGE = PropertyFacts("input", "image", required=True)
+IMAGE = Property("input", "image", required=True)
 # Takes two pictures, either of which may be absent, and a number.
 BLEND = WorkflowFacts(
     "blend",
     1,
     (
-        PropertyFacts("left", "image"),
-        PropertyFacts("right", "image"),
-        PropertyFacts("strength", "number", default=1.0, minimum=0, maximum=2),
+        Property("left", "image"),
+        Property("right", "image"),
+        Property("strength", "number", default=1.0, minimum=0, maximum=2),
     ),
     price_tokens=5,
     typical_seconds=4.0,
 )
 DRAW = WorkflowFacts(
-    "draw", 3, (PropertyFacts("text", "text", default="x"),), price_tokens=10, typical_seconds=10.0
+    "draw", 3, (Property("text", "text", default="x"),), price_tokens=10, typical_seconds=10.0
 )
 FIX = WorkflowFacts(
     "fix",
     2,
     (
         IMAGE,
-        PropertyFacts("mode", "choice", default="a", choices=("a", "b")),
-        PropertyFacts("text", "text", default=""),
+        Property("mode", "choice", default="a", choices=("a", "b")),
+        Property("text", "text", default=""),
     ),
     price_tokens=2,
     typical_seconds=1.0,
@@ -74,6 +74,6 @@ def example_catalogue() -> Catalogue:
     )
 
 
-def _facts(entry: dict[str, Any]) -> PropertyFacts:
+def _facts(entry: dict[str, Any]) -> Property:
     names = ("name", "type", "default", "required", "minimum", "maximum")
-    return PropertyFacts(**{name: entry[name] for name in names if name in entry})
+    return Property(**{name: entry[name] for name in names if name in entry})

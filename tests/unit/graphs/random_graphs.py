@@ -5,15 +5,17 @@ from typing import Any, NamedTuple
 
 from tests.unit.graphs.builders import document, node
 
-from comfyfleet.graphs.catalogue import BackendState, PropertyFacts, WorkflowFacts, catalogue_of
+from comfyfleet.effects.model import Property
+from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
 
+ANY: Any = "any"
 ANYTHING = WorkflowFacts(
     "anything",
     1,
     (
-        PropertyFacts("must", "any", required=True),
-        PropertyFacts("may", "any"),
-        PropertyFacts("might", "any"),
+        Property("must", ANY, required=True),
+        Property("may", ANY),
+        Property("might", ANY),
     ),
     price_tokens=3,
 )

@@ -72,6 +72,7 @@ def test_a_picture_is_handed_on_by_reference() -> None:
     (job,) = s.start()
     assert isinstance(job, StartJob)
     assert (job.workflow, job.version, job.properties) == ("fix", 2, {"input": PHOTO})
+    assert job.values == {"input": "photo"}
     (job,) = s.done("fix")
     assert isinstance(job, StartJob)
     assert job.properties == {"input": picture("fix")}

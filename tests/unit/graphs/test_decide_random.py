@@ -1,5 +1,6 @@
 """Random graphs, played in random order: each execution ends once, and the order makes no difference."""
 
+import json
 import zlib
 from collections.abc import Callable
 from random import Random
@@ -16,6 +17,7 @@ from comfyfleet.graphs.events import Answer, Event, JobDone, JobFailed, StartJob
 from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.progress import progress_of
 from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status
+from comfyfleet.graphs.saving import restored, restored_record, saved_record
 
 SEEDS = st.integers(0, 2**32)
 SIZES = st.integers(2, 200)
@@ -80,6 +82,42 @@ def check_ended(simulation: Simulation) -> None:
     assert run.tokens == ANYTHING.price_tokens * len(done)
     if run.status == RunStatus.COMPLETED:
         assert progress_of(plan, run).overall_percent == pytest.approx(100)
+
+
+def check_kept(simulation: Simulation) -> None:
+    """A run that was written down and read again is the same run."""
+    run = simulation.run
+    rows = {key: json.loads(json.dumps(saved_record(each))) for key, each in run.records.items()}
+    head = Run(
+        run.id,
+        run.inputs,
+        run.max_tokens,
+        run.status,
+        tokens=run.tokens,
+        error=run.error,
+        outputs=run.outputs,
+    )
+    again = restored(
+        simulation.plan, head, {key: restored_record(row) for key, row in rows.items()}
+    )
+    assert again == run
+
+
+@settings(max_examples=6, deadline=None)
+@given(SEEDS, SIZES, SEEDS)
+def test_a_run_can_be_written_down_and_read_again_at_any_moment(
+    seed: int, size: int, order: int
+) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
+    rng, outcome = Random(order), outcomes(seed, 0.2)
+    inputs = {"picture": result("p"), "list": lists(seed)}
+    simulation = Simulation(plan, Run(RUN_ID, inputs), Surroundings(NOW, BACKENDS, in_queue_max=2))
+    simulation.start()
+    while simulation.jobs:
+        if rng.random() < 0.2:
+            check_kept(simulation)
+        simulation.tell(outcome(simulation.jobs.pop(rng.choice(sorted(simulation.jobs)))))
+    check_kept(simulation)
 
 
 def state_of(simulation: Simulation) -> dict[str, Any]:
