@@ -4,7 +4,9 @@ Ended executions are told to those behind them, which count down what they wait 
 told starts the node. So a decision costs what it touches, however large the run is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from uuid import UUID
 
 from comfyfleet.graphs.draft import Advance, Draft
 from comfyfleet.graphs.ending import cancel_job, fail_node, fail_run, skip, stop
@@ -23,6 +25,14 @@ from comfyfleet.graphs.placing import Nowhere, Placed, is_online, place
 from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.runs import Key, Question, Run, RunStatus, Status, job_id
 from comfyfleet.kernel.errors import Conflict
+
+
+def new_run(
+    plan: Plan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
+) -> Run:
+    """May spend what the graph allows, or less."""
+    bounds = [each for each in (plan.graph.max_tokens, max_tokens) if each is not None]
+    return Run(run_id, inputs, min(bounds, default=None))
 
 
 def next_actions(

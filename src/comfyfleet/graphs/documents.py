@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.kernel.texts import problem_with_text
 
 JSON_CHARACTERS_MAX = 1_000_000
 YAML_CHARACTERS_MAX = 256_000  # its reader takes a second for that much
@@ -41,6 +42,8 @@ def _read_json(text: str) -> Any:
         if len(text) > YAML_CHARACTERS_MAX:
             raise _unreadable(problem.msg, problem.lineno, problem.colno) from None
         return _read_yaml(text)
+    except ValueError as problem:  # a number with thousands of digits
+        raise InvalidInput(f"the document can't be read: {problem}") from None
 
 
 def _read_yaml(text: str) -> Any:
@@ -112,7 +115,16 @@ def _check_size(value: Any) -> None:
             raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
         if count > VALUES_MAX:
             raise LimitExceeded(f"the document holds more than {VALUES_MAX:,} values")
+        _refuse_unstorable(current)
         waiting.extend((inner, depth + 1) for inner in _inside(current))
+
+
+def _refuse_unstorable(value: Any) -> None:
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+    for text in texts:
+        problem = problem_with_text(text)
+        if problem:
+            raise InvalidInput(f"the document has a text that can't be kept: {problem}")
 
 
 def _inside(value: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 A field that can't be used is reported and read as its default, so that the rest is read as well.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -75,13 +75,13 @@ class Fields:
             "invalid_field", f"{name} must be {wanted}, not {_shown(self.values[name])}", name
         )
 
-    def refuse_others(self, allowed: Iterable[str] = ()) -> None:
+    def refuse_others(self) -> None:
         """After all fields were asked for: what is left was misspelt, most likely."""
-        for name in self.values.keys() - self.known - set(allowed):
-            words = ", ".join(sorted(self.known))
-            self.report(
-                "unknown_field", f"there is no field {name!r} here; there are {words}", name
-            )
+        words = ", ".join(sorted(self.known))
+        for name in self.values:
+            if name not in self.known:
+                message = f"there is no field {name!r:.60} here; there are {words}"
+                self.report("unknown_field", message, str(name))
 
 
 def _shown(value: Any) -> str:

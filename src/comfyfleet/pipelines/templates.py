@@ -96,6 +96,15 @@ def _written(name: str, names: Mapping[str, Any], place: _Place) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def names_in(template: Any) -> list[str]:
+    """What a template asks for: `variables.size`, `parent.file`, `seed`."""
+    return [name for text in _texts(template) for name in _NAME.findall(text)]
+
+
+def is_template(value: Any) -> bool:
+    return bool(names_in(value))
+
+
 def template_problems(pipeline: Pipeline) -> list[Problem]:
     """What can be told before a run is there: names that nothing can stand for."""
     found: list[Problem] = []

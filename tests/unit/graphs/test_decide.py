@@ -15,7 +15,7 @@ from tests.unit.graphs.simulation import (
     started,
 )
 
-from comfyfleet.graphs.decide import next_actions
+from comfyfleet.graphs.decide import new_run, next_actions
 from comfyfleet.graphs.events import (
     Answer,
     AskUser,
@@ -580,6 +580,20 @@ def test_a_run_never_spends_more_than_it_may() -> None:
     s.done("fix", 1)
     (failed,) = failures(s.done("fix", 2))
     assert failed.error.message == "the run may spend 7 tokens, 6 are spent, and it costs 2"
+
+
+@pytest.mark.parametrize(
+    ("graph", "given", "most"),
+    [(None, None, None), (9, None, 9), (None, 5, 5), (9, 5, 5), (9, 50, 9)],
+)
+def test_a_run_may_spend_what_its_graph_allows_or_less(
+    graph: int | None, given: int | None, most: int | None
+) -> None:
+    more = {} if graph is None else {"max_tokens": graph}
+    plan = plan_for(
+        document(work("d", "draw"), node("o", "output"), links=("d.output > o.value",), **more)
+    )
+    assert new_run(plan, RUN_ID, {}, max_tokens=given).max_tokens == most
 
 
 def test_a_refund_is_spent_again() -> None:

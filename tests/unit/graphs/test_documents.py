@@ -60,6 +60,14 @@ def test_depth_is_bounded(text: str) -> None:
         read_document(text)
 
 
+@pytest.mark.parametrize(
+    "text", ['{"a": "\\u0000"}', '{"\\ud800": 1}', '{"a": ' + "1" * 5000 + "}"]
+)
+def test_what_no_database_can_keep_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        read_document(text)
+
+
 def test_length_is_bounded() -> None:
     with pytest.raises(LimitExceeded, match="characters"):
         read_document("a: " + "x" * 300_000)

@@ -1,9 +1,12 @@
 """Everything that is wrong with a graph is told at once, with its node and port."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.graphs.builders import (
     CATALOGUE,
     EXAMPLES,
@@ -195,6 +198,35 @@ def test_several_mistakes_are_told_together() -> None:
 )
 def test_any_document_is_answered_with_problems(given: Any) -> None:
     assert check(given, CATALOGUE).problems
+
+
+JUNK: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "x", "each.item", "photo.value", "over", "0"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "from", "to", "type"]), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+SOUND_ONES = st.sampled_from([SOUND, document(*ITEMS, links=(*ITEM_LINKS, "all.output > o.value"))])
+
+
+def spoilt(given: Any, rng: Random, junk: list[Any]) -> Any:
+    """The same document with something else here and there."""
+    if junk and rng.random() < 0.08:
+        return junk.pop()
+    if isinstance(given, dict):
+        return {key: spoilt(each, rng, junk) for key, each in given.items() if rng.random() < 0.97}
+    if isinstance(given, list):
+        return [spoilt(each, rng, junk) for each in given]
+    return given
+
+
+@settings(max_examples=120, deadline=None)
+@given(SOUND_ONES, st.integers(0, 2**32), st.lists(JUNK, max_size=4))
+def test_whatever_is_in_a_document_it_is_answered_with_problems_or_can_be_planned(
+    sound: dict[str, Any], seed: int, junk: list[Any]
+) -> None:
+    checked = check(spoilt(sound, Random(seed), junk), CATALOGUE)
+    if not checked.problems:
+        assert plan_of(checked.graph, CATALOGUE)
 
 
 def test_the_inputs_of_a_run_are_checked_too() -> None:

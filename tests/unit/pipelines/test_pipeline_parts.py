@@ -8,15 +8,17 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.graphs.builders import CATALOGUE
 from tests.unit.pipelines.builders import NOW, candidate
 
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.pipelines.elo import Vote, counted, next_pair, replayed, undone
-from comfyfleet.pipelines.model import START_SCORE, Status, Step
+from comfyfleet.pipelines.model import START_SCORE, Pipeline, Status, Step
 from comfyfleet.pipelines.naming import candidate_path, clean_folder, step_folder
 from comfyfleet.pipelines.parsing import parse_pipeline, parse_pipeline_text
 from comfyfleet.pipelines.templates import render
+from comfyfleet.pipelines.validation import validate, variable_problems
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILE = {"file_id": "f1"}
@@ -200,6 +202,29 @@ def test_the_example_is_sound_and_asks_for_properties_that_are_there() -> None:
     for step in parsed.pipeline.steps:
         known = {each["name"] for each in registered[step.workflow]["properties"]}
         assert set(step.properties) <= known
+
+
+def test_workflows_and_properties_of_a_pipeline_are_checked() -> None:
+    pipeline = Pipeline(
+        "p",
+        (
+            Step("a", "nobody"),
+            Step("b", "fix", version=9),
+            Step("c", "draw", properties={"text": 3, "size": 1}),
+            Step("d", "fix", properties={"mode": "{{ variables.mode }} {{ variables.more.deep }}"}),
+        ),
+    )
+    found = [(each.code, each.node, each.port) for each in validate(pipeline, CATALOGUE)]
+    assert found == [
+        ("unknown_workflow", "a", "workflow"),
+        ("unknown_workflow", "b", "workflow"),
+        ("type_mismatch", "c", "text"),
+        ("unknown_property", "c", "size"),
+        ("missing_input", "d", "input"),
+    ]
+    assert [str(each) for each in variable_problems(pipeline, {"mode": 1})] == [
+        "d.mode: the run has no variable 'more.deep'"
+    ]
 
 
 @pytest.mark.parametrize(
