@@ -1,9 +1,12 @@
 """Small graphs and catalogues for tests."""
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from comfyfleet.effects.model import Property
+from comfyfleet.effects.drafting import draft
+from comfyfleet.effects.model import Draft, Property
 from comfyfleet.graphs.catalogue import (
     BackendState,
     Catalogue,
@@ -64,16 +67,23 @@ def work(node_id: str, workflow: str = "fix", **fields: Any) -> dict[str, Any]:
     return node(node_id, "workflow", workflow=workflow, **fields)
 
 
-def example_catalogue() -> Catalogue:
+@cache
+def example_drafts() -> dict[str, Draft]:
+    """The example workflows as they would be registered, their properties checked."""
     registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
-    return catalogue_of(
-        tuple(
-            WorkflowFacts(slug, 1, tuple(_facts(each) for each in entry["properties"]))
-            for slug, entry in registered.items()
+    object_info = json.loads((EXAMPLES / "object_info.json").read_text("utf-8"))
+    return {
+        slug: draft(
+            slug=slug,
+            document=json.loads((EXAMPLES / f"workflows/{slug}.json").read_text("utf-8")),
+            properties=[Property(**each) for each in entry["properties"]],
+            output_node_id=entry["output_node_id"],
+            object_info=object_info,
         )
-    )
+        for slug, entry in registered.items()
+    }
 
 
-def _facts(entry: dict[str, Any]) -> Property:
-    names = ("name", "type", "default", "required", "minimum", "maximum")
-    return Property(**{name: entry[name] for name in names if name in entry})
+def example_catalogue() -> Catalogue:
+    drafts = example_drafts().values()
+    return catalogue_of(tuple(WorkflowFacts(each.slug, 1, each.properties) for each in drafts))
