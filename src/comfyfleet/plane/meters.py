@@ -58,6 +58,23 @@ class Meters:
             ("sweep",),
             registry=self.registry,
         )
+        self.drifts = Gauge(
+            "comfyfleet_ledger_drifts",
+            "What did not add up in wallets and their transactions at the last look",
+            registry=self.registry,
+        )
+        self.deliveries = Counter(
+            "comfyfleet_webhook_deliveries",
+            "Tries to deliver to webhooks: taken, refused, unanswered",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.removed = Counter(
+            "comfyfleet_objects_removed",
+            "Objects that were removed by sweeps",
+            ("reason",),
+            registry=self.registry,
+        )
         self.readable = Gauge(
             "comfyfleet_figures_readable",
             "Whether the figures of the database could be read for this answer",

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, Protocol
 
 # The most that S3 takes in one PUT; a folder could hold more, but then a move to S3 would fail.
@@ -16,6 +17,14 @@ URL_SECONDS_MAX = 7 * 24 * 3600
 class ObjectFacts:
     size: int
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing of the store shows it."""
+
+    key: str
+    modified_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,10 @@ class ObjectStore(Protocol):
 
     def keys(self, prefix: str) -> AsyncIterator[str]:
         """All keys that begin so, in no promised order."""
+        ...
+
+    def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        """The same, each with the moment when it was last written."""
         ...
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
