@@ -46,6 +46,9 @@ class Meters:
             ("fleet",),
             registry=self.registry,
         )
+        self._make_those_of_sweeps()
+
+    def _make_those_of_sweeps(self) -> None:
         self.passes = Counter(
             "comfyfleet_sweep_passes",
             "Passes of the sweeps: done, failed, or left to another control plane",
