@@ -3,7 +3,6 @@
 from comfyfleet.storage.local import LocalStore
 from comfyfleet.storage.model import Listed, ObjectFacts, ObjectStore, Presigned
 from comfyfleet.storage.opening import open_store
-from comfyfleet.storage.secret import signing_secret
 
 __all__ = [
     "Listed",
@@ -12,5 +11,4 @@ __all__ = [
     "ObjectStore",
     "Presigned",
     "open_store",
-    "signing_secret",
 ]
