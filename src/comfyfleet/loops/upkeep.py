@@ -8,7 +8,9 @@ from functools import partial
 from comfyfleet.events import service as events
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.loops.sweeping import Sweep
+from comfyfleet.loops.webhooks import deliver_due
 from comfyfleet.plane import Plane
+from comfyfleet.upkeep.checking import PAGE, check_files
 from comfyfleet.upkeep.erasing import erase_pending
 from comfyfleet.upkeep.leftovers import remove_leftovers
 from comfyfleet.upkeep.retaining import expire_old
@@ -18,15 +20,30 @@ from comfyfleet.webhooks import service as webhooks
 log = logging.getLogger(__name__)
 ROWS_PER_PASS_MAX = 5000
 ERASING_SECONDS = 5.0
+WEBHOOK_SECONDS = 2.0
 HOUR_SECONDS = 3600.0
 
 
 def upkeep_sweeps(plane: Plane) -> Iterator[Sweep]:
+    often = plane.settings.sweep_seconds
+    yield Sweep("webhooks", partial(deliver_due, plane), min(often, WEBHOOK_SECONDS))
+    yield Sweep("files", partial(check, plane), often)
     yield Sweep("erasing", partial(erase_pending, plane.sides), ERASING_SECONDS)
     yield Sweep("retention", partial(retain, plane), HOUR_SECONDS)
     yield Sweep("leftovers", partial(clear_leftovers, plane), HOUR_SECONDS)
     yield Sweep("prune", partial(prune, plane), HOUR_SECONDS)
     yield Sweep("ledger", partial(check_ledger, plane), HOUR_SECONDS)
+
+
+async def check(plane: Plane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    has_more = False
+    for name, pool in plane.pools.items():
+        try:
+            has_more |= await check_files(plane.sides, pool) == PAGE
+        except FleetError as error:
+            log.warning("files of pool %s were not checked: %s", name, error.message)
+    return has_more
 
 
 async def retain(plane: Plane) -> None:

@@ -181,3 +181,9 @@ async def facts_held(tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]) -> list
 def _facts(row: Any) -> JobFacts:
     is_ended = row.status not in ("queued", "processing")
     return JobFacts(row.id, row.reserved_tokens, is_ended, row.status == "completed")
+
+
+async def remove_announced(tx: Tx, file: File) -> bool:
+    """False: it has arrived meanwhile."""
+    statement = delete(files).where(files.c.id == file.id, files.c.size.is_(None))
+    return (await tx.execute(statement.returning(files.c.id))).first() is not None
