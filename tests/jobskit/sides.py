@@ -1,6 +1,6 @@
 """Sides for tests: a tenant, two workflows, and a clock that is moved by hand."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +14,11 @@ from comfyfleet.db import Database, Pools
 from comfyfleet.db.central import dispatches, workflows
 from comfyfleet.dispatch.model import Lane, Waiter
 from comfyfleet.dispatch.queue import Queue
-from comfyfleet.jobs.model import Submission
+from comfyfleet.jobs.model import Job, Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.settings import Settings
+from comfyfleet.ledger import service as ledger
+from comfyfleet.ledger.model import JobFacts
 from comfyfleet.storage import LocalStore
 from comfyfleet.tenants import service as tenants
 
@@ -96,6 +98,25 @@ def asked(workflow_id: int = 1, **changes: Any) -> Submission:
 
 def waiter(worker_id: str = "w1", **changes: Any) -> Waiter:
     return Waiter(worker_id=worker_id, lanes=LANES, is_alone=True, **changes)
+
+
+async def give_tokens(sides: Sides, tenant_id: UUID, amount: int) -> UUID:
+    """A user with a full wallet."""
+    user_id = uuid4()
+    async with sides.pools["main"].begin() as tx:
+        await ledger.credit(tx, tenant_id, user_id, amount, f"paid-{user_id}", now=sides.clock())
+    return user_id
+
+
+async def require_sound_ledger(sides: Sides, tenant_id: UUID, jobs: Sequence[Job]) -> None:
+    """It adds up, and every job that has ended is settled as it ended."""
+    facts = [
+        JobFacts(job.id, job.reserved_tokens, not job.status.is_active, job.status == "completed")
+        for job in jobs
+    ]
+    async with sides.pools["main"].look() as tx:
+        assert await ledger.verify(tx) == []
+        assert await ledger.verify_jobs(tx, tenant_id, facts) == []
 
 
 async def let_expire(sides: Sides, dispatch_id: int | None = None) -> None:

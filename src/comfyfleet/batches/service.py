@@ -27,6 +27,11 @@ async def create(tx: Tx, batch: Batch) -> Created:
     return Created(found, is_new=False)
 
 
+async def lock(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
+    """Until the transaction ends, nobody else admits jobs of it."""
+    await store.lock(tx, tenant_id, batch_id)
+
+
 async def get(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> Batch:
     found = await store.get(tx, tenant_id, user_id, batch_id)
     if found is None:

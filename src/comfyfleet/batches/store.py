@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, and_, select, update
 
 from comfyfleet.batches.model import Batch
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.tenant import batches
 
 
@@ -31,6 +31,11 @@ async def get(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> Batch |
     query = select(batches).where(_is(tenant_id, user_id, batch_id))
     found = (await tx.execute(query)).first()
     return _batch(found) if found else None
+
+
+async def lock(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
+    query = select(batches.c.id).where(batches.c.tenant_id == tenant_id, batches.c.id == batch_id)
+    await tx.execute(locked(tx, query))
 
 
 async def cancel(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, now: datetime) -> bool:

@@ -134,6 +134,7 @@ class Extended(NamedTuple):
     expires_at: datetime
     cancel_requested: bool
     recall_requested: bool
+    job_id: UUID
 
 
 class Requeue(StrEnum):

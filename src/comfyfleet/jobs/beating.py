@@ -20,6 +20,7 @@ async def heartbeat(sides: Sides, said: Heartbeat, *, drain: bool = False) -> He
         return await _cancelled_before(sides, said)
     if said.progress:
         sides.progresses.note(said.lease_token, said.progress)
+        sides.news.tell(beat.job_id)
     if beat.cancel_requested:
         return await _end_cancelled(sides, said)
     answer = HeartbeatAnswer(

@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
+from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, output_key
 from comfyfleet.jobs import service, store
+from comfyfleet.jobs.admitting import admit_after
 from comfyfleet.jobs.model import Failure, Job, delivery_of
 from comfyfleet.jobs.settling import align
 from comfyfleet.jobs.sides import Sides
@@ -40,13 +43,16 @@ async def complete(sides: Sides, said: Complete) -> Job:
             row.job_id,
             said.lease_token,
             _result(said, stored),
+            new_id=sides.new_id,
             now=sides.clock(),
         )
         for file in stored if words else ():  # without words it was said before
-            await files.add(tx, file)
+            await files.add(tx, replace(file, user_id=job.asked.user_id))
+    sides.news.tell(job.id)
     await _complete_centrally(sides, row, said, job)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+    await admit_after(sides, pool, job)
     return job
 
 
@@ -55,9 +61,17 @@ async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: 
     duration = (sides.clock() - started).total_seconds() if started else None
     try:
         await sides.queue.complete(row.id, said.lease_token, duration=duration)
+        await _note_duration(sides, job, duration)
     except LeaseLost:
         # A sweep took the lease while the tenant's side was told; that side decides.
         await align(sides, [job])
+
+
+async def _note_duration(sides: Sides, job: Job, seconds: float | None) -> None:
+    """How long an effect takes is an estimate for people: one that is lost harms nobody."""
+    if job.asked.effect_id and seconds is not None:
+        async with sides.central.begin() as tx:
+            await catalogue.note_duration(tx, job.asked.effect_id, seconds)
 
 
 def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
@@ -120,11 +134,19 @@ async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job
     pool = await sides.pool_of(row.tenant_id)
     async with pool.begin() as tx:
         job, words = await service.fail(
-            tx, row.tenant_id, row.job_id, token, why, now=sides.clock()
+            tx,
+            row.tenant_id,
+            row.job_id,
+            token,
+            why,
+            new_id=sides.new_id,
+            now=sides.clock(),
         )
+    sides.news.tell(job.id)
     await _fail_centrally(sides, row, token, job, why)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+    await admit_after(sides, pool, job)
     return job
 
 
@@ -174,7 +196,8 @@ async def put_back(sides: Sides, row: Dispatch, token: UUID) -> None:
     pool = await sides.pool_of(row.tenant_id)
     try:
         async with pool.begin() as tx:
-            await service.put_back(tx, row.tenant_id, row.job_id, token)
+            await service.put_back(tx, row.tenant_id, row.job_id, token, now=sides.clock())
+        sides.news.tell(row.job_id)
     except LeaseLost:
         log.info("job %s was leased or ended while it was put back", row.job_id)
 

@@ -73,7 +73,12 @@ async def _give_up(sides: Sides, row: Dispatch, job: Job) -> None:
     pool = await sides.pool_of(row.tenant_id)
     async with pool.begin() as tx:
         ended, words = await service.give_up(
-            tx, job.tenant_id, job.id, used_up(row), now=sides.clock()
+            tx,
+            job.tenant_id,
+            job.id,
+            used_up(row),
+            new_id=sides.new_id,
+            now=sides.clock(),
         )
         ended = ended or await service.get(tx, job.tenant_id, job.id)
     await deliver(sides, pool, [ended], words)

@@ -46,6 +46,7 @@ async def hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
         pool = await sides.pool_of(lease.tenant_id)
         async with pool.begin() as tx:
             job = await service.start(tx, lease, now=sides.clock())
+        sides.news.tell(lease.job_id)
         if job is None:
             await _bring_in_line(sides, pool, lease)
             return None

@@ -45,6 +45,11 @@ class Submission:
     retry_of: UUID | None = None
     idempotency_key: str | None = None
     request_hash: str | None = None
+    price_tokens: int = 0  # reserved with the submit, and never another amount after that
+    video_id: UUID | None = None  # the media that it processes
+    batch_id: UUID | None = None
+    batch_position: int | None = None
+    is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
 
     @property
     def lane(self) -> Lane:
@@ -74,6 +79,14 @@ class Job:
     submitted_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+
+    @property
+    def reserved_tokens(self) -> int:
+        return self.asked.price_tokens
+
+    @property
+    def wants_dispatch(self) -> bool:
+        return self.status.is_active and not self.asked.is_held
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,9 @@ async def _fail_with_its_dispatch(
     """A dispatch never ends before its job, unless an operator or a restored backup made it so."""
     why = Failure(row.last_error or "Processing failed.", f"its dispatch is {row.status}")
     async with pool.begin() as tx:
-        failed, words = await service.give_up(tx, tenant_id, job_id, why, now=sides.clock())
+        failed, words = await service.give_up(
+            tx, tenant_id, job_id, why, new_id=sides.new_id, now=sides.clock()
+        )
     if failed:
         await deliver(sides, pool, [failed], words)
         await _note(sides, row, f"job was active while its dispatch is {row.status}")

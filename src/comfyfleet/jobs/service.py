@@ -11,11 +11,14 @@ from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Lease
-from comfyfleet.jobs import store
+from comfyfleet.jobs import consequences, store
+from comfyfleet.jobs.consequences import NewId
 from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
-from comfyfleet.kernel.errors import Conflict, LeaseLost, NotFound
+from comfyfleet.kernel.errors import Conflict, InvalidInput, LeaseLost, NotFound, TooManyActive
+from comfyfleet.ledger import service as ledger
 
 ROWS_PER_STATEMENT_MAX = 500
+RETRY_SECONDS = 10
 
 
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
@@ -26,16 +29,56 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def submit(
-    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, Submission], *, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    asked: Mapping[UUID, Submission],
+    *,
+    now: datetime,
+    active_max: int | None = None,
 ) -> tuple[list[Job], list[int]]:
-    """The new jobs and the words left for them; ids that are known already change nothing."""
+    """The new jobs and the words left for them; ids that are known already change nothing.
+
+    All of it or nothing: too few tokens, too many active jobs or busy media end the transaction.
+    """
+    user_id = _payer(asked)
+    if user_id:
+        await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
     added: list[Job] = []
     pairs = list(asked.items())
     for start in range(0, len(pairs), ROWS_PER_STATEMENT_MAX):
         part = dict(pairs[start : start + ROWS_PER_STATEMENT_MAX])
         added += await store.add(tx, tenant_id, part, now=now)
+    if user_id and added:
+        await _check_active(tx, tenant_id, user_id, active_max)
+        prices = {job.id: job.reserved_tokens for job in added}
+        await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
+    for job in added:
+        await consequences.after_submit(tx, job, now=now)
     words = await store.leave_word(tx, added, now=now) if added else []
     return added, words
+
+
+def _payer(asked: Mapping[UUID, Submission]) -> UUID | None:
+    users = {each.user_id for each in asked.values()}
+    if len(users) > 1:
+        raise InvalidInput("jobs of several users can't be submitted at once")
+    user_id = next(iter(users), None)
+    if user_id is None and any(each.price_tokens for each in asked.values()):
+        raise InvalidInput("a job that costs tokens needs a user who pays", field="user_id")
+    return user_id
+
+
+async def _check_active(tx: Tx, tenant_id: UUID, user_id: UUID, active_max: int | None) -> None:
+    """Counted while the wallet is locked: two submits at once can't both be the last one."""
+    if active_max is None:
+        return
+    active = await store.count_active(tx, tenant_id, user_id)
+    if active > active_max:
+        raise TooManyActive(
+            f"at most {active_max} jobs of a user may be active",
+            retry_after_seconds=RETRY_SECONDS,
+            active=active - 1,
+        )
 
 
 async def same_asked_before(tx: Tx, tenant_id: UUID, asked: Submission) -> Job | None:
@@ -54,7 +97,7 @@ async def same_asked_before(tx: Tx, tenant_id: UUID, asked: Submission) -> Job |
 
 async def start(tx: Tx, lease: Lease, *, now: datetime) -> Job | None:
     """None: the job has ended, is gone, or knows a newer lease."""
-    return await store.start(
+    started = await store.start(
         tx,
         lease.tenant_id,
         lease.job_id,
@@ -63,6 +106,9 @@ async def start(tx: Tx, lease: Lease, *, now: datetime) -> Job | None:
         attempt=lease.attempt,
         now=now,
     )
+    if started:
+        await consequences.after_move(tx, started, now=now)
+    return started
 
 
 async def complete(
@@ -72,27 +118,43 @@ async def complete(
     token: UUID,
     values: Mapping[str, Any],
     *,
+    new_id: NewId,
     now: datetime,
 ) -> tuple[Job, list[int]]:
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
-        return done, await store.leave_word(tx, [done], now=now)
+        return done, await _ended(tx, done, new_id=new_id, now=now)
     return await _said_before(tx, tenant_id, job_id, token, JobStatus.COMPLETED), []
 
 
 async def fail(
-    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, why: Failure, *, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    why: Failure,
+    *,
+    new_id: NewId,
+    now: datetime,
 ) -> tuple[Job, list[int]]:
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed:
-        return failed, await store.leave_word(tx, [failed], now=now)
+        return failed, await _ended(tx, failed, new_id=new_id, now=now)
     return await _said_before(tx, tenant_id, job_id, token, JobStatus.FAILED), []
 
 
-async def put_back(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID) -> Job:
+async def _ended(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> list[int]:
+    await consequences.after_end(tx, job, new_id=new_id, now=now)
+    return await store.leave_word(tx, [job], now=now)
+
+
+async def put_back(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
     """To wait for another lease. The central side does the rest; a cut is mended by expiry."""
     waiting = await store.put_back(tx, tenant_id, job_id, token)
-    return waiting or await _said_before(tx, tenant_id, job_id, token, JobStatus.QUEUED)
+    if waiting:
+        await consequences.after_move(tx, waiting, now=now)
+        return waiting
+    return await _said_before(tx, tenant_id, job_id, token, JobStatus.QUEUED)
 
 
 async def _said_before(
@@ -105,17 +167,19 @@ async def _said_before(
     return job
 
 
-async def cancel(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> tuple[Job, list[int]]:
+async def cancel(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, new_id: NewId, now: datetime
+) -> tuple[Job, list[int]]:
     """Ends a job that is active; one that has ended stays as it is."""
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
-        return cancelled, await store.leave_word(tx, [cancelled], now=now)
+        return cancelled, await _ended(tx, cancelled, new_id=new_id, now=now)
     return await get(tx, tenant_id, job_id), []
 
 
 async def give_up(
-    tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, now: datetime
+    tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
     """Fails an active job whoever holds it; none if it has ended meanwhile."""
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
-    return failed, await store.leave_word(tx, [failed], now=now) if failed else []
+    return failed, await _ended(tx, failed, new_id=new_id, now=now) if failed else []

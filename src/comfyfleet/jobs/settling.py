@@ -19,6 +19,8 @@ RETRY_WORD = timedelta(seconds=5)
 
 async def deliver(sides: Sides, pool: Database, jobs: Sequence[Job], words: Sequence[int]) -> None:
     """What has just been committed; if this is cut off, the sweep does it again."""
+    for job in jobs:
+        sides.news.tell(job.id)
     await align(sides, jobs)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
@@ -28,7 +30,7 @@ async def align(sides: Sides, jobs: Sequence[Job]) -> None:
     """Active jobs have a dispatch, ended ones an ended one. Safe to repeat."""
     woken: list[Lane] = []
     async with sides.central.begin() as tx:
-        waiting = [job for job in jobs if job.status.is_active]
+        waiting = [job for job in jobs if job.wants_dispatch]
         if waiting:
             new = [dispatch_for(job, sides.settings.max_attempts) for job in waiting]
             added = await dispatch.enqueue(tx, new, now=sides.clock())

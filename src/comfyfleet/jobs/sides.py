@@ -8,6 +8,7 @@ from comfyfleet.db import Database, Pools
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.jobs.caps import Caps
 from comfyfleet.jobs.keeping import Documents
+from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -29,6 +30,7 @@ class Sides:
     caps: Caps = field(default_factory=Caps)
     documents: Documents = field(default_factory=Documents)
     progresses: Progresses = field(default_factory=Progresses)
+    news: News = field(default_factory=News)
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, delete, insert, or_, select, tuple_, update
+from sqlalchemy import RowMapping, delete, func, insert, literal, or_, select, tuple_, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.db.tenant import ai_jobs, outbox
+from comfyfleet.db.types import Moment
 from comfyfleet.effects.model import AssetRef
 from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
 
@@ -33,6 +34,10 @@ _PINNED = (
     "retry_of",
     "idempotency_key",
     "request_hash",
+    "video_id",
+    "batch_id",
+    "batch_position",
+    "is_held",
 )
 _KEPT = (
     "id",
@@ -61,7 +66,9 @@ def _asset(row: Mapping[str, Any]) -> AssetRef:
 
 def _job(row: RowMapping) -> Job:
     asked = Submission(
-        assets=tuple(map(_asset, row["assets"])), **{name: row[name] for name in _PINNED}
+        assets=tuple(map(_asset, row["assets"])),
+        price_tokens=row["reserved_tokens"],
+        **{name: row[name] for name in _PINNED},
     )
     return Job(asked=asked, status=JobStatus(row["status"]), **{name: row[name] for name in _KEPT})
 
@@ -73,6 +80,7 @@ def _row(tenant_id: UUID, job_id: UUID, asked: Submission, now: datetime) -> dic
         "properties": dict(asked.properties),
         "assets": [_asset_row(each) for each in asked.assets],
         "input_file_id": asked.input_file_id,
+        "reserved_tokens": asked.price_tokens,
         "id": job_id,
         "tenant_id": tenant_id,
         "status": JobStatus.QUEUED,
@@ -121,11 +129,81 @@ async def known(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, JobSta
 
 async def active_after(tx: Tx, after: UUID | None, limit: int, before: datetime) -> list[Job]:
     """Active jobs of all tenants of the pool, page by page; those submitted just now are left."""
-    query = select(ai_jobs).where(ai_jobs.c.status.in_(ACTIVE), ai_jobs.c.submitted_at < before)
+    query = select(ai_jobs).where(
+        ai_jobs.c.status.in_(ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
+    )
     if after:
         query = query.where(ai_jobs.c.id > after)
     found = await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))
     return [_job(row) for row in found.mappings()]
+
+
+async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    """Of a user; those of batches have a limit of their own."""
+    mine = (ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
+    query = select(func.count()).where(
+        *mine, ai_jobs.c.status.in_(ACTIVE), ai_jobs.c.batch_id.is_(None)
+    )
+    return int(await tx.scalar(query) or 0)
+
+
+async def page(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before: Job | None,
+    status: JobStatus | None,
+    limit: int,
+) -> list[Job]:
+    """The newest first."""
+    query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
+    if status:
+        query = query.where(ai_jobs.c.status == status)
+    if before:
+        place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
+        query = query.where(place < tuple_(literal(before.submitted_at, Moment()), before.id))
+    newest = (ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_job(row) for row in found.mappings()]
+
+
+async def of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
+    """By their positions."""
+    found = await tx.execute(
+        select(ai_jobs)
+        .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.batch_id == batch_id)
+        .order_by(ai_jobs.c.batch_position)
+    )
+    return [_job(row) for row in found.mappings()]
+
+
+async def batches_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
+    """(tenant, batch) of those that have jobs to admit."""
+    found = await tx.execute(
+        select(ai_jobs.c.tenant_id, ai_jobs.c.batch_id)
+        .where(
+            ai_jobs.c.status == JobStatus.QUEUED, ai_jobs.c.is_held, ai_jobs.c.batch_id.is_not(None)
+        )
+        .distinct()
+        .limit(limit)
+    )
+    return [(row.tenant_id, row.batch_id) for row in found]
+
+
+async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
+    admitted = await tx.execute(
+        update(ai_jobs)
+        .where(
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.id.in_(job_ids),
+            ai_jobs.c.is_held,
+            ai_jobs.c.status == JobStatus.QUEUED,
+        )
+        .values(is_held=False)
+        .returning(ai_jobs)
+    )
+    return [_job(row) for row in admitted.mappings()]
 
 
 async def _changed(tx: Tx, statement: Any) -> Job | None:

@@ -19,24 +19,26 @@ JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
 
 
-async def submit(sides: Sides, tenant_id: UUID, asked: Submission) -> tuple[Job, bool]:
+async def submit(
+    sides: Sides, tenant_id: UUID, asked: Submission, *, active_max: int | None = None
+) -> tuple[Job, bool]:
     """The job, and whether it is new: the same idempotency key gives the same job."""
     pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
         before = await service.same_asked_before(tx, tenant_id, asked)
     if before:
-        return await _again(sides, before), False
-    added = await submit_many(sides, tenant_id, {sides.new_id(): asked})
+        return await again(sides, before), False
+    added = await submit_many(sides, tenant_id, {sides.new_id(): asked}, active_max=active_max)
     if added:
         return added[0], True
     async with pool.look() as tx:
         before = await service.same_asked_before(tx, tenant_id, asked)
     if before is None:
         raise InvalidInput("the job could not be added: its id is taken")
-    return await _again(sides, before), False
+    return await again(sides, before), False
 
 
-async def _again(sides: Sides, job: Job) -> Job:
+async def again(sides: Sides, job: Job) -> Job:
     """A repeated request may come because the first was cut off before its dispatch was made."""
     if job.status.is_active:
         await align(sides, [job])
@@ -44,19 +46,32 @@ async def _again(sides: Sides, job: Job) -> Job:
 
 
 async def submit_many(
-    sides: Sides, tenant_id: UUID, asked: dict[UUID, Submission]
+    sides: Sides,
+    tenant_id: UUID,
+    asked: dict[UUID, Submission],
+    *,
+    active_max: int | None = None,
 ) -> Sequence[Job]:
+    clamped = await admissible(sides, tenant_id, asked)
+    pool = await sides.pool_of(tenant_id)
+    async with pool.begin() as tx:
+        added, words = await service.submit(
+            tx, tenant_id, clamped, now=sides.clock(), active_max=active_max
+        )
+    await deliver(sides, pool, added, words)
+    return added
+
+
+async def admissible(
+    sides: Sides, tenant_id: UUID, asked: dict[UUID, Submission]
+) -> dict[UUID, Submission]:
+    """As the tenant may have them, if there is room for them."""
     if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
         raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
     async with sides.central.look() as tx:
         tenant = await tenants.get(tx, tenant_id)
         await _refuse_if_full(tx, sides, tenant, len(asked))
-    pool = sides.pools[tenant.pool]
-    clamped = {job_id: _clamped(each, tenant) for job_id, each in asked.items()}
-    async with pool.begin() as tx:
-        added, words = await service.submit(tx, tenant_id, clamped, now=sides.clock())
-    await deliver(sides, pool, added, words)
-    return added
+    return {job_id: _clamped(each, tenant) for job_id, each in asked.items()}
 
 
 def _clamped(asked: Submission, tenant: Tenant) -> Submission:
@@ -85,7 +100,9 @@ async def _queued(tx: Tx, whose: UUID | None) -> int:
 async def cancel(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:
     pool = await sides.pool_of(tenant_id)
     async with pool.begin() as tx:
-        job, words = await service.cancel(tx, tenant_id, job_id, now=sides.clock())
+        job, words = await service.cancel(
+            tx, tenant_id, job_id, new_id=sides.new_id, now=sides.clock()
+        )
     if words:
         await deliver(sides, pool, [job], words)
     return job

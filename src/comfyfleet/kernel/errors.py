@@ -31,6 +31,7 @@ FleetError
  │   ├─ InputUnavailable  the file at a customer's URL can't be had, or not from there
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a cap is reached; carries when to come again
+ │   ├─ TooManyActive     a user has as many active jobs as allowed
  │   └─ FleetFull         the fleet has as many workers as it may
  └─ Unavailable           a part of ours can't be reached for now: a database, the store
 """
@@ -173,6 +174,10 @@ class InsufficientTokens(Refused):
 
 class QueueFull(FleetError):
     code = "queue_full"
+
+
+class TooManyActive(QueueFull):
+    code = "too_many_active_jobs"
 
 
 class FleetFull(QueueFull):

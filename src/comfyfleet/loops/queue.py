@@ -11,6 +11,7 @@ from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
 from comfyfleet.jobs import shared
+from comfyfleet.jobs.admitting import admit_all
 from comfyfleet.jobs.ending import requeue_all_of
 from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.reconciling import reconcile
@@ -34,6 +35,7 @@ def queue_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("expiry", partial(expire_leases, plane), often)
     yield Sweep("due", partial(wake_due, plane), min(often, 1.0))
     yield Sweep("workers", partial(remove_lost_workers, plane), often)
+    yield Sweep("batches", partial(admit_all, plane.sides), often)
     yield Sweep("reconcile", partial(reconcile, plane.sides), RECONCILE_SECONDS)
     yield Sweep("object_info", partial(learn_object_infos, plane), often)
     yield Sweep("readings", partial(thin_readings, plane), READINGS_SECONDS)

@@ -8,14 +8,22 @@ from uuid import UUID
 import pytest
 from tests.dbkit.databases import Databases
 from tests.jobskit.fuse import Burnt, Fuse, fused
-from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+from tests.jobskit.sides import (
+    ByHand,
+    asked,
+    give_tokens,
+    let_expire,
+    require_sound_ledger,
+    sides_on,
+    waiter,
+)
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Requeue
 from comfyfleet.jobs import ending, submitting
 from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.model import Failure, JobStatus
+from comfyfleet.jobs.model import Failure, JobStatus, Submission
 from comfyfleet.jobs.reconciling import reconcile
 from comfyfleet.jobs.settling import deliver_words
 from comfyfleet.jobs.sides import Sides
@@ -33,6 +41,10 @@ class Scene:
     fuse: Fuse
     clock: ByHand
     tenant_id: UUID
+    user_id: UUID
+
+    def paid(self) -> dict[UUID, Submission]:
+        return {self.whole.new_id(): asked(user_id=self.user_id, price_tokens=7)}
 
     async def sweep(self) -> None:
         """What comes after a restart."""
@@ -50,6 +62,7 @@ class Scene:
         assert row
         assert (row.status in ENDED) == (not job.status.is_active)
         assert job.status.is_active or row.status.value == job.status.value
+        await require_sound_ledger(self.whole, self.tenant_id, [job])
         return job.status
 
     async def run_to_the_end(self, job_id: UUID) -> None:
@@ -65,7 +78,8 @@ class Scene:
 async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
     clock, fuse = ByHand(), Fuse()
     async with sides_on(databases, tmp_path, clock) as (sides, tenant_id):
-        yield Scene(sides, fused(sides, fuse), fuse, clock, tenant_id)
+        user_id = await give_tokens(sides, tenant_id, 1000)
+        yield Scene(sides, fused(sides, fuse), fuse, clock, tenant_id, user_id)
 
 
 def _done(handed: Handed) -> Complete:
@@ -99,8 +113,8 @@ async def _cut_off(fuse: Fuse, after: int, work: Awaitable[object]) -> bool:
 
 async def test_a_submit_can_be_cut_anywhere(scene: Scene) -> None:
     for after in range(STEPS_MAX):
-        job_id = scene.whole.new_id()
-        submit = submitting.submit_many(scene.cut, scene.tenant_id, {job_id: asked()})
+        (job_id,) = wanted = scene.paid()
+        submit = submitting.submit_many(scene.cut, scene.tenant_id, wanted)
         was_cut = await _cut_off(scene.fuse, after, submit)
         await scene.sweep()
         async with scene.whole.central.look() as tx:
@@ -116,9 +130,7 @@ async def test_a_submit_can_be_cut_anywhere(scene: Scene) -> None:
 
 async def test_a_lease_can_be_cut_anywhere(scene: Scene) -> None:
     for after in range(STEPS_MAX):
-        (job,) = await submitting.submit_many(
-            scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()}
-        )
+        (job,) = await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
         work = next_job(scene.cut, waiter(), wait_seconds=0)
         was_cut = await _cut_off(scene.fuse, after, work)
         await scene.sweep()
@@ -132,7 +144,7 @@ async def test_a_lease_can_be_cut_anywhere(scene: Scene) -> None:
 @pytest.mark.parametrize("word", WORDS)
 async def test_a_word_can_be_cut_anywhere(scene: Scene, word: str) -> None:
     for after in range(STEPS_MAX):
-        await submitting.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()})
+        await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
         lease = await next_job(scene.whole, waiter(), wait_seconds=0)
         assert lease
         was_cut = await _cut_off(scene.fuse, after, WORDS[word](scene, lease))
@@ -150,7 +162,7 @@ async def test_who_holds_the_lease_decides_at_every_step_of_a_late_word(
 ) -> None:
     raced = 0
     for after in range(STEPS_MAX):
-        await submitting.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): asked()})
+        await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
         lease = await next_job(scene.whole, waiter(), wait_seconds=0)
         assert lease
         theirs: list[Handed] = []

@@ -23,7 +23,15 @@ from hypothesis.stateful import (
 )
 from tests.dbkit.databases import Databases
 from tests.jobskit.fuse import Burnt, Fuse, fused
-from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+from tests.jobskit.sides import (
+    ByHand,
+    asked,
+    give_tokens,
+    let_expire,
+    require_sound_ledger,
+    sides_on,
+    waiter,
+)
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Dispatch, Requeue
@@ -58,6 +66,7 @@ class JobMachine(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         opened = sides_on(self.databases, Path(self.folder.name), self.clock, max_requeues=4)
         self.whole, self.tenant_id = self.do(self.stack.enter_async_context(opened))
+        self.user_id = self.do(give_tokens(self.whole, self.tenant_id, 10_000))
         self.sides = fused(self.whole, self.fuse)
         self.known: list[UUID] = []
         self.ended: dict[UUID, JobStatus] = {}
@@ -97,7 +106,9 @@ class JobMachine(RuleBasedStateMachine):
     def submit(self, cut: int | None, workflow_id: int, priority: int) -> UUID:
         job_id = self.whole.new_id()
         self.known.append(job_id)
-        wanted = {job_id: asked(workflow_id, priority=priority)}
+        wanted = {
+            job_id: asked(workflow_id, priority=priority, user_id=self.user_id, price_tokens=3)
+        }
         self.cut(cut, submitting.submit_many(self.sides, self.tenant_id, wanted))
         return job_id
 
@@ -235,6 +246,7 @@ class JobMachine(RuleBasedStateMachine):
             assert row is not None, "a job that is never run"
             assert (row.status in ENDED) == (not job.status.is_active)
             assert job.status.is_active or row.status.value == job.status.value
+            await require_sound_ledger(self.whole, self.tenant_id, [job])
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ UPDATE ai_job_dispatches SET
     recall_requested = recall_requested AND NOT started AND started_at IS NULL
 FROM unnest($1::bigint[], $2::uuid[], $3::bool[]) AS said(dispatch_id, token, started)
 WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
-RETURNING id, lease_token, lease_expires_at, cancel_requested, recall_requested
+RETURNING id, lease_token, lease_expires_at, cancel_requested, recall_requested,
+    tenant_job_id
 """
 
 # From one affinity to the next by the index, however many rows each has.

@@ -54,7 +54,7 @@ UPDATE ai_job_dispatches SET
     is_prefetched = is_prefetched AND NOT :started,
     recall_requested = recall_requested AND NOT :started AND started_at IS NULL
 WHERE id = :id AND lease_token = :token AND status = 'leased'
-RETURNING lease_expires_at, cancel_requested, recall_requested
+RETURNING lease_expires_at, cancel_requested, recall_requested, tenant_job_id
 """
 NOTE = """INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
     VALUES (?, ?, ?, ?, ?, ?)"""
@@ -121,8 +121,8 @@ class SqliteHot:
                     "id": each.dispatch_id,
                     "token": each.token.hex,
                 }
-                for ends, cancel, recall in connection.execute(EXTEND, values).fetchall():
-                    extended = Extended(moment(ends), bool(cancel), bool(recall))
+                for ends, cancel, recall, job in connection.execute(EXTEND, values).fetchall():
+                    extended = Extended(moment(ends), bool(cancel), bool(recall), UUID(job))
                     longer[each.dispatch_id, each.token] = extended
             return longer
 

@@ -1,0 +1,79 @@
+"""What follows from a job's change on the tenant's side, in the same transaction: money, media, news."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.events import service as events
+from comfyfleet.events.model import EventKind
+from comfyfleet.jobs.model import Job, JobStatus
+from comfyfleet.ledger import service as ledger
+from comfyfleet.media import service as media
+from comfyfleet.webhooks import service as webhooks
+from comfyfleet.webhooks.model import WebhookEvent
+
+NewId: TypeAlias = Callable[[], UUID]
+_WEBHOOK_EVENTS = {
+    JobStatus.COMPLETED: WebhookEvent.COMPLETED,
+    JobStatus.FAILED: WebhookEvent.FAILED,
+    JobStatus.CANCELLED: WebhookEvent.CANCELLED,
+}
+
+
+async def after_submit(tx: Tx, job: Job, *, now: datetime) -> None:
+    """The tokens are reserved for all jobs of a submit at once, by the caller."""
+    if job.asked.video_id and job.asked.user_id:
+        await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+    await after_move(tx, job, now=now)
+
+
+async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:
+    """Jobs without a user are operators' own: nobody follows their events."""
+    if job.asked.user_id:
+        await events.record(tx, job.tenant_id, job.id, EventKind.STATUS, told(job), now=now)
+
+
+async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
+    """Settled once, whatever comes later: the ledger's own keys see to that."""
+    is_done = job.status == JobStatus.COMPLETED
+    if job.reserved_tokens:
+        settle = ledger.consume if is_done else ledger.refund
+        await settle(tx, job.tenant_id, job.id, now=now)
+    if job.asked.video_id:
+        await media.end_job(
+            tx,
+            job.tenant_id,
+            job.id,
+            processed_file_id=job.output_file_id if is_done else None,
+            details=told(job),
+        )
+    if job.asked.user_id is None:
+        return
+    if is_done and job.result_metadata:
+        outputs = {"outputs": job.result_metadata.get("outputs", [])}
+        await events.record(tx, job.tenant_id, job.id, EventKind.OUTPUTS, outputs, now=now)
+    await after_move(tx, job, now=now)
+    await webhooks.announce(
+        tx,
+        job.tenant_id,
+        job.asked.user_id,
+        job.id,
+        _WEBHOOK_EVENTS[job.status],
+        told(job),
+        new_id=new_id,
+        now=now,
+    )
+
+
+def told(job: Job) -> Mapping[str, Any]:
+    """What a customer is told of a job; never the prompt, never the raw error."""
+    return {
+        "job_id": str(job.id),
+        "status": job.status,
+        "error": job.error_message,
+        "video_id": str(job.asked.video_id) if job.asked.video_id else None,
+        "effect_id": str(job.asked.effect_id) if job.asked.effect_id else None,
+        "reserved_tokens": job.reserved_tokens,
+    }

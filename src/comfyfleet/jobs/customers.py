@@ -1,0 +1,216 @@
+"""What a customer may ask for: apply an effect, follow the job, cancel it, try it again."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID, uuid5
+
+from comfyfleet.db import Tx
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.effects.catalogue import service as catalogue
+from comfyfleet.effects.catalogue.model import Offer
+from comfyfleet.effects.model import PRIMARY_INPUT
+from comfyfleet.jobs import service, store, submitting
+from comfyfleet.jobs.model import Job, JobStatus, Submission
+from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.jobs.why import why as why_queued
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Refused
+from comfyfleet.media import service as media
+
+WAIT_SECONDS_MAX = 60
+LOOK_AGAIN_SECONDS = 1.0
+PAGE_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An effect, what it is applied to, and what the customer chose."""
+
+    effect_id: UUID
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    video_id: UUID | None = None
+    files: Mapping[str, UUID] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    priority: int = 0
+
+    @property
+    def request_hash(self) -> str:
+        """Of all that matters: the same key with another body is another request."""
+        said = [
+            str(self.effect_id),
+            dict(self.properties),
+            str(self.video_id),
+            {name: str(each) for name, each in self.files.items()},
+            self.priority,
+        ]
+        text = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def apply(
+    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
+) -> tuple[Job, bool]:
+    """The job, and whether it is new."""
+    before = await _asked_before(sides, tenant_id, user_id, wanted)
+    if before:
+        return before, False
+    async with sides.central.look() as tx:
+        offer = await catalogue.offer_of(tx, wanted.effect_id)
+    asked = await ordered(sides, tenant_id, user_id, offer, wanted)
+    return await submitting.submit(
+        sides, tenant_id, asked, active_max=sides.settings.max_active_jobs_per_user
+    )
+
+
+async def _asked_before(
+    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
+) -> Job | None:
+    """Before anything is validated: the effect may have changed since the first request."""
+    if wanted.idempotency_key is None:
+        return None
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        job = await store.by_key(tx, tenant_id, wanted.idempotency_key)
+    if job is None:
+        return None
+    if job.asked.user_id != user_id or job.asked.request_hash != wanted.request_hash:
+        raise Conflict("idempotency_key was used for another request", field="idempotency_key")
+    return await submitting.again(sides, job)
+
+
+async def ordered(
+    sides: Sides, tenant_id: UUID, user_id: UUID, offer: Offer, wanted: Application
+) -> Submission:
+    """Checks all that can be checked before anything is written."""
+    files = await _files(sides, tenant_id, user_id, offer, wanted)
+    face = offer.effect.face
+    order = Order(
+        slug=offer.workflow.slug,
+        values=wanted.properties,
+        overrides=face.overrides,
+        files=files,
+        stage=face.stage,
+        provider=face.provider,
+        priority=wanted.priority,
+        user_id=user_id,
+        effect_id=offer.effect.id,
+        idempotency_key=wanted.idempotency_key,
+        request_hash=wanted.request_hash,
+    )
+    asked = await submission(sides, tenant_id, order)
+    return replace(asked, price_tokens=face.price_tokens, video_id=wanted.video_id)
+
+
+async def _files(
+    sides: Sides, tenant_id: UUID, user_id: UUID, offer: Offer, wanted: Application
+) -> Mapping[str, UUID]:
+    """The media goes where the effect takes it, and only the customer's own."""
+    if offer.takes is None:
+        if wanted.video_id:
+            raise InvalidInput("this effect takes no media", field="video_id")
+        return wanted.files
+    if wanted.video_id is None:
+        raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        item = await media.get(tx, tenant_id, user_id, wanted.video_id)
+    if item.original_file_id is None:
+        raise Refused("the media has expired", field="video_id")
+    if item.kind != offer.takes:
+        raise InvalidInput(
+            f"this effect takes {offer.takes}, and the media is {item.kind}", field="video_id"
+        )
+    return {**wanted.files, PRIMARY_INPUT: item.original_file_id}
+
+
+async def get(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        return await _own(tx, tenant_id, user_id, job_id)
+
+
+async def _own(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
+    job = await service.get(tx, tenant_id, job_id)
+    if job.asked.user_id != user_id:
+        raise NotFound(f"there is no job {job_id}")
+    return job
+
+
+async def list_(
+    sides: Sides,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before: UUID | None = None,
+    status: JobStatus | None = None,
+    limit: int = 50,
+) -> list[Job]:
+    """The newest first; go on with `before` = the last one's id."""
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        last = await _own(tx, tenant_id, user_id, before) if before else None
+        return await store.page(
+            tx, tenant_id, user_id, before=last, status=status, limit=min(limit, PAGE_MAX)
+        )
+
+
+async def cancel(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
+    await get(sides, tenant_id, user_id, job_id)
+    return await submitting.cancel(sides, tenant_id, job_id)
+
+
+async def retry(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> tuple[Job, bool]:
+    """A failed job once more, as a new one at today's price. Asked twice, it is one retry."""
+    failed = await get(sides, tenant_id, user_id, job_id)
+    if failed.status != JobStatus.FAILED:
+        raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
+    new_id = uuid5(failed.id, "retry")
+    asked = replace(
+        failed.asked,
+        retry_of=failed.id,
+        idempotency_key=None,
+        request_hash=None,
+        batch_id=None,
+        batch_position=None,
+        price_tokens=await _price_today(sides, failed),
+    )
+    added = await submitting.submit_many(
+        sides, tenant_id, {new_id: asked}, active_max=sides.settings.max_active_jobs_per_user
+    )
+    if added:
+        return added[0], True
+    return await get(sides, tenant_id, user_id, new_id), False
+
+
+async def _price_today(sides: Sides, job: Job) -> int:
+    if job.asked.effect_id is None:
+        return job.reserved_tokens
+    async with sides.central.look() as tx:
+        return (await catalogue.get(tx, job.asked.effect_id)).face.price_tokens
+
+
+async def why(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> str:
+    job = await get(sides, tenant_id, user_id, job_id)
+    if job.asked.is_held and job.status == JobStatus.QUEUED:
+        return "It is held until others of its batch have ended."
+    async with sides.central.look() as tx:
+        row = await dispatch.of_job(tx, tenant_id, job_id)
+    if row is None:
+        return "It is on its way to the queue."
+    return await why_queued(sides, row)
+
+
+async def wait_for_end(sides: Sides, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:
+    """The job when it has ended, or as it is when the time is up."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min(seconds, WAIT_SECONDS_MAX)
+    while True:
+        job = await submitting.get(sides, tenant_id, job_id)
+        left = until - loop.time()
+        if not job.status.is_active or left <= 0:
+            return job
+        await sides.news.changed(job_id, min(left, LOOK_AGAIN_SECONDS))

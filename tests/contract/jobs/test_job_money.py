@@ -1,0 +1,187 @@
+"""What a job costs: reserved once, consumed or refunded once, whatever happens to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.jobskit.sides import (
+    ByHand,
+    asked,
+    give_tokens,
+    let_expire,
+    require_sound_ledger,
+    sides_on,
+    waiter,
+)
+
+from comfyfleet.dispatch.model import Requeue
+from comfyfleet.events import service as events
+from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs.admitting import admit_all
+from comfyfleet.jobs.expiring import expire
+from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import InsufficientTokens, InvalidInput, TooManyActive
+from comfyfleet.ledger import service as ledger
+from comfyfleet.wire.messages import Complete
+from comfyfleet.wire.messages import Job as Handed
+
+
+class Till:
+    def __init__(self, sides: Sides, tenant_id: UUID, user_id: UUID, clock: ByHand) -> None:
+        self.sides, self.tenant_id, self.user_id, self.clock = sides, tenant_id, user_id, clock
+
+    def priced(self, **changes: object) -> Submission:
+        return asked(user_id=self.user_id, price_tokens=10, **changes)  # type: ignore[arg-type]
+
+    async def submit(self, active_max: int | None = None, **changes: object) -> Job:
+        job, _ = await submitting.submit(
+            self.sides, self.tenant_id, self.priced(**changes), active_max=active_max
+        )
+        return job
+
+    async def lease(self) -> Handed:
+        handed = await next_job(self.sides, waiter(), wait_seconds=0)
+        assert handed
+        return handed
+
+    async def complete(self, handed: Handed) -> Job:
+        said = Complete(dispatch_id=handed.dispatch_id, lease_token=handed.lease_token)
+        return await ending.complete(self.sides, said)
+
+    async def balance(self) -> int:
+        async with self.sides.pools["main"].look() as tx:
+            return await ledger.balance(tx, self.tenant_id, self.user_id)
+
+
+@pytest.fixture
+async def till(databases: Databases, tmp_path: Path) -> AsyncIterator[Till]:
+    clock = ByHand()
+    async with sides_on(databases, tmp_path, clock, max_attempts=1) as (sides, tenant_id):
+        user_id = await give_tokens(sides, tenant_id, 25)
+        yield Till(sides, tenant_id, user_id, clock)
+
+
+async def test_success_is_paid(till: Till) -> None:
+    job = await till.submit()
+    assert await till.balance() == 15
+    handed = await till.lease()
+    done = await till.complete(handed)
+    await till.complete(handed)
+    assert await till.balance() == 15
+    assert done.id == job.id
+    await require_sound_ledger(till.sides, till.tenant_id, [done])
+
+
+async def test_failure_is_refunded(till: Till) -> None:
+    await till.submit()
+    handed = await till.lease()
+    why = Failure("no")
+    for _ in range(2):
+        await ending.fail(till.sides, handed.dispatch_id, handed.lease_token, why)
+    assert await till.balance() == 25
+
+
+async def test_cancel_is_refunded_once(till: Till) -> None:
+    job = await till.submit()
+    for _ in range(2):
+        await submitting.cancel(till.sides, till.tenant_id, job.id)
+    assert await till.balance() == 25
+
+
+async def test_a_used_up_job_is_refunded(till: Till) -> None:
+    await till.submit()
+    handed = await till.lease()
+    await till.sides.queue.extend(handed.dispatch_id, handed.lease_token, started=True)
+    await let_expire(till.sides)
+    await expire(till.sides, last_pass=till.clock())
+    assert await till.balance() == 25
+
+
+async def test_a_requeue_costs_nothing_more(till: Till) -> None:
+    await till.submit()
+    handed = await till.lease()
+    await ending.requeue(till.sides, handed.dispatch_id, handed.lease_token, Requeue.SPOT)
+    await till.complete(await till.lease())
+    assert await till.balance() == 15
+
+
+async def test_too_few_tokens_write_nothing(till: Till) -> None:
+    await till.submit()
+    await till.submit()
+    with pytest.raises(InsufficientTokens, match=r"^Insufficient token balance\.$") as refused:
+        await till.submit()
+    assert refused.value.details["required_tokens"] == 10
+    assert refused.value.details["balance"] == 5
+    assert await till.balance() == 5
+    async with till.sides.pools["main"].look() as tx:
+        assert len(await ledger.transactions(tx, till.tenant_id, till.user_id, limit=9)) == 3
+
+
+async def test_of_many_at_once_only_those_are_taken_that_can_be_paid(till: Till) -> None:
+    submits = [till.submit() for _ in range(8)]
+    made = await asyncio.gather(*submits, return_exceptions=True)
+    assert sum(isinstance(each, Job) for each in made) == 2
+    assert sum(isinstance(each, InsufficientTokens) for each in made) == 6
+    assert await till.balance() == 5
+
+
+async def test_the_same_request_is_paid_once_however_often_it_comes(till: Till) -> None:
+    submits = [till.submit(idempotency_key="k", request_hash="h") for _ in range(8)]
+    jobs = await asyncio.gather(*submits)
+    assert len({job.id for job in jobs}) == 1
+    assert await till.balance() == 15
+
+
+async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
+    submits = [till.submit(active_max=1) for _ in range(4)]
+    made = await asyncio.gather(*submits, return_exceptions=True)
+    assert sum(isinstance(each, Job) for each in made) == 1
+    assert sum(isinstance(each, TooManyActive) for each in made) == 3
+    assert await till.balance() == 15
+
+
+async def test_a_priced_job_needs_somebody_who_pays(till: Till) -> None:
+    with pytest.raises(InvalidInput, match="user who pays"):
+        await submitting.submit(till.sides, till.tenant_id, asked(price_tokens=1))
+
+
+async def test_what_happens_to_a_job_is_told_in_order(till: Till) -> None:
+    job = await till.submit()
+    await till.complete(await till.lease())
+    async with till.sides.pools["main"].look() as tx:
+        told = await events.after(tx, till.tenant_id, job.id)
+    statuses = [each.data["status"] for each in told if each.kind == "status"]
+    assert statuses == ["queued", "processing", "completed"]
+
+
+async def test_held_jobs_are_admitted_as_others_end(till: Till) -> None:
+    """Each without a price: it is about the order."""
+    from comfyfleet.batches import service as batches
+    from comfyfleet.batches.model import Batch
+
+    batch = Batch(uuid4(), till.tenant_id, till.user_id, uuid4(), 7, None, "h", till.clock())
+    async with till.sides.pools["main"].begin() as tx:
+        await batches.create(tx, batch)
+    jobs = {
+        uuid4(): asked(
+            user_id=till.user_id, batch_id=batch.id, batch_position=place, is_held=place >= 5
+        )
+        for place in range(7)
+    }
+    await submitting.submit_many(till.sides, till.tenant_id, jobs)
+    handed = [await till.lease() for _ in range(5)]
+    assert await next_job(till.sides, waiter(), wait_seconds=0) is None
+    await admit_all(till.sides)
+    assert await next_job(till.sides, waiter(), wait_seconds=0) is None
+    await till.complete(handed[0])
+    assert (await till.lease()).job_id == list(jobs)[5]
+    for each in handed[1:]:
+        await till.complete(each)
+    last = await till.lease()
+    assert last.job_id == list(jobs)[6]
+    assert (await till.complete(last)).status == JobStatus.COMPLETED
