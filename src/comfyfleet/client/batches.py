@@ -27,10 +27,10 @@ class BatchHandle:
         return self.batch.id
 
     def __repr__(self) -> str:
-        return f"BatchHandle({self.id}, {self.batch.progress:.0%} of {self.batch.total})"
+        return f"BatchHandle({self.id}, {self.batch.progress:g}% of {self.batch.total})"
 
     async def refresh(self) -> Batch:
-        self.batch = await self._page(None)
+        self.batch = await self._page(0)
         return self.batch
 
     async def wait(
@@ -62,14 +62,14 @@ class BatchHandle:
 
     async def jobs(self) -> AsyncIterator[JobHandle]:
         """In the order in which their properties were given."""
-        after: str | None = None
+        start = 0
         while True:
-            page = await self._page(after)
+            page = await self._page(start)
             for each in page.jobs:
                 yield JobHandle(self._calls, each)
             if page.next is None:
                 return
-            after = page.next
+            start = page.next
 
     async def cancel(self) -> Batch:
         """Whatever has not ended; what was reserved for it comes back."""
@@ -77,7 +77,7 @@ class BatchHandle:
         self.batch = parsed(Batch, answer)
         return self.batch
 
-    async def _page(self, after: str | None) -> Batch:
-        query = {"after": after, "limit": PAGE}
+    async def _page(self, start: int) -> Batch:
+        query = {"start": start, "limit": PAGE}
         call = Call("GET", f"/api/ai-jobs/batches/{self.id}", query=query)
         return parsed(Batch, await self._calls.ask(call))

@@ -25,6 +25,7 @@ from comfyfleet.client.model import (
     Key,
     Keys,
     Media,
+    MediaPage,
     Transaction,
     TransactionPage,
     Wallet,
@@ -34,7 +35,8 @@ from comfyfleet.client.uploading import Transferred, put, source_of
 from comfyfleet.client.webhooks import Webhooks
 from comfyfleet.kernel.errors import InvalidInput, NotFound
 
-WAIT_SECONDS_MAX = 60
+# The control plane fetches a file before it answers.
+FETCH_SECONDS = 330.0
 PAGE = 100
 
 
@@ -128,7 +130,8 @@ class Client:
         With `effect`, what it would not take is refused before the first byte is sent.
         """
         if isinstance(source, str) and urlsplit(source).scheme in ("http", "https"):
-            return await self._linked({"url": source})
+            call = Call("POST", "/api/videos", {"url": source}, answer_seconds=FETCH_SECONDS)
+            return parsed(Media, await self._calls.ask(call))
         file = source_of(source, filename=filename, content_type=content_type)
         body: dict[str, Any] = {
             "filename": file.filename,
@@ -141,13 +144,25 @@ class Client:
         call = Call("POST", "/api/videos/uploads", body, is_repeatable=True)
         announced = parsed(Announced, await self._calls.ask(call))
         await put(self._calls, announced.upload, file, progress)
-        return await self._linked({"file_id": str(announced.file_id)})
-
-    async def _linked(self, body: Mapping[str, Any]) -> Media:
-        return parsed(Media, await self._calls.ask(Call("POST", "/api/videos", body)))
+        # A file has one media item, however often it is linked.
+        body = {"file_id": str(announced.file_id)}
+        call = Call("POST", "/api/videos", body, is_repeatable=True)
+        return parsed(Media, await self._calls.ask(call))
 
     async def media(self, media_id: UUID | str) -> Media:
         return parsed(Media, await self._calls.ask(Call("GET", f"/api/videos/{media_id}")))
+
+    async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
+        """The newest first, without URLs: ask for one of them to get those."""
+        before: UUID | None = None
+        while True:
+            query = {"limit": page_size, "before": before}
+            page = parsed(MediaPage, await self._calls.ask(Call("GET", "/api/videos", query=query)))
+            for each in page.videos:
+                yield each
+            if page.next is None:
+                return
+            before = page.next
 
     # Jobs
 
@@ -183,14 +198,19 @@ class Client:
         media: Iterable[Media | UUID | str] | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
-        """Up to 1,000 sets of properties under one id; a few of them run at a time."""
-        body: dict[str, Any] = {
+        """Up to 1,000 sets of properties under one id; a few of them run at a time.
+
+        Where the effect takes media, one for each set. All are accepted, or none.
+        """
+        items: list[dict[str, Any]] = [{"properties": dict(each)} for each in sets]
+        if media is not None:
+            for item, each in zip(items, media, strict=True):
+                item["video_id"] = _id(each)
+        body = {
             "effect_id": str(await self._effect_id(effect)),
-            "properties": [dict(each) for each in sets],
+            "items": items,
             "idempotency_key": idempotency_key or str(uuid4()),
         }
-        if media is not None:
-            body["video_ids"] = [_id(each) for each in media]
         call = Call("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
         return BatchHandle(self._calls, parsed(Batch, await self._calls.ask(call)))
 
@@ -201,7 +221,7 @@ class Client:
         self, *, status: str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[JobHandle]:
         """All of this user's, the newest first."""
-        before: str | None = None
+        before: UUID | None = None
         while True:
             query = {"status": status, "limit": page_size, "before": before}
             page = parsed(JobPage, await self._calls.ask(Call("GET", "/api/ai-jobs", query=query)))

@@ -39,14 +39,14 @@ class Events:
         """Each once and in order, until the job has ended."""
         fruitless = 0
         while not self._is_over and self._may_stream and fruitless < FRUITLESS_MAX:
-            before = self._lines.last_id
+            fruitless += 1
             async for event in self._heard():
+                fruitless = 0
                 self._is_over = event.ends_job
                 yield event
                 if self._is_over:
                     return
-            fruitless = fruitless + 1 if self._lines.last_id == before else 0
-            if fruitless and self._may_stream:
+            if fruitless and self._may_stream and not self._is_over:
                 await self._calls.patience.back_off(fruitless)
         async for event in self._polled():
             yield event
@@ -72,12 +72,15 @@ class Events:
                     event = _event(found) if found else None
                     if event:
                         # Only what was told counts as heard: an id whose event was cut off is asked for again.
-                        self._lines.last_id = str(event.id)
+                        self._lines.last_id = found.id if found else ""
                         yield event
         except httpx.TransportError:
             return
 
     async def _is_stream(self, response: httpx.Response) -> bool:
+        if response.status_code == httpx.codes.NO_CONTENT:
+            self._is_over = True  # all has been told
+            return False
         kind = response.headers.get("content-type", "")
         if response.is_success and kind.startswith("text/event-stream"):
             return True
@@ -107,6 +110,7 @@ class Events:
 def _event(found: ServerEvent) -> JobEvent | None:
     """None: nothing that tells of a job, such as a sign of life."""
     try:
-        return JobEvent(id=int(found.id), kind=found.name, data=json.loads(found.data))
+        # Progress has no number of its own: whoever resumes is told how far it is by then.
+        return JobEvent(id=int(found.id or 0), kind=found.name, data=json.loads(found.data))
     except (ValueError, ValidationError):
         return None

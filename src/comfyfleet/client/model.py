@@ -61,11 +61,20 @@ class Media(Message):
     id: UUID
     status: MediaStatus
     kind: str | None = None
-    progress: float | None = None
+    progress: float | None = None  # percent
     estimated_seconds_left: float | None = None
+    original_file_url: str | None = None
     processed_file_url: str | None = None
+    processed_content_type: str | None = None
     error: str | None = None
     job_id: UUID | None = None
+    created_at: datetime | None = None
+    expired_at: datetime | None = None
+
+
+class MediaPage(Message):
+    videos: tuple[Media, ...]
+    next: UUID | None = None
 
 
 class Output(Message):
@@ -82,11 +91,14 @@ class Job(Message):
     effect_id: UUID | None = None
     video_id: UUID | None = None
     retry_of: UUID | None = None
+    idempotency_key: str | None = None
     batch_id: UUID | None = None
     properties: dict[str, Any] = Field(default_factory=dict)
-    progress: float | None = None
-    reserved_tokens: int = 0
+    progress: float | None = None  # percent
+    price_tokens: int = 0  # reserved at submit; consumed on success, else refunded
+    estimated_seconds_left: float | None = None
     outputs: tuple[Output, ...] = ()
+    processed_file_url: str | None = None
     error: str | None = None
     submitted_at: datetime | None = None
     started_at: datetime | None = None
@@ -99,7 +111,7 @@ class Job(Message):
 
 class JobPage(Message):
     jobs: tuple[Job, ...]
-    next: str | None = None
+    next: UUID | None = None
 
 
 class Why(Message):
@@ -114,21 +126,26 @@ class Batch(Message):
     total: int
     held: int = 0  # not yet admitted to the queue
     counts: dict[str, int] = Field(default_factory=dict)  # by status
-    progress: float = 0.0  # 0 to 1
+    progress: float = 0.0  # percent
     is_ended: bool = False
     reserved_tokens: int = 0
     consumed_tokens: int = 0
     refunded_tokens: int = 0
     jobs: tuple[Job, ...] = ()
-    next: str | None = None
+    next: int | None = None
 
 
 class JobEvent(Message):
-    """One thing that happened; `id` is where a reader goes on."""
+    """One thing that happened; `id` is where a reader goes on (progress has that of what came before)."""
 
     id: int
     kind: str  # status, progress, outputs
     data: dict[str, Any]
+
+    @property
+    def percent(self) -> float | None:
+        value = self.data.get("percent") if self.kind == "progress" else None
+        return float(value) if isinstance(value, int | float) else None
 
     @property
     def ends_job(self) -> bool:

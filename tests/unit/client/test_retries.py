@@ -193,6 +193,20 @@ async def test_a_cut_stream_is_resumed_after_the_last_event_that_was_told() -> N
     assert script.heard[2].headers["Last-Event-ID"] == "1"
 
 
+async def test_progress_without_a_number_is_told_and_resumed_from_what_had_one() -> None:
+    script = Script(
+        job(),
+        stream('event: progress\ndata: {"percent": 1}\n\nid: 7\nevent: status\ndata: {}\n\n'),
+        stream('event: progress\ndata: {"percent": 40.5}\n\n'),
+        httpx.Response(204),
+    )
+    async with script.client as client:
+        handle = await client.apply(EFFECT)
+        told = [(event.id, event.percent) async for event in handle.events()]
+    assert told == [(0, 1.0), (7, None), (7, 40.5)]
+    assert script.heard[3].headers["Last-Event-ID"] == "7"
+
+
 async def test_without_a_stream_the_job_is_polled() -> None:
     script = Script(
         job(), refused(404, "not_found"), job("processing"), job("processing"), job("completed")
