@@ -255,7 +255,8 @@ def _seconds(begun: Any, ended: Any) -> str:
 @asynccontextmanager
 async def progress(slug: str) -> AsyncIterator[tuple[Progress, TaskID]]:
     columns = (TextColumn("  {task.description}"), BarColumn(bar_width=30))
-    with Progress(*columns, console=console, transient=True) as bars:
+    is_quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_quiet) as bars:
         yield bars, bars.add_task(slug, total=None)
 
 

@@ -42,17 +42,15 @@ class Events:
             fruitless += 1
             async for event in self._heard():
                 fruitless = 0
-                self._is_over = event.ends_job
+                self._is_over = self._is_over or event.ends_job
                 yield event
-                if self._is_over:
-                    return
             if fruitless and self._may_stream and not self._is_over:
                 await self._calls.patience.back_off(fruitless)
         async for event in self._polled():
             yield event
 
     async def _heard(self) -> AsyncGenerator[JobEvent, None]:
-        """What one stream tells, until it is cut."""
+        """What one stream tells, until it is cut or the server ends it: to hang up on it would be rude."""
         headers = {"Accept": "text/event-stream"}
         if self._lines.last_id:
             headers["Last-Event-ID"] = self._lines.last_id
@@ -68,6 +66,8 @@ class Events:
                 if not await self._is_stream(response):
                     return
                 async for line in lines_of(response.aiter_bytes()):
+                    if self._is_over and line.startswith(":"):
+                        return  # it would go on for the sake of going on
                     found = lines.take(line)
                     event = _event(found) if found else None
                     if event:
