@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from uuid import UUID
 
 import httpx
@@ -40,10 +41,11 @@ class Events:
         fruitless = 0
         while not self._is_over and self._may_stream and fruitless < FRUITLESS_MAX:
             fruitless += 1
-            async for event in self._heard():
-                fruitless = 0
-                self._is_over = self._is_over or event.ends_job
-                yield event
+            async with aclosing(self._heard()) as heard:
+                async for event in heard:
+                    fruitless = 0
+                    self._is_over = self._is_over or event.ends_job
+                    yield event
             if fruitless and self._may_stream and not self._is_over:
                 await self._calls.patience.back_off(fruitless)
         async for event in self._polled():
