@@ -66,6 +66,8 @@ ai_jobs = Table(
     Column("video_id", Uuid),  # the media that it processes
     Column("batch_id", Uuid),
     Column("batch_position", Integer),
+    Column("run_kind", String(20)),  # graph or pipeline: whose run it is a part of
+    Column("run_id", Uuid),
     # Of a batch or a run that has enough in the queue: it waits on the tenant's side.
     Column("is_held", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("tenant_id", "idempotency_key"),
@@ -74,6 +76,7 @@ ai_jobs = Table(
     ),
     Index(None, "tenant_id", "submitted_at", "id"),
     Index(None, "batch_id", "batch_position"),
+    Index(None, "run_id"),
 )
 _ACTIVE = "status IN ('queued', 'processing')"
 Index(

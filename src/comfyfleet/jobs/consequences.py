@@ -8,6 +8,7 @@ from uuid import UUID
 from comfyfleet.db import Tx
 from comfyfleet.events import service as events
 from comfyfleet.events.model import EventKind
+from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.ledger import service as ledger
 from comfyfleet.media import service as media
@@ -49,6 +50,8 @@ async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
             processed_file_id=job.output_file_id if is_done else None,
             details=told(job),
         )
+    if job.asked.run_id:
+        await store.leave_word_for_run(tx, job, now=now)
     if job.asked.user_id is None:
         return
     if is_done and job.result_metadata:

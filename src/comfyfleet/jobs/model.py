@@ -49,6 +49,8 @@ class Submission:
     video_id: UUID | None = None  # the media that it processes
     batch_id: UUID | None = None
     batch_position: int | None = None
+    run_kind: str | None = None  # graph or pipeline: the run that is told when it ends
+    run_id: UUID | None = None
     is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
 
     @property

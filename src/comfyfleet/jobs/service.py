@@ -4,7 +4,7 @@ Every change that the central side must follow leaves a word in the outbox, in t
 transaction; `settling` delivers it, at once or by a sweep.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -79,6 +79,17 @@ async def _check_active(tx: Tx, tenant_id: UUID, user_id: UUID, active_max: int 
             retry_after_seconds=RETRY_SECONDS,
             active=active - 1,
         )
+
+
+async def words_for_runs(
+    tx: Tx, kind: str, *, now: datetime, limit: int
+) -> list[tuple[int, UUID, UUID, UUID]]:
+    """(word, tenant, run, job): jobs of runs that have ended and were not yet heard of."""
+    return await store.words_for_runs(tx, kind, now=now, limit=limit)
+
+
+async def forget_words(tx: Tx, words: Sequence[int]) -> None:
+    await store.forget_words(tx, words)
 
 
 async def same_asked_before(tx: Tx, tenant_id: UUID, asked: Submission) -> Job | None:

@@ -37,6 +37,8 @@ _PINNED = (
     "video_id",
     "batch_id",
     "batch_position",
+    "run_kind",
+    "run_id",
     "is_held",
 )
 _KEPT = (
@@ -296,6 +298,32 @@ async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]
     ]
     added = await tx.execute(insert(outbox).returning(outbox.c.id), rows)
     return [row.id for row in added]
+
+
+async def leave_word_for_run(tx: Tx, job: Job, *, now: datetime) -> None:
+    """The run that it is a part of goes on when it has read this."""
+    row = {
+        "tenant_id": job.tenant_id,
+        "job_id": job.id,
+        "kind": job.asked.run_kind,
+        "payload": {"run_id": str(job.asked.run_id), "status": job.status},
+        "not_before": now,
+        "created_at": now,
+    }
+    await tx.execute(insert(outbox).values(row))
+
+
+async def words_for_runs(
+    tx: Tx, kind: str, *, now: datetime, limit: int
+) -> list[tuple[int, UUID, UUID, UUID]]:
+    """(word, tenant, run, job) of jobs that have ended."""
+    found = await tx.execute(
+        select(outbox.c.id, outbox.c.tenant_id, outbox.c.payload, outbox.c.job_id)
+        .where(outbox.c.kind == kind, outbox.c.not_before <= now)
+        .order_by(outbox.c.id)
+        .limit(limit)
+    )
+    return [(row.id, row.tenant_id, UUID(row.payload["run_id"]), row.job_id) for row in found]
 
 
 async def words_due(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUID, UUID]]:

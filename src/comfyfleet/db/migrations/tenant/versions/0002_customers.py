@@ -26,12 +26,15 @@ def _more_of_ai_jobs() -> None:
         sa.Column("video_id", sa.Uuid()),
         sa.Column("batch_id", sa.Uuid()),
         sa.Column("batch_position", sa.Integer()),
+        sa.Column("run_kind", sa.String(length=20)),
+        sa.Column("run_id", sa.Uuid()),
         held,
     ):
         op.add_column("ai_jobs", column)
     op.create_index(
         "ai_jobs_batch_id_batch_position_index", "ai_jobs", ["batch_id", "batch_position"]
     )
+    op.create_index("ai_jobs_run_id_index", "ai_jobs", ["run_id"])
 
 
 def _never_changed(name: str) -> None:

@@ -1,0 +1,134 @@
+"""JSON and YAML texts become plain values, within bounds.
+
+A text from outside may be huge, deep, or small and unfold into something huge (YAML's aliases), so
+all three are bounded before anything walks the result.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import yaml
+
+from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.kernel.texts import problem_with_text
+
+JSON_CHARACTERS_MAX = 1_000_000
+YAML_CHARACTERS_MAX = 256_000  # its reader takes a second for that much
+DEPTH_MAX = 50
+VALUES_MAX = 100_000  # after every alias has been followed
+
+
+def read_document(text: str) -> Any:
+    """The value that a JSON or YAML text holds; JSON if it begins like JSON."""
+    is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+    most = JSON_CHARACTERS_MAX if is_json else YAML_CHARACTERS_MAX
+    if len(text) > most:
+        raise LimitExceeded(f"the document is longer than {most:,} characters")
+    try:
+        value = _read_json(text) if is_json else _read_yaml(text)
+    except RecursionError:
+        raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels") from None
+    _check_size(value)
+    return value
+
+
+def _read_json(text: str) -> Any:
+    """What begins with a bracket may still be YAML in its flow style."""
+    try:
+        return json.loads(text.lstrip("\ufeff"), object_pairs_hook=_unique)
+    except json.JSONDecodeError as problem:
+        if len(text) > YAML_CHARACTERS_MAX:
+            raise _unreadable(problem.msg, problem.lineno, problem.colno) from None
+        return _read_yaml(text)
+    except ValueError as problem:  # a number with thousands of digits
+        raise InvalidInput(f"the document can't be read: {problem}") from None
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types still
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        what = problem.problem or problem.context or "it can't be read"
+        raise _unreadable(
+            what, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1
+        ) from None
+    except (yaml.YAMLError, ValueError) as problem:
+        raise InvalidInput(f"the document can't be read: {problem}") from None
+
+
+def _unreadable(what: str, line: int, column: int) -> InvalidInput:
+    message = f"the document can't be read: line {line}, column {column}: {what}"
+    return InvalidInput(message, line=line, column=column)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidInput(f"the document names {key!r} twice in one place", field=key)
+        found[key] = value
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given twice."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a text", key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is named twice in one place", key.start_mark
+                )
+            seen.add(key.value)
+        return {str(key.value): self.construct_object(value, deep) for key, value in node.value}
+
+
+def _resolve(tag: str, pattern: str, first: str) -> None:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
+
+
+_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
+_resolve("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_Loader.yaml_implicit_resolvers[""] = _Loader.yaml_implicit_resolvers["n"]
+_resolve("int", r"^[-+]?(?:0|[1-9][0-9]{0,30})$", "-+0123456789")
+_resolve("float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
+
+
+def _check_size(value: Any) -> None:
+    """Each alias counts as what it stands for; one that stands for itself is infinitely deep."""
+    count = 0
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    while waiting:
+        current, depth = waiting.pop()
+        count += 1
+        if depth > DEPTH_MAX:
+            raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
+        if count > VALUES_MAX:
+            raise LimitExceeded(f"the document holds more than {VALUES_MAX:,} values")
+        _refuse_unstorable(current)
+        waiting.extend((inner, depth + 1) for inner in _inside(current))
+
+
+def _refuse_unstorable(value: Any) -> None:
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+    for text in texts:
+        problem = problem_with_text(text)
+        if problem:
+            raise InvalidInput(f"the document has a text that can't be kept: {problem}")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value

@@ -1,0 +1,152 @@
+"""What a run is told, and what it wants done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from comfyfleet.graphs.catalogue import BackendState
+from comfyfleet.graphs.runs import Choice, Key, Question, RunError
+
+IN_QUEUE_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The world as it is while a decision is made."""
+
+    now: datetime
+    backends: tuple[BackendState, ...] = ()
+    in_queue_max: int = IN_QUEUE_MAX  # jobs of one run; the rest is held
+    priority_min: int = -1_000  # the tenant's range
+    priority_max: int = 1_000
+
+
+class Cause(StrEnum):
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    BACKEND_LOST = "backend_lost"
+    NO_TOKENS = "no_tokens"
+    REFUSED = "refused"  # the job was not taken: a retry would be refused too
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    key: Key
+    attempt: int
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgressed:
+    key: Key
+    attempt: int
+    progress: float  # 0 to 1
+    current_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """`output` is `{images, files, width, height, prompt_id, execution_time}`."""
+
+    key: Key
+    attempt: int
+    output: Mapping[str, Any]
+    backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    key: Key
+    attempt: int
+    message: str
+    cause: Cause = Cause.ERROR
+    backend: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled:
+    key: Key
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    key: Key
+    choice: Choice
+    backend: str | None = None
+
+
+Event: TypeAlias = JobStarted | JobProgressed | JobDone | JobFailed | JobCancelled | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    key: Key
+    job_id: UUID
+    attempt: int
+    workflow: str
+    version: int
+    properties: Mapping[str, Any]
+    backend_affinity: str | None = None
+    priority: int = 0
+    timeout_seconds: int | None = None
+    price_tokens: int = 0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The properties as a job takes them: files by their ids."""
+        return {
+            name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+            for name, value in self.properties.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    key: Key
+    job_id: UUID
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkipNode:
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailNode:
+    """The node failed for good, and the run goes on without it."""
+
+    key: Key
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskUser:
+    key: Key
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRun:
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailRun:
+    error: RunError
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    pass
+
+
+Action: TypeAlias = (
+    StartJob | CancelJob | SkipNode | FailNode | AskUser | FinishRun | FailRun | CancelRun
+)

@@ -1,0 +1,58 @@
+"""Where a job may run: its affinity first, then what its node says for the case that it is offline."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts
+from comfyfleet.graphs.model import Fallback, WorkflowNode
+from comfyfleet.graphs.runs import Question
+
+
+class Placed(NamedTuple):
+    affinity: str | None  # None: whichever worker asks first
+
+
+class Nowhere(NamedTuple):
+    message: str
+    alternatives: tuple[str, ...] = ()
+
+
+Placement: TypeAlias = Placed | Nowhere | Question
+
+
+def place(
+    node: WorkflowNode,
+    workflow: WorkflowFacts,
+    backends: Iterable[BackendState],
+    chosen: str | None = None,
+) -> Placement:
+    """A job without affinity just waits in the queue: a worker that can run it may come."""
+    affinity = chosen or node.backend_affinity
+    backends = tuple(backends)
+    if affinity is None or is_online(affinity, workflow.slug, backends):
+        return Placed(affinity)
+    message = f"Backend {affinity} is offline"
+    others = alternatives(workflow.slug, backends)
+    if node.fallback_strategy == Fallback.ASK_USER:
+        return Question(message, others)
+    if node.fallback_strategy == Fallback.NONE:
+        return Nowhere(message, others)
+    if not others:
+        wanted = ", ".join(sorted(workflow.required_capabilities)) or workflow.slug
+        return Nowhere(f"No backends with capabilities: {wanted}")
+    return Placed(others[0])
+
+
+def is_online(affinity: str, slug: str, backends: Iterable[BackendState]) -> bool:
+    return any(_can_run(each, slug) and each.is_meant_by(affinity) for each in backends)
+
+
+def alternatives(slug: str, backends: Iterable[BackendState]) -> tuple[str, ...]:
+    """The shortest queue first, then the most free GPU memory."""
+    able = [each for each in backends if _can_run(each, slug)]
+    able.sort(key=lambda each: (each.queue_depth, -each.free_gpu_memory_bytes, each.worker_id))
+    return tuple(each.name for each in able)
+
+
+def _can_run(backend: BackendState, slug: str) -> bool:
+    return backend.is_online and slug in backend.workflows

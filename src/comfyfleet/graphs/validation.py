@@ -1,0 +1,201 @@
+"""What is wrong with a graph, before anything runs: all of it at once, each with node and port."""
+
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from comfyfleet.effects.model import Property
+from comfyfleet.effects.values import checked
+from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
+from comfyfleet.graphs.documents import read_document
+from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
+from comfyfleet.graphs.model import (
+    FanOutNode,
+    Graph,
+    InputNode,
+    MergeNode,
+    Node,
+    OutputNode,
+    Problem,
+    WorkflowNode,
+)
+from comfyfleet.graphs.parsing import parse_graph
+from comfyfleet.graphs.plan import cycle_problems, must_be_given, resolved
+from comfyfleet.graphs.ports import ANY, holds, inputs_of, type_named
+from comfyfleet.graphs.porttypes import Types, connection_problems
+from comfyfleet.graphs.shape import Shape, shape_of
+from comfyfleet.kernel.errors import InvalidValue
+
+
+class Checked(NamedTuple):
+    graph: Graph
+    problems: tuple[Problem, ...]
+
+
+def check_text(text: str, catalogue: Catalogue, limits: GraphLimits = DEFAULT_LIMITS) -> Checked:
+    return check(read_document(text), catalogue, limits)
+
+
+def check(document: Any, catalogue: Catalogue, limits: GraphLimits = DEFAULT_LIMITS) -> Checked:
+    """Reads a document and validates what could be read, so that one mistake hides no other."""
+    parsed = parse_graph(document, limits)
+    found = validate(parsed.graph, catalogue, limits, parsed.broken)
+    return Checked(parsed.graph, (*parsed.problems, *found))
+
+
+def validate(
+    graph: Graph,
+    catalogue: Catalogue,
+    limits: GraphLimits = DEFAULT_LIMITS,
+    broken: Collection[str] = (),
+) -> tuple[Problem, ...]:
+    shape = shape_of(graph)
+    workflows = resolved(graph, catalogue)
+    types = Types(graph, shape)
+    found = [
+        *_workflow_problems(graph, workflows, catalogue),
+        *connection_problems(graph, types, workflows, broken),
+        *_missing_inputs(graph, shape, workflows),
+        *cycle_problems(shape),
+        *shape.problems,
+        *_unreachable(graph, shape, broken),
+        *_too_large(graph, shape, limits),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _workflow_problems(
+    graph: Graph, workflows: Mapping[str, WorkflowFacts], catalogue: Catalogue
+) -> Iterator[Problem]:
+    for node in graph.nodes.values():
+        if not isinstance(node, WorkflowNode):
+            continue
+        if node.id not in workflows:
+            yield Problem("unknown_workflow", _unknown(node, catalogue), node.id, "workflow")
+        else:
+            yield from _literal_problems(node, workflows[node.id])
+        yield from _affinity_problems(node, catalogue)
+
+
+def _unknown(node: WorkflowNode, catalogue: Catalogue) -> str:
+    versions = sorted(each.version for each in catalogue.workflows.get(node.workflow, ()))
+    if versions:
+        known = ", ".join(map(str, versions))
+        return f"the workflow {node.workflow!r} has no version {node.version}; it has {known}"
+    return f"there is no workflow {node.workflow!r}"
+
+
+def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[Problem]:
+    for name, value in node.properties.items():
+        facts = workflow.property_named(name)
+        if facts is None:
+            known = ", ".join(each.name for each in workflow.properties) or "none"
+            message = f"{workflow.slug} has no property {name!r}; it has {known}"
+            yield Problem("unknown_property", message, node.id, name)
+        elif wrong := value_problem(facts, value):
+            yield Problem("type_mismatch", wrong, node.id, name)
+
+
+def value_problem(each: Property, value: Any) -> str:
+    """Why a property can't take a value; empty if it can."""
+    try:
+        checked(each, value)
+    except InvalidValue as problem:
+        return problem.message
+    return ""
+
+
+def _affinity_problems(node: WorkflowNode, catalogue: Catalogue) -> Iterator[Problem]:
+    """Being offline is no problem here: the fallback is for that."""
+    if node.backend_affinity is None:
+        return
+    meant = [each for each in catalogue.backends if each.is_meant_by(node.backend_affinity)]
+    if not meant:
+        message = f"there is no backend {node.backend_affinity}"
+        yield Problem("unknown_backend", message, node.id, "backend_affinity")
+    elif not any(node.workflow in each.workflows for each in meant):
+        message = f"{node.backend_affinity} can't run the workflow {node.workflow!r}"
+        yield Problem("unable_backend", message, node.id, "backend_affinity")
+
+
+def _missing_inputs(
+    graph: Graph, shape: Shape, workflows: Mapping[str, WorkflowFacts]
+) -> Iterator[Problem]:
+    connected = {each.target for each in graph.connections}
+    for node in graph.nodes.values():
+        given = node.properties if isinstance(node, WorkflowNode) else {}
+        for port in _must_have(node, shape, workflows):
+            if port not in given and (node.id, port) not in connected:
+                yield Problem("missing_input", "nothing is connected here", node.id, port)
+        for port in given:
+            if (node.id, port) in connected:
+                yield Problem("repeated_input", "has both a value and a connection", node.id, port)
+
+
+def _must_have(node: Node, shape: Shape, workflows: Mapping[str, WorkflowFacts]) -> tuple[str, ...]:
+    if isinstance(node, MergeNode):
+        return () if shape.incoming[node.id] else ("input_0",)
+    if not isinstance(node, WorkflowNode):
+        return tuple(inputs_of(node) or ())
+    facts = workflows[node.id].properties if node.id in workflows else ()
+    return tuple(each.name for each in facts if must_be_given(each))
+
+
+def _unreachable(graph: Graph, shape: Shape, broken: Collection[str]) -> Iterator[Problem]:
+    """A node that leads to no output would be paid for, and nobody could get what it made."""
+    outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
+    if not outputs and not broken:
+        yield Problem("no_output", "the graph has no output node")
+    if not outputs or broken:
+        return
+    used, waiting = set(outputs), list(outputs)
+    while waiting:
+        for source in shape.sources[waiting.pop()]:
+            if source not in used:
+                used.add(source)
+                waiting.append(source)
+    for node in graph.nodes:
+        if node not in used:
+            yield Problem("unreachable_node", "no output of the graph can be reached from it", node)
+
+
+def _too_large(graph: Graph, shape: Shape, limits: GraphLimits) -> Iterator[Problem]:
+    jobs = 0
+    for node, scope in shape.scopes.items():
+        if len(scope) > limits.fanout_depth_max:
+            message = f"stands inside {len(scope)} fan-outs, more than {limits.fanout_depth_max}"
+            yield Problem("too_deep", message, node)
+        if isinstance(graph.nodes[node], WorkflowNode):
+            jobs += width_max(graph, scope)
+    if jobs > limits.jobs_max:
+        message = (
+            f"the graph could start {jobs:,} jobs, more than {limits.jobs_max:,}; lower max_items"
+        )
+        yield Problem("too_many_jobs", message)
+
+
+def width_max(graph: Graph, scope: tuple[str, ...]) -> int:
+    """How often a node runs at most: the widths of the fan-outs around it, multiplied."""
+    fanouts = [graph.nodes[each] for each in scope]
+    return prod(each.max_items for each in fanouts if isinstance(each, FanOutNode))
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """What is wrong with the values that a run was given."""
+    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    known = ", ".join(nodes) or "none"
+    problems = [
+        Problem("unknown_input", f"the graph has no input {name!r}; it has {known}")
+        for name in inputs
+        if name not in nodes
+    ]
+    for node in nodes.values():
+        if node.id not in inputs:
+            if node.required and node.default is None:
+                problems.append(Problem("missing_input", "is not given", node.id))
+            continue
+        wanted = type_named(node.value_type) or ANY
+        if not holds(wanted, inputs[node.id]):
+            message = f"takes {wanted}, not {inputs[node.id]!r:.60}"
+            problems.append(Problem("type_mismatch", message, node.id))
+    return tuple(problems)

@@ -1,0 +1,213 @@
+"""What a pipeline run makes next: children of the best first, then base candidates, else nothing, and why.
+
+Pure: the same run and the same tree give the same answer, so that a sweep may be killed anywhere.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from comfyfleet.pipelines.model import (
+    Candidate,
+    FailedJob,
+    JobInFlight,
+    Pipeline,
+    PipelineRun,
+    RunStatus,
+    Status,
+    Step,
+    Tree,
+)
+
+
+class ChildGeneration(NamedTuple):
+    parent: UUID
+    step: int
+
+
+class BaseGeneration(NamedTuple):
+    step: int = 0
+
+
+class Reason(StrEnum):
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    TIME_UP = "time_up"
+    BUSY = "busy"  # as many jobs as it may have are in flight
+    CANDIDATES_LIMIT = "candidates_limit"
+    TOKENS_LIMIT = "tokens_limit"
+    IN_FLIGHT = "in_flight"  # what is left to be made depends on what is being made
+    WAITING_FOR_JUDGEMENT = "waiting_for_judgement"
+    FAILED = "failed"  # what is left has failed, and waits for somebody to retry it
+    COMPLETE = "complete"
+
+
+class NoWork(NamedTuple):
+    reason: Reason
+
+
+Generation: TypeAlias = ChildGeneration | BaseGeneration
+_RANKS = {Status.WINNER: 0, Status.APPROVED: 1, Status.ACTIVE: 2}
+
+
+def next_jobs(
+    pipeline: Pipeline,
+    run: PipelineRun,
+    tree: Tree,
+    in_flight: Sequence[JobInFlight],
+    *,
+    now: datetime,
+    prices: Mapping[int, int] | None = None,
+) -> list[Generation | NoWork]:
+    """As many as may be started now; `prices` are the tokens that a job of each step costs."""
+    stopped = _stopped(run, now)
+    if stopped is not None:
+        return [NoWork(stopped)]
+    if len(in_flight) >= run.limits.concurrent_jobs:
+        return [NoWork(Reason.BUSY)]
+    demand = _Demand(pipeline, run, tree, in_flight, prices or {})
+    found: list[Generation | NoWork] = []
+    for generation in demand.generations():
+        refusal = demand.refusal(generation)
+        if refusal is not None:
+            return found or [NoWork(refusal)]
+        found.append(generation)
+        demand.count(generation)
+        if len(in_flight) + len(found) >= run.limits.concurrent_jobs:
+            break
+    return found or [NoWork(demand.why_nothing(in_flight))]
+
+
+def _stopped(run: PipelineRun, now: datetime) -> Reason | None:
+    if run.status == RunStatus.PAUSED:
+        return Reason.PAUSED
+    if run.status == RunStatus.CANCELLED:
+        return Reason.CANCELLED
+    is_over = run.limits.until is not None and now >= run.limits.until
+    return Reason.TIME_UP if is_over else None
+
+
+class _Demand:
+    """What is wanted, made, being made and failed, in candidates."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        run: PipelineRun,
+        tree: Tree,
+        in_flight: Sequence[JobInFlight],
+        prices: Mapping[int, int],
+    ) -> None:
+        self.pipeline, self.run, self.tree, self.prices = pipeline, run, tree, prices
+        self.tokens = run.tokens
+        self.total = len(tree.candidates)
+        # By parent; None: the base. A failed job holds its place.
+        self.used: Counter[UUID | None] = Counter()
+        for candidate in tree.candidates.values():
+            self.used[candidate.id] += candidate.child_count
+            self.used[None] += candidate.step == 0
+        jobs: list[JobInFlight | FailedJob] = [*in_flight, *tree.failed]
+        for job in jobs:
+            self.used[job.parent] += pipeline.steps[job.step].images_per_job
+        self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
+
+    def generations(self) -> Iterator[Generation]:
+        """In the order in which they are to be made, each as often as it is wanted."""
+        for parent in parents_in_order(self.pipeline, self.tree):
+            number = parent.step + 1
+            while self.lacks(parent.id, number):
+                yield ChildGeneration(parent.id, number)
+        while self.lacks(None, 0):
+            yield BaseGeneration()
+
+    def lacks(self, parent: UUID | None, number: int) -> bool:
+        step = self.pipeline.steps[number]
+        wanted = self.run.base_candidates if parent is None else step.children_per_parent
+        return self.used[parent] + step.images_per_job <= wanted
+
+    def refusal(self, generation: Generation) -> Reason | None:
+        limits = self.run.limits
+        images = self.pipeline.steps[generation.step].images_per_job
+        if limits.candidates is not None and self.total + images > limits.candidates:
+            return Reason.CANDIDATES_LIMIT
+        price = self.prices.get(generation.step, 0)
+        if limits.tokens is not None and self.tokens + price > limits.tokens:
+            return Reason.TOKENS_LIMIT
+        return None
+
+    def count(self, generation: Generation) -> None:
+        images = self.pipeline.steps[generation.step].images_per_job
+        parent = generation.parent if isinstance(generation, ChildGeneration) else None
+        self.used[parent] += images
+        self.total += images
+        self.tokens += self.prices.get(generation.step, 0)
+
+    def why_nothing(self, in_flight: Sequence[JobInFlight]) -> Reason:
+        if in_flight:
+            return Reason.IN_FLIGHT
+        if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._open()):
+            return Reason.WAITING_FOR_JUDGEMENT
+        return Reason.FAILED if self.tree.failed else Reason.COMPLETE
+
+    def _open(self) -> Iterator[Candidate]:
+        """Candidates that could have children and have fewer than they might."""
+        for each in self.tree.candidates.values():
+            if each.step + 1 < len(self.pipeline.steps) and self.lacks(each.id, each.step + 1):
+                yield each
+
+
+def _awaits_judgement(pipeline: Pipeline, candidate: Candidate, tree: Tree) -> bool:
+    step = pipeline.steps[candidate.step]
+    is_open = candidate.status == Status.ACTIVE and candidate.id not in tree.stopped
+    return step.needs_approval and is_open
+
+
+def parents_in_order(pipeline: Pipeline, tree: Tree) -> list[Candidate]:
+    """Who may have children: the deepest step first, the best judged, the oldest."""
+    by_step: dict[int, list[Candidate]] = {}
+    for each in tree.candidates.values():
+        if each.step + 1 < len(pipeline.steps) and _may_have_children(pipeline, each, tree):
+            by_step.setdefault(each.step, []).append(each)
+    found: list[Candidate] = []
+    for number in sorted(by_step, reverse=True):
+        found += _kept(pipeline.steps[number], by_step[number])
+    return found
+
+
+def _may_have_children(pipeline: Pipeline, candidate: Candidate, tree: Tree) -> bool:
+    if candidate.id in tree.stopped:
+        return False
+    is_judged = candidate.status in (Status.APPROVED, Status.WINNER)
+    return is_judged or not pipeline.steps[candidate.step].needs_approval
+
+
+def _kept(step: Step, candidates: Iterable[Candidate]) -> list[Candidate]:
+    best = sorted(
+        candidates, key=lambda each: (_RANKS[each.status], -each.score, each.created_at, each.id)
+    )
+    return best[: step.keep]
+
+
+def to_cancel(tree: Tree, in_flight: Iterable[JobInFlight]) -> list[JobInFlight]:
+    """Queued jobs whose branch was stopped: rejecting a candidate rejects what would come of it."""
+    return [each for each in in_flight if each.is_queued and each.parent in tree.stopped]
+
+
+def in_turn(
+    work: Mapping[UUID, Sequence[Generation]], *, after: UUID | None, limit: int
+) -> list[tuple[UUID, Generation]]:
+    """Several runs take turns, one job each, beginning behind the run that was served last."""
+    order = sorted(work)
+    first = sum(each <= after for each in order) if after is not None else 0
+    order = order[first:] + order[:first]
+    rounds = max((len(jobs) for jobs in work.values()), default=0)
+    served = [
+        (run, work[run][number])
+        for number in range(rounds)
+        for run in order
+        if number < len(work[run])
+    ]
+    return served[:limit]

@@ -1,0 +1,127 @@
+"""A pipeline, its runs and their candidates. Frozen and pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+START_SCORE = 1000.0
+
+
+class Status(StrEnum):
+    """How a candidate was judged."""
+
+    ACTIVE = "active"  # nobody has said anything yet
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    WINNER = "winner"
+
+
+class RunStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Makes candidates: out of nothing if it is the first, else out of those of the step before."""
+
+    name: str
+    workflow: str
+    version: int | None = None  # None: the latest
+    properties: Mapping[str, Any] = field(default_factory=dict)  # templates, see `templates`
+    children_per_parent: int = 1  # how many this step makes out of each parent
+    keep: int | None = None  # only so many of its candidates, the best, get children; None: all
+    needs_approval: bool = False  # only approved candidates and winners get children
+    images_per_job: int = 1  # each becomes a candidate
+    seed: int | None = None  # None: a new one each time
+    timeout_seconds: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    candidates: int | None = None
+    tokens: int | None = None
+    concurrent_jobs: int = 1
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    id: UUID
+    base_candidates: int
+    target_folder: str = "candidates"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    status: RunStatus = RunStatus.ACTIVE
+    limits: Limits = Limits()
+    tokens: int = 0  # reserved and consumed
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    id: UUID
+    step: int  # its number; 0 is the base
+    created_at: datetime
+    parent: UUID | None = None
+    status: Status = Status.ACTIVE
+    score: float = START_SCORE
+    child_count: int = 0
+    file: Mapping[str, Any] | None = None  # a reference, never the picture itself
+    seed: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    job_id: UUID | None = None
+    output_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobInFlight:
+    """Submitted, and its candidates are not written yet: also when it has ended in the meantime."""
+
+    job_id: UUID
+    step: int
+    parent: UUID | None = None
+    is_queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """Holds its place until somebody retries it: a job that fails is not made again by itself."""
+
+    job_id: UUID
+    step: int
+    parent: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Tree:
+    candidates: Mapping[UUID, Candidate] = field(default_factory=dict)
+    failed: tuple[FailedJob, ...] = ()
+
+    @cached_property
+    def stopped(self) -> frozenset[UUID]:
+        """Rejected candidates, and all that came out of them."""
+        found: dict[UUID, bool] = {}
+        for candidate in self.candidates:
+            self._judge_branch(candidate, found)
+        return frozenset(each for each, is_stopped in found.items() if is_stopped)
+
+    def _judge_branch(self, candidate: UUID, found: dict[UUID, bool]) -> None:
+        path: list[UUID] = []
+        current: UUID | None = candidate
+        while current is not None and current in self.candidates and current not in found:
+            path.append(current)
+            current = self.candidates[current].parent
+        is_stopped = found.get(current, False) if current is not None else False
+        for each in reversed(path):
+            is_stopped = is_stopped or self.candidates[each].status == Status.REJECTED
+            found[each] = is_stopped

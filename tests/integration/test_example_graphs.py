@@ -1,0 +1,127 @@
+"""The example graphs, decided by us and worked by the built-in engine, with nothing in between."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import PIL.Image
+import pytest
+from tests.unit.graphs.builders import EXAMPLES, example_catalogue, example_drafts
+
+from comfyfleet.effects.model import Version
+from comfyfleet.effects.payload import build
+from comfyfleet.engine import Served, serving
+from comfyfleet.graphs.decide import new_run, next_actions
+from comfyfleet.graphs.events import JobDone, StartJob, Surroundings
+from comfyfleet.graphs.parsing import parse_text
+from comfyfleet.graphs.plan import plan_of
+from comfyfleet.graphs.runs import Run, RunStatus
+
+WORLD = Surroundings(datetime(2026, 1, 1, tzinfo=UTC))
+WAIT_SECONDS_MAX = 60
+KINDS = {".png": "image/png", ".mp4": "video/mp4"}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(data=tmp_path_factory.mktemp("engine")) as served:
+        yield served
+
+
+class Bench:
+    """An engine and the files that are handed from job to job, by their ids."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.names: dict[UUID, str] = {}
+        self.object_info = json.loads((EXAMPLES / "object_info.json").read_text("utf-8"))
+
+    def file(self, path: Path) -> dict[str, Any]:
+        file_id = uuid4()
+        self.names[file_id] = f"{file_id}{path.suffix}"
+        data = path.read_bytes()
+        (self.served.engine.folders.input / self.names[file_id]).write_bytes(data)
+        return {"file_id": str(file_id), "path": str(path), "mime_type": KINDS[path.suffix]}
+
+    def prompt(self, job: StartJob) -> dict[str, Any]:
+        draft = example_drafts()[job.workflow]
+        version = Version(
+            1, 1, draft.kind, "", "", draft.properties, draft.output_node_id, (), (), WORLD.now
+        )
+        document = json.loads(draft.document)
+        built = build(version, document, self.object_info, job.values, {}, seed=1)
+        for asset in built.assets:
+            node, _, name = str(asset.binding).partition(".")
+            built.prompt[node]["inputs"][name] = self.names[asset.file_id]
+        return built.prompt
+
+    def work(self, job: StartJob) -> dict[str, Any]:
+        with httpx.Client(base_url=self.served.url) as client:
+            sent = client.post("/prompt", json={"prompt": self.prompt(job)}).raise_for_status()
+            prompt_id = sent.json()["prompt_id"]
+            deadline = time.monotonic() + WAIT_SECONDS_MAX
+            while prompt_id not in (found := client.get(f"/history/{prompt_id}").json()):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        outputs = found[prompt_id]["outputs"][example_drafts()[job.workflow].output_node_id or ""]
+        folder = self.served.engine.folders.output
+        files = [
+            self.file(folder / each["subfolder"] / each["filename"]) for each in outputs["images"]
+        ]
+        return {"files": files, "prompt_id": prompt_id, "execution_time": 0.1, **_sizes(files)}
+
+
+def _sizes(files: list[dict[str, Any]]) -> dict[str, Any]:
+    pictures = [each for each in files if each["mime_type"] == "image/png"]
+    if not pictures:
+        return {"images": [], "width": 0, "height": 0}
+    with PIL.Image.open(pictures[0]["path"]) as picture:
+        return {"images": pictures, "width": picture.width, "height": picture.height}
+
+
+def played(bench: Bench, name: str, **inputs: Any) -> Run:
+    graph = parse_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
+    plan = plan_of(graph, example_catalogue())
+    advance = next_actions(plan, new_run(plan, uuid4(), inputs), (), WORLD)
+    jobs: deque[StartJob] = deque()
+    while not advance.run.status.is_over:
+        jobs += [each for each in advance.actions if isinstance(each, StartJob)]
+        job = jobs.pop()  # the last first: the order of results is not that of work
+        done = JobDone(job.key, job.attempt, bench.work(job))
+        advance = next_actions(plan, advance.run, (done,), WORLD)
+    assert advance.run.status == RunStatus.COMPLETED
+    return advance.run
+
+
+@pytest.mark.parametrize(("width", "count"), [(640, 2), (320, 1)])
+def test_a_picture_is_softened_only_if_it_is_large(engine: Served, width: int, count: int) -> None:
+    """The workflow that softens saves the picture before and after."""
+    run = played(Bench(engine), "soften-if-large", width=width)
+    assert len((run.outputs or {})["picture"]) == count
+
+
+def test_an_album_has_each_photo_before_and_after(engine: Served) -> None:
+    bench = Bench(engine)
+    photos = [bench.file(EXAMPLES / "inputs/photo.png") for _ in range(3)]
+    run = played(bench, "album", photos=photos)
+    assert len((run.outputs or {})["result"]) == 6
+
+
+def test_pictures_and_a_clip_come_out_together(engine: Served) -> None:
+    bench = Bench(engine)
+    photo, clip = (
+        bench.file(EXAMPLES / "inputs/photo.png"),
+        bench.file(EXAMPLES / "inputs/clip.mp4"),
+    )
+    run = played(bench, "picture-and-clip", photo=photo, clip=clip)
+    outputs = run.outputs or {}
+    assert len(outputs["pictures"]) == 6
+    assert outputs["everything"]["count"] == 2
+    (video,) = outputs["everything"]["merged"][1]["files"]
+    assert video["mime_type"] == "video/mp4"

@@ -1,0 +1,232 @@
+"""Random graphs, played in random order: each execution ends once, and the order makes no difference."""
+
+import json
+import zlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.graphs.random_graphs import ANYTHING, BACKENDS, RANDOM_CATALOGUE, GraphMaker
+from tests.unit.graphs.simulation import NOW, RUN_ID, Simulation, plan_for, result, simulate
+
+from comfyfleet.graphs.draft import Draft
+from comfyfleet.graphs.events import Answer, Event, JobDone, JobFailed, StartJob, Surroundings
+from comfyfleet.graphs.plan import Plan
+from comfyfleet.graphs.progress import progress_of
+from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status
+from comfyfleet.graphs.saving import restored, restored_record, saved_record
+
+SEEDS = st.integers(0, 2**32)
+SIZES = st.integers(2, 200)
+
+
+def chance(*what: object) -> int:
+    """A number that depends on nothing but what it is about, in any process and any order."""
+    return zlib.crc32(repr(what).encode())
+
+
+def outcomes(seed: int, failing: float) -> Callable[[StartJob], Event]:
+    def outcome(job: StartJob) -> Event:
+        fails = chance(seed, str(job.key)) % 1000 < failing * 1000
+        if fails and job.attempt <= 1 + chance(seed, "times", str(job.key)) % 3:
+            return JobFailed(job.key, job.attempt, "no")
+        return JobDone(
+            job.key, job.attempt, result(str(job.key), width=chance(str(job.key)) % 1000)
+        )
+
+    return outcome
+
+
+def answers(seed: int, *, may_fail: bool) -> Callable[[Key, int], Answer]:
+    def answer(key: Key, times: int) -> Answer:
+        number = chance(seed, "answer", str(key)) % 10
+        if number < 3 and times == 1:
+            return Answer(key, Choice.RETRY)
+        if number < 5:
+            return Answer(key, Choice.SKIP)
+        if number < 6 and may_fail:
+            return Answer(key, Choice.FAIL)
+        return Answer(key, Choice.BACKEND, "worker:here")
+
+    return answer
+
+
+def lists(seed: int) -> list[list[Any]]:
+    """Of up to three lists with up to three items each."""
+    return [[result(f"{n}.{k}") for k in range((seed >> n) % 4)] for n in range((seed + 2) % 4)]
+
+
+def played(plan: Plan, seed: int, order: int, *, may_fail: bool) -> Simulation:
+    rng = Random(order)
+    inputs = {"picture": result("p"), "list": lists(seed)}
+    world = Surroundings(NOW, BACKENDS, in_queue_max=rng.choice([1, 3, 50]))
+    simulation = Simulation(plan, Run(RUN_ID, inputs), world)
+    outcome = outcomes(seed, 0.3 if not may_fail else 0.15)
+    return simulate(simulation, rng, outcome, answers(seed, may_fail=may_fail))
+
+
+def check_ended(simulation: Simulation) -> None:
+    run, plan = simulation.run, simulation.plan
+    assert run.status.is_over
+    assert (run.open_count, run.in_flight, run.asking) == (0, frozenset(), frozenset())
+    assert not run.held
+    keys = list(Draft(plan, run, simulation.world).all_keys())
+    assert all(run.record(key).status.is_ended for key in keys)
+    assert set(run.records) == set(keys)
+    for node in plan.graph.nodes:
+        assert run.tally(node).ended == run.tally(node).expected
+    done = [k for k in keys if k.node in plan.workflows and run.record(k).status == Status.DONE]
+    assert run.tokens == ANYTHING.price_tokens * len(done)
+    if run.status == RunStatus.COMPLETED:
+        assert progress_of(plan, run).overall_percent == pytest.approx(100)
+
+
+def check_kept(simulation: Simulation) -> None:
+    """A run that was written down and read again is the same run."""
+    run = simulation.run
+    rows = {key: json.loads(json.dumps(saved_record(each))) for key, each in run.records.items()}
+    head = Run(
+        run.id,
+        run.inputs,
+        run.max_tokens,
+        run.status,
+        tokens=run.tokens,
+        error=run.error,
+        outputs=run.outputs,
+    )
+    again = restored(
+        simulation.plan, head, {key: restored_record(row) for key, row in rows.items()}
+    )
+    assert again == run
+
+
+@settings(max_examples=6, deadline=None)
+@given(SEEDS, SIZES, SEEDS)
+def test_a_run_can_be_written_down_and_read_again_at_any_moment(
+    seed: int, size: int, order: int
+) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
+    rng, outcome = Random(order), outcomes(seed, 0.2)
+    inputs = {"picture": result("p"), "list": lists(seed)}
+    simulation = Simulation(plan, Run(RUN_ID, inputs), Surroundings(NOW, BACKENDS, in_queue_max=2))
+    simulation.start()
+    while simulation.jobs:
+        if rng.random() < 0.2:
+            check_kept(simulation)
+        simulation.tell(outcome(simulation.jobs.pop(rng.choice(sorted(simulation.jobs)))))
+    check_kept(simulation)
+
+
+def state_of(simulation: Simulation) -> dict[str, Any]:
+    """All that may not depend on the order."""
+    records = {
+        str(key): (record.status, record.outputs, record.error, record.notes, record.attempt)
+        for key, record in simulation.run.records.items()
+    }
+    return {"status": simulation.run.status, "outputs": simulation.run.outputs, **records}
+
+
+def check_a_graph_that_gets_through(seed: int, size: int, orders: tuple[int, int]) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=False).document(), RANDOM_CATALOGUE)
+    one, other = (played(plan, seed, order, may_fail=False) for order in orders)
+    for simulation in (one, other):
+        check_ended(simulation)
+        assert simulation.run.status == RunStatus.COMPLETED
+    assert state_of(one) == state_of(other)
+
+
+def check_a_graph_that_may_fail(seed: int, size: int, orders: tuple[int, int]) -> None:
+    """Which node fails first is a matter of order; that the run fails is not."""
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
+    one, other = (played(plan, seed, order, may_fail=True) for order in orders)
+    for simulation in (one, other):
+        check_ended(simulation)
+    assert one.run.status == other.run.status
+    if one.run.status == RunStatus.COMPLETED:
+        assert state_of(one) == state_of(other)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SEEDS, SIZES, st.tuples(SEEDS, SEEDS))
+def test_every_execution_ends_once_and_the_order_makes_no_difference(
+    seed: int, size: int, orders: tuple[int, int]
+) -> None:
+    check_a_graph_that_gets_through(seed, size, orders)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SEEDS, SIZES, st.tuples(SEEDS, SEEDS))
+def test_with_failures_the_run_fails_in_every_order_or_in_none(
+    seed: int, size: int, orders: tuple[int, int]
+) -> None:
+    check_a_graph_that_may_fail(seed, size, orders)
+
+
+@settings(max_examples=8, deadline=None)
+@given(SEEDS, SIZES, SEEDS, st.integers(0, 30))
+def test_a_run_that_is_cancelled_at_any_moment_ends(
+    seed: int, size: int, order: int, steps: int
+) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=False).document(), RANDOM_CATALOGUE)
+    rng, outcome = Random(order), outcomes(seed, 0.3)
+    simulation = Simulation(
+        plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS)
+    )
+    simulation.start()
+    for _ in range(steps):
+        if simulation.jobs:
+            simulation.tell(outcome(simulation.jobs.pop(rng.choice(sorted(simulation.jobs)))))
+    simulation.cancel()
+    for key in sorted(simulation.stopping):
+        simulation.tell(outcome(simulation.stopping.pop(key)))
+    check_ended(simulation)
+
+
+@settings(max_examples=8, deadline=None)
+@given(SEEDS, SIZES, SEEDS)
+def test_a_failed_run_that_is_retried_until_all_goes_well_ends_as_if_nothing_had_failed(
+    seed: int, size: int, order: int
+) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
+    well = outcomes(seed, 0.0)
+    expected = Simulation(
+        plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS)
+    )
+    answer = answers(seed, may_fail=False)
+    simulate(expected, Random(order), well, answer)
+    tried = Simulation(plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS))
+    rng, fails_first = Random(order), fast_failures(seed, plan)
+    simulate(tried, rng, fails_first, answer)
+    for _ in range(400):
+        if tried.run.status != RunStatus.FAILED:
+            break
+        tried.asked.clear()
+        tried.retry()
+        simulate(tried, rng, fails_first, answer)
+    assert tried.run.status == expected.run.status == RunStatus.COMPLETED
+    assert tried.run.outputs == expected.run.outputs
+
+
+def fast_failures(seed: int, plan: Plan) -> Callable[[StartJob], Event]:
+    """Nodes that fail the run do so once each."""
+    well, failed = outcomes(seed, 0.0), set[Key]()
+
+    def outcome(job: StartJob) -> Event:
+        is_fatal = not plan.workflow_node(job.key.node).continue_on_error
+        if is_fatal and job.key not in failed and chance(seed, job.key) % 2:
+            failed.add(job.key)
+            return JobFailed(job.key, job.attempt, "no")
+        return well(job)
+
+    return outcome
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None)
+@given(SEEDS, SIZES, st.tuples(SEEDS, SEEDS))
+def test_every_execution_ends_once_deep(seed: int, size: int, orders: tuple[int, int]) -> None:
+    check_a_graph_that_gets_through(seed, size, orders)
+    check_a_graph_that_may_fail(seed, size, orders)

@@ -1,0 +1,181 @@
+"""What people see of a graph and its runs: progress, a quote, a drawing."""
+
+import time
+from collections import deque
+from typing import Any
+
+import pytest
+from tests.unit.graphs.builders import EXAMPLES, document, example_catalogue, node, work
+from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, plan_for, result
+
+from comfyfleet.graphs.buckets import Buckets
+from comfyfleet.graphs.decide import next_actions
+from comfyfleet.graphs.draft import Draft
+from comfyfleet.graphs.events import JobDone, JobProgressed, StartJob
+from comfyfleet.graphs.mermaid import draw
+from comfyfleet.graphs.parsing import parse_text
+from comfyfleet.graphs.plan import Plan, plan_of
+from comfyfleet.graphs.progress import node_status, progress_of
+from comfyfleet.graphs.quote import quote
+from comfyfleet.graphs.runs import Key, Run, RunStatus, Status
+
+
+def branch() -> Plan:
+    """draw (10 tokens, 10 s) → fix (2, 1 s) or blend (5, 4 s)."""
+    return plan_for(document(
+        work("draw", "draw"), node("c", "condition", condition="output.width > 600"), work("fix"),
+        work("blend", "blend"), node("m", "merge"), node("o", "output"),
+        links=("draw.output > c.input", "c.true > fix.input", "c.false > blend.left", "fix.output > m.input_0",
+               "blend.output > m.input_1", "m.output > o.value"),
+    ))  # fmt: skip
+
+
+def items() -> Plan:
+    return plan_for(document(
+        node("photos", "input"), node("each", "fanout", mode="distribute", per_item=True, max_items=10_000),
+        work("fix"), node("all", "merge", over="each"), node("o", "output"),
+        links=("photos.value > each.items", "each.item > fix.input", "fix.output > all.input_0",
+               "all.output > o.value"),
+    ))  # fmt: skip
+
+
+def test_a_quote_is_the_cheapest_and_the_dearest_way_through() -> None:
+    found = quote(branch())
+    assert (found.tokens_min, found.tokens_max) == (12, 15)
+    assert (found.jobs_min, found.jobs_max) == (2, 2)
+    assert (found.seconds_min, found.seconds_max) == (11.0, 14.0)
+
+
+def test_a_quote_for_a_known_list_is_exact_and_for_an_unknown_one_a_range() -> None:
+    found = quote(items(), {"photos": [1, 2, 3]}, side_by_side=2)
+    assert (found.tokens_min, found.tokens_max, found.seconds_max) == (6, 6, 1.5)
+    found = quote(items())
+    assert (found.tokens_min, found.tokens_max) == (0, 20_000)
+
+
+def test_with_many_conditions_a_quote_is_wide() -> None:
+    nodes = [node(f"c{n}", "condition", condition="output.exists") for n in range(10)]
+    links = [f"draw.output > c{n}.input" for n in range(10)] + [
+        "c0.true > fix.input",
+        "fix.output > o.value",
+    ]
+    found = quote(
+        plan_for(
+            document(
+                work("draw", "draw"), work("fix"), node("o", "output"), *nodes, links=tuple(links)
+            )
+        )
+    )
+    assert (found.tokens_min, found.tokens_max) == (10, 12)
+
+
+def test_a_quote_says_what_nobody_has_timed() -> None:
+    graph = parse_text((EXAMPLES / "graphs/album.yaml").read_text("utf-8")).graph
+    assert quote(plan_of(graph, example_catalogue())).unknown_durations == ("soften",)
+
+
+def test_progress_counts_nodes_and_weighs_them_by_how_long_they_take() -> None:
+    s = Simulation(branch())
+    assert progress_of(s.plan, s.run).overall_percent == 0
+    s.start()
+    s.started("draw", backend="worker:b")
+    s.tell(JobProgressed(Key("draw"), 1, 0.5, "KSampler"))
+    found = progress_of(s.plan, s.run)
+    assert found.running_nodes == (("draw", (), "worker:b", 0.5, "KSampler"),)
+    assert (found.completed_nodes, found.total_nodes) == (0, 6)
+    assert found.overall_percent == pytest.approx(100 * 0.5 / 6)
+    assert found.weighted_percent == pytest.approx(100 * 5 / 15.03, rel=1e-3)
+    s.done("draw", width=700)
+    s.done("fix")
+    found = progress_of(s.plan, s.run)
+    assert (found.completed_nodes, found.total_nodes) == (6, 6)
+    assert found.overall_percent == found.weighted_percent == pytest.approx(100)
+    assert node_status(s.plan, s.run, "blend") == Status.SKIPPED
+    assert node_status(s.plan, s.run, "fix") == Status.DONE
+
+
+def test_progress_of_items_grows_with_each_of_them() -> None:
+    s = Simulation(items())
+    s.start(photos=[picture(name) for name in "abcd"])
+    s.done("fix", 2)
+    assert progress_of(s.plan, s.run).overall_percent == pytest.approx(100 * 2.25 / 5)
+    assert node_status(s.plan, s.run, "fix") == Status.RUNNING
+
+
+@pytest.mark.parametrize("name", ["album", "picture-and-clip", "soften-if-large"])
+def test_the_pictures_in_the_docs_are_those_of_the_examples(name: str) -> None:
+    graph = parse_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
+    page = (EXAMPLES.parent / "docs/concepts/graphs.md").read_text("utf-8")
+    assert f"```mermaid\n{draw(graph)}```" in page
+
+
+def test_a_drawing_escapes_what_people_wrote() -> None:
+    plan = plan_for(document(
+        work("draw", "draw"), node("end", "condition", condition='output.prompt_id == "<b>"'), node("o", "output"),
+        links=("draw.output > end.input", "end.true > o.value"),
+    ))  # fmt: skip
+    drawn = draw(plan.graph)
+    assert 'n1{"end<br/><small>output.prompt_id == &quot;&lt;b&gt;&quot;</small>"}' in drawn
+    assert 'n1 -->|"true"| n2' in drawn
+
+
+def test_a_drawing_of_a_run_has_its_colours() -> None:
+    s = Simulation(branch())
+    s.start()
+    drawn = draw(s.plan.graph, plan=s.plan, run=s.run)
+    assert "class n0 running" in drawn
+    assert "class n2" not in drawn
+
+
+def test_buckets_are_a_mapping_that_shares_what_did_not_change() -> None:
+    old: Buckets[int, str] = Buckets({n: str(n) for n in range(1000)})
+    new = old.changed({5: "five", 2000: "more"}, gone=[7, 4000])
+    assert (len(old), old[5], 7 in old) == (1000, "5", True)
+    assert (len(new), new[5], new[2000], 7 in new) == (1000, "five", "more", False)
+    assert new == {**{n: str(n) for n in range(1000) if n != 7}, 5: "five", 2000: "more"}
+    assert sum(one is other for one, other in zip(old._buckets, new._buckets, strict=True)) >= 252
+
+
+def advance_all(count: int) -> None:
+    """A fan-out of so many jobs, from the first to the last."""
+    plan, jobs = items(), deque[StartJob]()
+    run = Run(RUN_ID, {"photos": [picture("a")] * count})
+    advance = next_actions(plan, run, (), WORLD)
+    while advance.run.status != RunStatus.COMPLETED:
+        jobs += [each for each in advance.actions if isinstance(each, StartJob)]
+        job = jobs.popleft()
+        done = JobDone(job.key, job.attempt, result("x"))
+        advance = next_actions(plan, advance.run, (done,), WORLD)
+
+
+def reads_per_job(count: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    reads, read = [0], Draft.record
+
+    def counted(self: Draft, key: Key) -> Any:
+        reads[0] += 1
+        return read(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "record", counted)
+        advance_all(count)
+    return reads[0] / count
+
+
+def test_a_job_of_a_large_fan_out_looks_at_no_more_than_one_of_a_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert reads_per_job(600, monkeypatch) <= reads_per_job(30, monkeypatch)
+
+
+def seconds_per_job(count: int, times: int) -> float:
+    begin = time.process_time()
+    for _ in range(times):
+        advance_all(count)
+    return (time.process_time() - begin) / (times * count)
+
+
+@pytest.mark.slow
+def test_the_time_per_job_is_flat_from_a_hundred_to_ten_thousand() -> None:
+    small = min(seconds_per_job(100, 20) for _ in range(3))
+    large = min(seconds_per_job(10_000, 1) for _ in range(3))
+    assert large < 1.5 * small

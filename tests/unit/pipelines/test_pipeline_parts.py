@@ -1,0 +1,250 @@
+"""Templates, names, votes and documents of pipelines."""
+
+from datetime import timedelta, timezone
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.graphs.builders import CATALOGUE
+from tests.unit.pipelines.builders import NOW, candidate
+
+from comfyfleet.graphs.documents import read_document
+from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.pipelines.elo import Vote, counted, next_pair, replayed, undone
+from comfyfleet.pipelines.model import START_SCORE, Pipeline, Status, Step
+from comfyfleet.pipelines.naming import candidate_path, clean_folder, step_folder
+from comfyfleet.pipelines.parsing import parse_pipeline, parse_pipeline_text
+from comfyfleet.pipelines.templates import render
+from comfyfleet.pipelines.validation import validate, variable_problems
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+FILE = {"file_id": "f1"}
+PARENT = candidate(5, file=FILE, seed=42, properties={"text": "a cat"})
+VARIABLES = {"subject": 'a "dog" {{ seed }}', "size": 512, "is_new": True, "tags": ["x"]}
+
+
+def rendered(value: Any, **fields: Any) -> Any:
+    step = Step("Fix it", "fix", properties={"value": value}, **fields)
+    return render(step, variables=VARIABLES, parent=PARENT, seed=7)["value"]
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("plain", "plain"),
+        (3, 3),
+        ("{{ variables.size }}", 512),
+        ("{{variables.tags}}", ["x"]),
+        ("{{ parent.file }}", FILE),
+        ("{{ parent.properties.text }}, sharp", "a cat, sharp"),
+        ("{{ seed }}", 7),
+        ("{{ parent.seed }}-{{ seed }}", "42-7"),
+        ("new: {{ variables.is_new }}", "new: true"),
+        ("{a|b} {{ variables.size }}", "{a|b} 512"),
+        (["{{ seed }}", {"k": "{{ variables.size }}"}], [7, {"k": 512}]),
+    ],
+)
+def test_values_are_put_in_as_they_are(template: Any, value: Any) -> None:
+    assert rendered(template) == value
+
+
+def test_what_was_put_in_is_not_read_again() -> None:
+    assert rendered("of {{ variables.subject }}") == 'of a "dog" {{ seed }}'
+
+
+def test_a_fixed_seed_stays() -> None:
+    assert rendered("{{ seed }}", seed=99) == 99
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ variables.nobody }}", "no variables.nobody"),
+        ("{{ who }}", "no who"),
+        ("x {{ variables.tags }}", "into a text"),
+    ],
+)
+def test_an_error_names_the_step_and_the_property(template: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        rendered(template)
+    assert (caught.value.details["step"], caught.value.details["property"]) == ("Fix it", "value")
+
+
+def test_the_first_step_has_no_parent() -> None:
+    step = Step("Base", "draw", properties={"x": "{{ parent.file }}"})
+    with pytest.raises(InvalidInput, match="no parent"):
+        render(step, variables={}, parent=None, seed=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=30))
+def test_no_variable_breaks_out_of_its_place(text: str) -> None:
+    step = Step("s", "w", properties={"a": "<{{ variables.t }}>", "b": "{{ variables.t }}"})
+    found = render(step, variables={"t": text}, parent=None, seed=1)
+    assert found == {"a": f"<{text}>", "b": text}
+
+
+def test_a_candidate_has_its_path() -> None:
+    local = NOW.astimezone(timezone(timedelta(hours=9)))
+    path = candidate_path(
+        target_folder="cats/spring/", step="Fix  the Hands!", candidate_id=UUID(int=10), created_at=local, extension=".PNG"
+    )  # fmt: skip
+    assert (
+        path == "cats/spring/fix-the-hands/00000000-0000-0000-0000-00000000000a_20260301123005.png"
+    )
+
+
+@pytest.mark.parametrize(
+    "folder", ["", "/", "/etc", "../x", "a/../../b", "a\\b", "C:x", "a\nb", "x" * 300]
+)
+def test_a_folder_cannot_lead_outside(folder: str) -> None:
+    with pytest.raises(InvalidInput, match="target_folder"):
+        clean_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("Base", "base"), ("up_scale 2×", "up-scale-2"), ("仕上げ", "仕上げ")]
+)
+def test_a_step_has_its_folder(name: str, folder: str) -> None:
+    assert step_folder(name) == folder
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=40), st.text(min_size=1, max_size=20), st.text(max_size=6))
+def test_every_path_stays_below_its_folder(folder: str, step: str, extension: str) -> None:
+    try:
+        path = candidate_path(
+            target_folder=folder, step=step, candidate_id=UUID(int=1), created_at=NOW, extension=extension
+        )  # fmt: skip
+    except InvalidInput:
+        return
+    parts = path.split("/")
+    assert ".." not in parts
+    assert all(parts)
+    assert len(parts) >= 3
+
+
+VOTES = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda pair: pair[0] != pair[1]),
+    max_size=20,
+).map(
+    lambda pairs: [
+        Vote(UUID(int=100 + n), UUID(int=w), UUID(int=lo)) for n, (w, lo) in enumerate(pairs)
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VOTES)
+def test_what_one_wins_another_loses(votes: list[Vote]) -> None:
+    scores = replayed(votes)
+    assert sum(scores.values()) == pytest.approx(START_SCORE * len(scores))
+
+
+@settings(max_examples=60, deadline=None)
+@given(VOTES, st.integers(0, 30))
+def test_an_undone_vote_was_never_given(votes: list[Vote], number: int) -> None:
+    vote_id = UUID(int=100 + number)
+    assert replayed(undone(votes, vote_id)) == replayed(
+        [each for each in votes if each.id != vote_id]
+    )
+    more = Vote(UUID(int=999), UUID(int=1), UUID(int=2))
+    assert replayed(undone([*votes, more], more.id)) == replayed(votes)
+    assert counted(replayed(votes), more) == replayed([*votes, more])
+
+
+def test_a_win_over_a_stronger_one_moves_more() -> None:
+    one, other = UUID(int=1), UUID(int=2)
+    vote = Vote(UUID(int=9), one, other)
+    assert counted({}, vote) == {one: 1016.0, other: 984.0}
+    assert counted({one: 800.0, other: 1200.0}, vote)[one] - 800 > 16
+    assert counted({one: 1200.0, other: 800.0}, vote)[one] - 1200 < 16
+
+
+def test_a_pair_is_of_those_that_were_compared_least_and_are_close() -> None:
+    shown = [
+        candidate(1, score=1000),
+        candidate(2, score=1300),
+        candidate(3, score=1010),
+        candidate(4, score=1000, status=Status.REJECTED),
+    ]
+    pair = next_pair(shown, [])
+    assert pair is not None
+    assert [each.id.int for each in pair] == [1, 3]
+    votes = [Vote(UUID(int=9), UUID(int=1), UUID(int=3))]
+    pair = next_pair(shown, votes)
+    assert pair is not None
+    assert [each.id.int for each in pair] == [2, 3]
+    assert next_pair(shown[:1], []) is None
+    assert next_pair([candidate(1), candidate(2, 1)], []) is None
+
+
+def test_every_pair_comes_up() -> None:
+    shown = [candidate(n) for n in range(1, 6)]
+    votes: list[Vote] = []
+    seen: set[frozenset[UUID]] = set()
+    for number in range(20):
+        pair = next_pair(shown, votes)
+        assert pair is not None
+        seen.add(frozenset(each.id for each in pair))
+        votes.append(Vote(UUID(int=100 + number), pair[0].id, pair[1].id))
+    assert len(seen) == 10
+
+
+def test_the_example_is_sound_and_asks_for_properties_that_are_there() -> None:
+    text = (EXAMPLES / "pipelines/soft-colours.yaml").read_text("utf-8")
+    parsed = parse_pipeline_text(text)
+    assert parsed.problems == ()
+    registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
+    for step in parsed.pipeline.steps:
+        known = {each["name"] for each in registered[step.workflow]["properties"]}
+        assert set(step.properties) <= known
+
+
+def test_workflows_and_properties_of_a_pipeline_are_checked() -> None:
+    pipeline = Pipeline(
+        "p",
+        (
+            Step("a", "nobody"),
+            Step("b", "fix", version=9),
+            Step("c", "draw", properties={"text": 3, "size": 1}),
+            Step("d", "fix", properties={"mode": "{{ variables.mode }} {{ variables.more.deep }}"}),
+        ),
+    )
+    found = [(each.code, each.node, each.port) for each in validate(pipeline, CATALOGUE)]
+    assert found == [
+        ("unknown_workflow", "a", "workflow"),
+        ("unknown_workflow", "b", "workflow"),
+        ("type_mismatch", "c", "text"),
+        ("unknown_property", "c", "size"),
+        ("missing_input", "d", "input"),
+    ]
+    assert [str(each) for each in variable_problems(pipeline, {"mode": 1})] == [
+        "d.mode: the run has no variable 'more.deep'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ([], [("invalid_document", "", "")]),
+        ({"name": "x"}, [("invalid_field", "", "")]),
+        ({"name": "x", "steps": [{"name": "a", "workflow": "w"}, {"name": "A!", "workflow": "w"}]}, [("repeated_name", "A!", "name")]),
+        ({"name": "x", "steps": [{"name": "!", "workflow": "w"}]}, [("invalid_field", "!", "name")]),
+        ({"name": "x", "steps": [{"name": "a", "workflow": "w", "kids": 3}]}, [("unknown_field", "a", "kids")]),
+        ({"name": "x", "steps": [{"workflow": "w"}]}, [("missing_field", "step 1", "name")]),
+        ({"name": "x", "steps": [{"name": "a", "workflow": "w", "properties": {"p": "{{ parent.file }}"}}]}, [("invalid_template", "a", "p")]),
+        ({"name": "x", "steps": [{"name": "a", "workflow": "w", "properties": {"p": ["{{ self }}", "{{ open"]}}]},
+         [("invalid_template", "a", "p")] * 2),
+        ({"name": "x", "steps": [{"name": "a", "workflow": "w"}, {"name": "b", "workflow": "w", "children_per_parent": 3, "images_per_job": 2}]},
+         [("invalid_field", "b", "children_per_parent")]),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_a_pipeline_is_told_where_it_is(
+    document: Any, expected: list[tuple[str, str, str]]
+) -> None:
+    found = parse_pipeline(document).problems
+    assert [(each.code, each.node, each.port) for each in found] == expected
