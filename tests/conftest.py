@@ -13,7 +13,7 @@ from comfyfleet.db import Database
 def postgres_url() -> Iterator[str]:
     from tests.dbkit.postgres import running_postgres
 
-    with running_postgres() as url:
+    with running_postgres(is_durable=False) as url:
         yield url
 
 
