@@ -3,7 +3,6 @@
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png
 
 
@@ -89,23 +88,19 @@ async def test_cancelling_refunds_and_can_be_repeated(shop: Shop, ada: Customer)
     assert await ada.balance() == TOKENS
 
 
-@pytest.mark.parametrize(
-    ("properties", "code"),
-    [
-        ({"width": 15}, "invalid_value"),
-        ({"width": 32.5}, "invalid_value"),
-        ({"width": "wide"}, "invalid_value"),
-        ({"width": 32, "prefix": 7}, "invalid_value"),
-        ({"width": 32, "prefix": "a\0b"}, "invalid_value"),
-        ({"width": 32, "height": 1}, "invalid_value"),
-        ({"width": 10**400}, "invalid_value"),
-    ],
-)
-async def test_each_property_is_checked(
-    shop: Shop, ada: Customer, properties: dict[str, Any], code: str
-) -> None:
-    refused = await ada.submit(shop.draw, properties=properties)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (422, code)
+async def test_each_property_is_checked(shop: Shop, ada: Customer) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"width": 15},
+        {"width": 32.5},
+        {"width": "wide"},
+        {"width": 32, "prefix": 7},
+        {"width": 32, "prefix": "a\0b"},
+        {"width": 32, "height": 1},
+        {"width": 10**400},
+    ]
+    for properties in wrong:
+        refused = await ada.submit(shop.draw, properties=properties)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_value")
     assert await ada.balance() == TOKENS
 
 
