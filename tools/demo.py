@@ -91,6 +91,7 @@ def main() -> int:
         "[bold]comfyfleet[/]: control plane, worker and CPU engine start on this machine…"
     )
     admin_key = secrets.token_hex(16)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with server(admin_key) as (url, process):
             try:
@@ -101,7 +102,8 @@ def main() -> int:
             if not os.environ.get("DEMO_ONCE"):
                 stay(process)
     except KeyboardInterrupt:
-        console.print("Stopped")
+        pass
+    console.print("Stopped")
     return 0
 
 
@@ -116,6 +118,8 @@ def server(admin_key: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
             env={**environ, "COMFYFLEET_ADMIN_KEY": admin_key},
             stdout=log,
             stderr=log,
+            # Ctrl-C is ours: it gets one signal to stop, and has the time that it needs.
+            start_new_session=True,
         )
         try:
             yield url, process

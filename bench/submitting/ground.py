@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from comfyfleet.effects import service as workflows
-from comfyfleet.effects.catalogue import service as catalogue
-from comfyfleet.effects.catalogue.model import Face
 from comfyfleet.jobs.customers import Application, apply
 from comfyfleet.jobs.model import Job
 from comfyfleet.kernel.clock import utc_now
@@ -24,7 +21,7 @@ from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 
 ROOT = Path(__file__).parents[2]
-WORKFLOW = ROOT / "examples" / "workflows" / "negative.json"
+WORKFLOWS = ROOT / "examples" / "workflows"
 TENANT = DEFAULT_TENANT
 PRICE_TOKENS = 1
 # Each user has so many active jobs at most, as in production; a wallet is locked by one submit at a time.
@@ -35,6 +32,7 @@ JOBS_PER_USER = 4
 class Ground:
     plane: Plane
     effect_id: UUID
+    soften_id: UUID
 
     async def users(self, count: int) -> list[UUID]:
         ids = [uuid4() for _ in range(count)]
@@ -56,28 +54,28 @@ class Ground:
 
 @asynccontextmanager
 async def ground_on(databases: Databases, folder: Path) -> AsyncIterator[Ground]:
-    settings: dict[str, Any] = {"max_queued_per_tenant": 10_000_000, "max_queued_total": 10_000_000}
-    async with plane_on(databases, folder, **settings) as plane:
-        await _register(plane)
-        async with plane.central.begin() as tx:
-            workflow = await workflows.by_slug(tx, "negative")
-            effect = await catalogue.create(
-                tx,
-                effect_id=uuid4(),
-                slug="negative",
-                workflow=workflow,
-                face=Face(price_tokens=PRICE_TOKENS, is_published=True),
-                now=utc_now(),
-            )
-        yield Ground(plane, effect.id)
-
-
-async def _register(plane: Plane) -> None:
-    body = {
-        "slug": "negative",
-        "document": json.loads(WORKFLOW.read_text()),
-        "properties": [{"name": "width", "type": "integer", "binding": "2.width"}],
+    settings: dict[str, Any] = {
+        "max_queued_per_tenant": 10_000_000,
+        "max_queued_total": 10_000_000,
+        "max_active_jobs_per_user": 1_000,
+        "calls_per_second": 1_000_000,
+        "calls_at_once": 1_000_000,
     }
+    async with plane_on(databases, folder, **settings) as plane:
+        yield Ground(
+            plane,
+            await _effect(plane, "negative", {"type": "integer", "binding": "2.width"}, "width"),
+            await _effect(plane, "soften", {"type": "image", "binding": "1.image"}, "input"),
+        )
+
+
+async def _effect(plane: Plane, slug: str, bound: dict[str, str], name: str) -> UUID:
+    document = json.loads((WORKFLOWS / f"{slug}.json").read_text())
+    body = {"slug": slug, "document": document, "properties": [{"name": name, **bound}]}
     async with client_of(plane) as admin:
         made = await admin.post("/api/admin/workflows", json=body)
-    assert made.status_code == 201, made.text
+        assert made.status_code == 201, made.text
+        effect = {"slug": slug, "workflow_slug": slug, "price_tokens": PRICE_TOKENS}
+        priced = await admin.post("/api/admin/effects", json={**effect, "published": True})
+        assert priced.status_code == 201, priced.text
+    return UUID(priced.json()["id"])

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,16 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
-from submitting import bare
+from submitting import bare, reading
 from submitting.ground import JOBS_PER_USER, Ground, ground_on
 from submitting.recording import COMMIT, Record, recording
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import running_postgres
+from tests.planekit import client_of
 
 CLIENTS = (1, 8)
 RATIO_MIN = 0.5
+FEW, MANY = 100, 100_000
+SLOWER_MAX = 1.5
 console = Console()
 One = Callable[[UUID], Awaitable[object]]
 
@@ -32,6 +36,7 @@ One = Callable[[UUID], Awaitable[object]]
 def main() -> None:
     options = argparse.ArgumentParser(description="How fast jobs are taken in, and media shown.")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--jobs", type=int, default=1_000, help="submitted in each round")
     options.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
     options.add_argument("--hasty", action="store_true", help="synchronous_commit and fsync off")
     options.add_argument("--profile", action="store_true", help="where our time goes")
@@ -42,10 +47,11 @@ def main() -> None:
     ):
         databases = Databases(Path(folder), url)
         asyncio.run(submits(databases, Path(folder) / "data", given))
+        asyncio.run(shows(databases, Path(folder), given))
 
 
 async def submits(databases: Databases, folder: Path, given: Any) -> None:
-    jobs, rounds = (200, 2) if given.quick else (1_000, given.rounds)
+    jobs, rounds = (200, 2) if given.quick else (given.jobs, given.rounds)
     async with ground_on(databases, folder) as ground:
         await _number_from_far(ground)
         record, template = await _recorded(ground)
@@ -68,6 +74,29 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
         console.print(table)
         if given.profile:
             await _profiled(ground, jobs)
+
+
+async def shows(databases: Databases, folder: Path, given: Any) -> None:
+    many, rounds = (10_000, 2) if given.quick else (MANY, given.rounds)
+    async with AsyncExitStack() as stack:
+        readers = {}
+        for jobs in (FEW, many):
+            ground = await stack.enter_async_context(ground_on(databases, folder / str(jobs)))
+            reader = await reading.reader_of(ground, jobs)
+            client = await stack.enter_async_context(client_of(ground.plane, reader.key))
+            await reader.times(client, 1)
+            readers[jobs] = (reader, client)
+        p95s: dict[int, list[float]] = {FEW: [], many: []}
+        for _ in range(rounds):
+            for jobs, (reader, client) in readers.items():
+                taken = await reader.times(client, 3)
+                p95s[jobs].append(statistics.quantiles(taken, n=20)[-1])
+    few, lots = (statistics.median(each) for each in p95s.values())
+    table = Table("jobs in the tenant", "GET /api/videos/{id}, p95 ms", "ratio", "target")
+    table.add_row(f"{FEW:,}", f"{few:.1f}", "", "")
+    ratio = statistics.median(b / a for a, b in zip(*p95s.values(), strict=True))
+    table.add_row(f"{many:,}", f"{lots:.1f}", f"{ratio:.2f}", f"≤ {SLOWER_MAX}")
+    console.print(table)
 
 
 async def _recorded(ground: Ground) -> tuple[Record, dict[str, Any]]:

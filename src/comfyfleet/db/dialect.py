@@ -18,7 +18,9 @@ def is_sqlite(tx: AsyncConnection) -> bool:
 def insert_if_new(tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
     """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new."""
     dialect = sqlite if is_sqlite(tx) else postgresql
-    return dialect.insert(table).values(list(rows)).on_conflict_do_nothing()
+    # SQLAlchemy keeps the compiled text of one row; that of a list is compiled anew each time.
+    given = dict(rows[0]) if len(rows) == 1 else list(rows)
+    return dialect.insert(table).values(given).on_conflict_do_nothing()
 
 
 def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]) -> Any:

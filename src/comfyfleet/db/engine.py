@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from comfyfleet.db.losses import is_loss_within
+from comfyfleet.db.losses import is_loss, is_loss_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
 Tx: TypeAlias = AsyncConnection
@@ -70,6 +70,11 @@ async def _reached(opening: AbstractAsyncContextManager[Tx]) -> AsyncIterator[Tx
             raise Unavailable(f"the database can't be opened: {error.orig}") from error
         except PoolTimeout as error:
             raise Unavailable("all connections to the database are in use") from error
+        except Exception as error:
+            # Lost while the connection was being set up: the driver's own error, as nobody wrapped it.
+            if not (type(error).__module__.startswith("asyncpg") and is_loss(error)):
+                raise
+            raise Unavailable(f"the database can't be reached: {error}") from error
         yield tx
 
 
@@ -98,13 +103,19 @@ def open_database(url: str) -> Database:
         raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
     target = parsed.set(drivername=DRIVERS[kind])
     options: dict[str, Any] = {"pool_size": POSTGRES_CONNECTIONS, "max_overflow": 4}
-    if kind == "postgresql":
-        options["pool_pre_ping"] = True
     engine = create_async_engine(target, **options)
+    if kind == "postgresql":
+        event.listen(engine.sync_engine, "checkout", _require_open)
     if kind == "sqlite":
         event.listen(engine.sync_engine, "connect", prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return Database(url, engine)
+
+
+def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
+    """The pool opens another. The driver knows that a server has gone without asking it each time."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError("the server has closed the connection")
 
 
 def prepare_sqlite(connection: Any, _record: Any) -> None:

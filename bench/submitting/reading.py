@@ -1,0 +1,109 @@
+"""How long `GET /api/videos/{id}` takes, with few and with many jobs in the tenant."""
+
+import time
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+import httpx
+from sqlalchemy import Table, text
+
+from comfyfleet.db.tenant import ai_jobs, files, job_events, videos
+from comfyfleet.files import service as file_service
+from comfyfleet.files.model import File
+from comfyfleet.jobs.customers import Application, apply
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.media import service as media
+from comfyfleet.tenants.keys import service as keys
+from comfyfleet.tenants.keys.model import NewKey, new_api_key
+from submitting.ground import TENANT, Ground
+
+SHOWN = 100
+COPIED: tuple[tuple[Table, dict[str, str]], ...] = (
+    (ai_jobs, {"id": "gen_random_uuid()", "idempotency_key": "NULL", "status": "'completed'"}),
+    (videos, {"id": "gen_random_uuid()", "active_job_id": "NULL"}),
+    (files, {"id": "gen_random_uuid()", "path": "md5(random()::text)", "content_hash": "NULL"}),
+)
+
+
+@dataclass(frozen=True)
+class Reader:
+    ground: Ground
+    key: str
+    media_ids: tuple[UUID, ...]
+
+    async def times(self, client: httpx.AsyncClient, rounds: int) -> list[float]:
+        """Milliseconds of each answer; none of them runs beside another."""
+        taken = []
+        for media_id in self.media_ids * rounds:
+            start = time.perf_counter()
+            answer = await client.get(f"/api/videos/{media_id}")
+            taken.append(1_000 * (time.perf_counter() - start))
+            assert answer.status_code == 200, answer.text
+        return taken
+
+
+async def reader_of(ground: Ground, jobs: int) -> Reader:
+    """A user with media that are being processed, among so many jobs of the tenant."""
+    user_id = (await ground.users(1))[0]
+    key = new_api_key()
+    async with ground.plane.central.begin() as tx:
+        new = NewKey(id=uuid4(), key=key, tenant_id=TENANT, user_id=user_id, name="bench")
+        await keys.create(tx, new, now=utc_now())
+    shown = [await _applied(ground, user_id) for _ in range(min(SHOWN, jobs))]
+    await _fill(ground, jobs - len(shown))
+    return Reader(ground, key, tuple(shown))
+
+
+async def _applied(ground: Ground, user_id: UUID) -> UUID:
+    file = File(
+        id=uuid4(),
+        tenant_id=TENANT,
+        user_id=user_id,
+        disk=ground.plane.store.disk,
+        path=f"tenants/{TENANT}/uploads/{uuid4()}/photo.png",
+        filename="photo.png",
+        mime_type="image/png",
+        size=1,
+        created_at=utc_now(),
+    )
+    async with ground.plane.pools["main"].begin() as tx:
+        await file_service.add(tx, file)
+        made = await media.create(
+            tx,
+            media_id=uuid4(),
+            tenant_id=TENANT,
+            user_id=user_id,
+            kind="image",
+            original_file_id=file.id,
+            now=utc_now(),
+        )
+    wanted = Application(effect_id=ground.soften_id, video_id=made.id)
+    await apply(ground.plane.sides, TENANT, user_id, wanted)
+    return made.id
+
+
+async def _fill(ground: Ground, rows: int) -> None:
+    """With copies of what is there, ended; and the events that such jobs leave."""
+    if rows <= 0:
+        return
+    async with ground.plane.pools["main"].begin() as tx:
+        for table, changed in COPIED:
+            names = [each.name for each in table.columns]
+            values = ", ".join(changed.get(name, f"one.{name}") for name in names)
+            await tx.execute(
+                text(
+                    f"INSERT INTO {table.name} ({', '.join(names)}) SELECT {values} FROM "
+                    f"(SELECT * FROM {table.name} LIMIT 1) AS one, generate_series(1, :rows)"
+                ),
+                {"rows": rows},
+            )
+        await tx.execute(
+            text(
+                f"INSERT INTO {job_events.name} (tenant_id, job_id, kind, data, created_at) "
+                "SELECT tenant_id, id, 'status', '{\"status\": \"completed\"}', submitted_at "
+                "FROM ai_jobs CROSS JOIN generate_series(1, 3)"
+            )
+        )
+    engine = ground.plane.pools["main"].engine
+    async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        await connection.execute(text("VACUUM ANALYZE"))
