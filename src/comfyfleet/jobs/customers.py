@@ -63,7 +63,7 @@ async def apply(
     async with sides.central.look() as tx:
         offer = await catalogue.offer_of(tx, wanted.effect_id)
     asked = await ordered(sides, tenant_id, user_id, offer, wanted)
-    return await submitting.submit(
+    return await submitting.submit_new(
         sides, tenant_id, asked, active_max=sides.settings.max_active_jobs_per_user
     )
 
@@ -103,7 +103,7 @@ async def ordered(
         idempotency_key=wanted.idempotency_key,
         request_hash=wanted.request_hash,
     )
-    asked = await submission(sides, tenant_id, order)
+    asked = await submission(sides, tenant_id, order, known=(offer.workflow, offer.version))
     return replace(asked, price_tokens=face.price_tokens, video_id=wanted.video_id)
 
 

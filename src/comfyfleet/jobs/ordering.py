@@ -6,7 +6,7 @@ from random import SystemRandom
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.db import Database
+from comfyfleet.db import Database, Tx
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.model import SEED_MAX, Version, Workflow
@@ -41,9 +41,18 @@ class Order:
     request_hash: str | None = None
 
 
-async def submission(sides: Sides, tenant_id: UUID, order: Order) -> Submission:
-    """Raises what is wrong with the order, and names the property. Nothing is written."""
-    workflow, version, fleet = await _registered(sides, order)
+async def submission(
+    sides: Sides,
+    tenant_id: UUID,
+    order: Order,
+    *,
+    known: tuple[Workflow, Version] | None = None,
+) -> Submission:
+    """Raises what is wrong with the order, and names the property. Nothing is written.
+
+    `known`: what the order names, for who has just read it.
+    """
+    workflow, version, fleet = await _registered(sides, order, known)
     document = await sides.documents.get(
         version.document_key, lambda: documents.read(sides.store, version)
     )
@@ -84,16 +93,22 @@ async def submission(sides: Sides, tenant_id: UUID, order: Order) -> Submission:
     )
 
 
-async def _registered(sides: Sides, order: Order) -> tuple[Workflow, Version, Fleet | None]:
+async def _registered(
+    sides: Sides, order: Order, known_before: tuple[Workflow, Version] | None
+) -> tuple[Workflow, Version, Fleet | None]:
     """With the fleet whose node types decide how the workflow becomes a prompt."""
     async with sides.central.look() as tx:
-        workflow = await effects.by_slug(tx, order.slug)
+        workflow, version = known_before or await _named(tx, order)
         if not workflow.is_active or workflow.is_open:
             raise Refused(f"the workflow {order.slug} takes no jobs", field="workflow_slug")
-        version = await effects.get_version(tx, workflow, order.version)
         assigned = await fleets.fleets_with(tx, workflow.id, stage=order.stage)
     known = [fleet for fleet in assigned if fleet.object_info_hash]
     return workflow, version, next(iter(known or assigned), None)
+
+
+async def _named(tx: Tx, order: Order) -> tuple[Workflow, Version]:
+    workflow = await effects.by_slug(tx, order.slug)
+    return workflow, await effects.get_version(tx, workflow, order.version)
 
 
 async def _require_files(sides: Sides, tenant_id: UUID, wanted: Mapping[str, UUID]) -> None:

@@ -28,9 +28,17 @@ async def submit(
         before = await service.same_asked_before(tx, tenant_id, asked)
     if before:
         return await again(sides, before), False
+    return await submit_new(sides, tenant_id, asked, active_max=active_max)
+
+
+async def submit_new(
+    sides: Sides, tenant_id: UUID, asked: Submission, *, active_max: int | None = None
+) -> tuple[Job, bool]:
+    """For who has just seen that its idempotency key is unused; another may still come first."""
     added = await submit_many(sides, tenant_id, {sides.new_id(): asked}, active_max=active_max)
     if added:
         return added[0], True
+    pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
         before = await service.same_asked_before(tx, tenant_id, asked)
     if before is None:
