@@ -145,9 +145,8 @@ def test_workers_tenants_and_upkeep_answer(admin: Admin) -> None:
     assert "built-in" in admin("workers", "list").out
     assert "comfyfleet engine" in admin("workers", "show", "built-in").out
     assert "default" in admin("tenants", "list").out
-    made = admin("tenants", "create", "Ada & Co")
-    assert len(made.out.strip()) == 36
-    assert admin("tenants", "limits", made.out.strip(), "--max-priority", "3").code == 0
+    made = admin("tenants", "create", "Ada & Co", "--json").json
+    assert admin("tenants", "limits", made["id"], "--max-priority", "3").code == 0
     assert "no job is set aside" in admin("poisoned").err
     assert "0 dispatches ended, 0 dispatches made" in admin("reconcile").err
     assert "maintenance is on" in admin("maintenance", "on").err

@@ -61,7 +61,7 @@ comfyfleet worker --control https://fleet.example.com --fleet gpus --backend htt
 
 DB = "Bring the databases to the newest schema, or see which they have."
 
-ADMIN = """Operate a control plane: fleets, workflows, workers, tenants, the queue, the audit.
+ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the books, the audit.
 
 `COMFYFLEET_URL` says where it is, `COMFYFLEET_KEY` is the admin key that it printed at its first
 start. Tables are for people; `--json` is for programs.
@@ -69,6 +69,8 @@ start. Tables are for people; `--json` is for programs.
 ```
 comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
 comfyfleet admin submit cat --set prompt="a black cat" --wait -o results
+comfyfleet admin effects create cat cat --price 5 --publish
+comfyfleet admin tenants create "Ada's films"
 comfyfleet admin dispatches list --status queued
 comfyfleet admin dispatches why 12
 ```

@@ -1,11 +1,14 @@
 """Objects that no row names: of uploads that were given up, of leases that were lost, of cuts."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from comfyfleet.db import Database
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.tenants import service as tenants
 from comfyfleet.upkeep import store
 from comfyfleet.upkeep.retaining import delete_keys
 
@@ -17,41 +20,56 @@ _KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/(?:ai-jobs/(?P<job>[0-9a-f
 
 
 async def remove_leftovers(sides: Sides) -> int:
-    """How many went. Who writes at this moment is let finish: only what is a day old counts."""
-    removed, some = 0, []
+    """How many went. Who writes at this moment is let finish: only what is a day old counts.
+
+    Tenants that we don't know, and those of a pool that we have not, lose nothing: a setting that is
+    wrong or a backup that is older than the store must not cost anybody's files.
+    """
+    pools = await _pools_by_tenant(sides)
+    removed, some = 0, defaultdict[UUID, list[str]](list)
     before = sides.clock() - LEFT_FOR
     async for each in sides.store.listed(TENANTS_PREFIX):
-        if each.modified_at < before:
-            some.append(each.key)
-        if len(some) == PAGE:
-            removed += await _remove_unnamed(sides, some)
-            some = []
-    return removed + await _remove_unnamed(sides, some)
+        owner = _owner_of(each.key)
+        if each.modified_at >= before or owner not in pools:
+            continue
+        some[owner].append(each.key)
+        if len(some[owner]) == PAGE:
+            removed += await _remove_unnamed(sides, pools[owner], some.pop(owner))
+    for owner, keys in some.items():
+        removed += await _remove_unnamed(sides, pools[owner], keys)
+    return removed
 
 
-async def _remove_unnamed(sides: Sides, keys: Sequence[str]) -> int:
-    """A tenant lives in one pool; that any of them names the key is enough to keep it."""
-    unnamed = set(keys)
-    for _, pool in sides.pools.items():
-        if not unnamed:
-            return 0
-        async with pool.look() as tx:
-            unnamed -= await store.known_paths(tx, unnamed)
-            at_work = await store.active_among(tx, _jobs_of(unnamed))
-        # What a lease has delivered is named only when it is completed.
-        unnamed -= {key for key in unnamed if _job_of(key) in at_work}
-    await delete_keys(sides, sorted(unnamed))
-    return len(unnamed)
+async def _pools_by_tenant(sides: Sides) -> dict[UUID, Database]:
+    async with sides.central.look() as tx:
+        found = await tenants.all_of(tx)
+    pools = dict(sides.pools.items())
+    return {each.id: pools[each.pool] for each in found if each.pool in pools}
 
 
-def _jobs_of(keys: set[str]) -> set[UUID]:
-    return {job for key in keys if (job := _job_of(key))}
+async def _remove_unnamed(sides: Sides, pool: Database, keys: Sequence[str]) -> int:
+    async with pool.look() as tx:
+        unnamed = set(keys) - await store.known_paths(tx, keys)
+        jobs = {job for key in unnamed if (job := _job_of(key))}
+        at_work = await store.active_among(tx, jobs) if jobs else set()
+    # What a lease has delivered is named only when it is completed.
+    leftover = [key for key in sorted(unnamed) if _job_of(key) not in at_work]
+    await delete_keys(sides, leftover)
+    return len(leftover)
+
+
+def _owner_of(key: str) -> UUID | None:
+    return _id_in(key, "tenant")
 
 
 def _job_of(key: str) -> UUID | None:
+    return _id_in(key, "job")
+
+
+def _id_in(key: str, part: str) -> UUID | None:
     found = _KEY.match(key)
     try:
-        return UUID(found["job"]) if found and found["job"] else None
+        return UUID(found[part]) if found and found[part] else None
     except ValueError:
         return None
 

@@ -3,9 +3,11 @@
 from datetime import timedelta
 from uuid import uuid4
 
+from sqlalchemy import update
 from tests.planekit.fleet import Yard
 from tests.upkeepkit import PNG, Ahead, Customer, customer_of
 
+from comfyfleet.db.central import tenants
 from comfyfleet.events import service as events
 from comfyfleet.events.model import EventKind
 from comfyfleet.files.model import output_key, upload_key
@@ -109,6 +111,23 @@ async def test_what_a_job_at_work_has_delivered_is_not_left_over(
     await submitting.cancel(ada.plane.sides, ada.tenant_id, job.id)
     await clear_leftovers(ada.plane)
     assert await ada.plane.store.head(key) is None
+
+
+async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
+    ada: Customer, ahead: Ahead
+) -> None:
+    store = ada.plane.store
+    strange = (upload_key(uuid4(), uuid4(), "theirs.png"), "tenants/notes.txt")
+    mine = upload_key(ada.tenant_id, uuid4(), "lost.png")
+    for key in (*strange, mine):
+        await store.put(key, PNG, "image/png")
+    async with ada.plane.central.begin() as tx:
+        await tx.execute(
+            update(tenants).where(tenants.c.id == ada.tenant_id).values(pool="elsewhere")
+        )
+    ahead.by = timedelta(days=9)
+    await clear_leftovers(ada.plane)
+    assert all([await store.head(key) for key in (*strange, mine)])
 
 
 async def test_events_of_long_ago_go(ada: Customer, ahead: Ahead) -> None:

@@ -6,8 +6,10 @@ from comfyfleet.cli import helps
 from comfyfleet.cli.admin import (
     audit,
     dispatches,
+    effects,
     fleets,
     jobs,
+    ledger,
     submit,
     tenants,
     upkeep,
@@ -16,7 +18,7 @@ from comfyfleet.cli.admin import (
 )
 
 app = App(name="admin", help=helps.ADMIN, help_format="markdown")
-for _group in (fleets, workflows, workers, tenants, dispatches, jobs):
+for _group in (fleets, workflows, effects, workers, tenants, ledger, dispatches, jobs):
     app.command(_group.app)
 app.command(submit.submit)
 app.command(audit.audit)

@@ -46,6 +46,9 @@ class Needs:
     run_limit: Annotated[
         int | None, Parameter(metavar="SECONDS", help="How long a job may run.")
     ] = None
+    break_effects: Annotated[
+        bool, Parameter(help="Though published effects don't fit it; they refuse jobs then.")
+    ] = False
 
 
 NO_NEEDS = Needs()
@@ -108,6 +111,7 @@ def register(
         "output_node_id": needs.output,
         "required_capabilities": sorted(needs.capability) or None,
         "run_limit_seconds": needs.run_limit,
+        "break_effects": needs.break_effects or None,
     }
     given = {name: value for name, value in body.items() if value is not None}
     with control(asking, world) as plane:

@@ -1,0 +1,108 @@
+"""Customers from the command line: tenants, their keys and wallets, effects, the books."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.commands import NEGATIVE, Result, comfyfleet
+from tests.integration.processes import started
+
+KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
+Admin = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
+    folder: Path = tmp_path_factory.mktemp("up")
+    with started("up", "--port", "0", "--no-worker", folder=folder) as running:
+        found = running.hears(KEY)
+        environ = {"COMFYFLEET_URL": found[1], "COMFYFLEET_KEY": found[2]}
+
+        def admin(*arguments: str) -> Result:
+            return comfyfleet("admin", *arguments, environ=environ, width=250)
+
+        property_ = ("--property", "width:integer=2.width")
+        registered = admin("workflows", "register", "negative", NEGATIVE, *property_)
+        assert registered.code == 0, registered.err
+        yield admin
+
+
+@pytest.fixture
+def tenant(admin: Admin) -> str:
+    made = admin("tenants", "create", "Ada & Co", "--email", "ada@example.com", "--json")
+    assert made.code == 0, made.err
+    tenant_id: str = made.json["id"]
+    return tenant_id
+
+
+def test_a_tenants_key_is_all_that_is_printed(admin: Admin) -> None:
+    made = admin("tenants", "create", "Bob")
+    assert made.out.startswith("cf_")
+    assert len(made.out.split()) == 1
+    assert "with user" in made.err
+
+
+def test_a_payment_is_credited_once_and_seen(admin: Admin, tenant: str) -> None:
+    for _ in range(2):
+        paid = admin("tenants", "credit", tenant, "500", "--payment", "pi_1")
+        assert paid.code == 0, paid.err
+        assert "has 500 tokens" in paid.err
+    shown = admin("tenants", "show", tenant)
+    assert "ada@example.com" in shown.out
+    assert "500" in shown.out
+    assert admin("ledger", "verify").err.strip() == "all adds up"
+    assert admin("ledger", "verify", "--tenant", tenant, "--json").json["is_sound"] is True
+
+
+def test_keys_are_made_listed_and_revoked(admin: Admin, tenant: str) -> None:
+    made = admin(
+        "tenants", "keys", "create", tenant, "--name", "site", "--scope", "read", "--json"
+    ).json
+    assert made["key"].startswith("cf_")
+    listed = admin("tenants", "keys", "list", tenant)
+    assert "site" in listed.out
+    assert made["key"] not in listed.out
+    revoked = admin("tenants", "keys", "revoke", tenant, made["id"])
+    assert "is revoked" in revoked.err
+
+
+def test_which_user_must_be_named_when_there_is_none_but_one(admin: Admin) -> None:
+    listed = admin("tenants", "list", "--json").json["tenants"]
+    default = next(each["id"] for each in listed if each["name"] == "default")
+    refused = admin("tenants", "credit", default, "5", "--payment", "pi_2")
+    assert (refused.code, "has no user" in refused.err) == (1, True)
+
+
+def test_retention_is_set_and_taken_back(admin: Admin, tenant: str) -> None:
+    assert "for 30 days" in admin("tenants", "retention", tenant, "30").err
+    assert admin("tenants", "show", tenant, "--json").json["retention_days"] == 30
+    assert "as the settings say" in admin("tenants", "retention", tenant).err
+
+
+def test_erasing_asks_first_and_then_waits_for_the_end(admin: Admin, tenant: str) -> None:
+    refused = admin("tenants", "erase", tenant)
+    assert (refused.code, "no way back" in refused.err) == (1, True)
+    done = admin("tenants", "erase", tenant, "--yes")
+    assert (done.code, "its ledger is kept" in done.err) == (0, True), done.err
+    shown = admin("tenants", "show", tenant, "--json").json
+    assert (shown["name"], shown["users"][0]["email"]) == ("erased", None)
+
+
+def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
+    made = admin("effects", "create", "dark", "negative", "--price", "5", "--set", "width=96")
+    assert made.code == 0, made.err
+    assert "effects publish dark" in made.err
+    assert admin("effects", "publish", "dark").code == 0
+    assert admin("effects", "change", "dark", "--title", "Dark", "--price", "6").code == 0
+    shown = admin("effects", "show", "dark", "--json").json
+    wanted = ("Dark", 6, True, {"width": 96})
+    found = (shown["title"], shown["price_tokens"], shown["published"], shown["overrides"])
+    assert found == wanted
+    assert "dark" in admin("effects", "list").out
+    refused = admin("workflows", "register", "negative", NEGATIVE)
+    assert (refused.code, "published effects" in refused.err) == (1, True)
+    forced = admin("workflows", "register", "negative", NEGATIVE, "--break-effects")
+    assert (forced.code, "dark does not fit" in forced.err) == (0, True)
+    assert "is withdrawn" in admin("effects", "withdraw", "dark").err
+    unknown = admin("effects", "create", "x", "negative", "--set", "nothing=1")
+    assert (unknown.code, "nothing" in unknown.err) == (1, True)
