@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import admin, errors, health, public, worker
+from comfyfleet.http import admin, errors, health, problems, public, worker
 from comfyfleet.http.access import Access
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
-from comfyfleet.http.problems import problems
 from comfyfleet.http.sizes import Sizes
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
@@ -31,7 +30,7 @@ TAGS = [
     {"name": "health", "description": "For whatever watches the process."},
 ]
 
-PROBLEMS = problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
+PROBLEMS = problems.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
 
 def create_app(plane: Plane) -> FastAPI:
@@ -40,6 +39,7 @@ def create_app(plane: Plane) -> FastAPI:
     )
     app.state.plane = plane
     errors.install(app, plane.meters)
+    problems.install(app)
     public.install(app, plane)
     for router in (worker.router, *admin.ROUTERS):
         app.include_router(router, responses=PROBLEMS)

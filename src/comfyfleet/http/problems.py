@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
+
+COMPONENTS = "#/components/schemas/"
 
 
 class Problem(BaseModel):
@@ -84,8 +87,20 @@ def _described(status: int) -> dict[str, Any]:
         code: {"value": {"error": {"code": code, "message": message, "details": dict(details)}}}
         for code, (message, details) in codes.items()
     }
-    return {
-        "model": ProblemAnswer,
-        "description": description,
-        "content": {"application/json": {"examples": examples}},
-    }
+    content = {"schema": {"$ref": f"{COMPONENTS}ProblemAnswer"}, "examples": examples}
+    return {"description": description, "content": {"application/json": content}}
+
+
+def install(app: FastAPI) -> None:
+    """One schema for all of them. As a `model` of each, the framework would build it anew for every
+    route, and the first call of each would wait for that."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        described = ProblemAnswer.model_json_schema(ref_template=f"{COMPONENTS}{{model}}")
+        schemas = {**described.pop("$defs"), "ProblemAnswer": described}
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -54,15 +54,9 @@ async def seconds_left(plane: Plane, job: Job, now: datetime) -> float | None:
 async def files_of(tx: Tx, job: Job) -> list[tuple[str, File]]:
     """Its outputs by name; those that have expired are no longer there."""
     kept = (job.result_metadata or {}).get("outputs", [])
-    found = [(each["name"], await found_file(tx, job, UUID(each["file_id"]))) for each in kept]
-    return [(name, file) for name, file in found if file is not None]
-
-
-async def found_file(tx: Tx, job: Job, file_id: UUID) -> File | None:
-    try:
-        return await files.get(tx, job.tenant_id, file_id)
-    except NotFound:
-        return None
+    named = [(each["name"], UUID(each["file_id"])) for each in kept]
+    found = await files.those_of(tx, job.tenant_id, {file_id for _, file_id in named})
+    return [(name, found[file_id]) for name, file_id in named if file_id in found]
 
 
 async def outputs_of(plane: Plane, found: Sequence[tuple[str, File]]) -> list[Output]:

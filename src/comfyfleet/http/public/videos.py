@@ -122,12 +122,7 @@ async def show(video_id: UUID, plane: GivenPlane, now: GivenNow, caller: Reader)
 
 
 async def _look(tx: Tx, found: Media) -> tuple[Media, Job | None, dict[UUID, File]]:
-    kept = {}
-    for file_id in found.file_ids:
-        try:
-            kept[file_id] = await files.get(tx, found.tenant_id, file_id)
-        except NotFound:
-            continue  # it expired a moment ago
+    kept = await files.those_of(tx, found.tenant_id, found.file_ids)
     return found, await _job_of(tx, found), kept
 
 
