@@ -9,6 +9,7 @@ from comfyfleet.http import admin, errors, health, public, worker
 from comfyfleet.http.access import Access
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
+from comfyfleet.http.problems import problems
 from comfyfleet.http.sizes import Sizes
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
@@ -30,6 +31,8 @@ TAGS = [
     {"name": "health", "description": "For whatever watches the process."},
 ]
 
+PROBLEMS = problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
+
 
 def create_app(plane: Plane) -> FastAPI:
     app = FastAPI(
@@ -38,6 +41,8 @@ def create_app(plane: Plane) -> FastAPI:
     app.state.plane = plane
     errors.install(app, plane.meters)
     public.install(app, plane)
+    for router in (worker.router, *admin.ROUTERS):
+        app.include_router(router, responses=PROBLEMS)
     for router in _routers(plane):
         app.include_router(router)
     app.add_middleware(Sizes, of_customers=plane.settings.max_body_bytes)
@@ -47,8 +52,6 @@ def create_app(plane: Plane) -> FastAPI:
 
 def _routers(plane: Plane) -> Iterator[APIRouter]:
     yield health.router
-    yield worker.router
-    yield from admin.ROUTERS
     yield metrics_router(plane)
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)

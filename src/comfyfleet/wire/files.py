@@ -1,10 +1,13 @@
 """Files on the wire: always by a URL that a held lease can have renewed."""
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME_CHARACTERS_MAX = 200
+ROW_ID_MAX = 2**63 - 1
+# A number that a database can keep: of a row, or of bytes.
+RowId: TypeAlias = Annotated[int, Field(ge=0, le=ROW_ID_MAX)]
 WANTED_MAX = 500
 
 
@@ -43,7 +46,7 @@ class WantedOutput(Message):
 
 class DeliveredOutput(Message):
     name: str = Field(min_length=1, max_length=NAME_CHARACTERS_MAX)
-    size: int = Field(ge=0)
+    size: RowId
     content_type: str = "application/octet-stream"
     content_hash: str | None = None
     filename: str | None = None  # as the backend named it

@@ -12,6 +12,7 @@ from comfyfleet.wire.files import (
     DeliveredOutput,
     Message,
     OutputSlot,
+    RowId,
     WantedOutput,
 )
 
@@ -19,6 +20,7 @@ PROTOCOL_VERSION = 1
 WAIT_SECONDS_MAX = 60
 CONCURRENCY_MAX = 64
 HELD_MAX = 2 * CONCURRENCY_MAX
+LOAD_MAX = 1000
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 RequeueReason: TypeAlias = Literal[
@@ -38,13 +40,13 @@ class Reading(Message):
 
     gpu_name: str | None = None
     gpu_load_percent: float | None = None
-    gpu_memory_used_bytes: int | None = None
-    gpu_memory_total_bytes: int | None = None
+    gpu_memory_used_bytes: RowId | None = None
+    gpu_memory_total_bytes: RowId | None = None
     gpu_temperature_celsius: float | None = None
     cpu_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    disk_free_bytes: int | None = None
+    memory_used_bytes: RowId | None = None
+    memory_total_bytes: RowId | None = None
+    disk_free_bytes: RowId | None = None
 
 
 class BackendFacts(Message):
@@ -53,7 +55,7 @@ class BackendFacts(Message):
     kind: str = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
     version: str = ""
     gpu: str | None = None
-    gpu_memory_bytes: int | None = None
+    gpu_memory_bytes: RowId | None = None
     node_types: tuple[str, ...] = ()
     # input "CheckpointLoaderSimple.ckpt_name" → the files it offers
     model_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -83,14 +85,14 @@ class Registered(Message):
 
 
 class HeldLease(Message):
-    dispatch_id: int
+    dispatch_id: RowId
     lease_token: UUID
 
 
 class Poll(Message):
     worker_id: WorkerId
     capabilities: tuple[str, ...] | None = None
-    current_load: int = Field(default=0, ge=0)
+    current_load: int = Field(default=0, ge=0, le=LOAD_MAX)
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
     providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
@@ -104,7 +106,7 @@ class Poll(Message):
 class Job(Message):
     """One lease with all that is needed to run it."""
 
-    dispatch_id: int
+    dispatch_id: RowId
     job_id: UUID
     lease_token: UUID
     lease_number: int
@@ -139,7 +141,7 @@ class Progress(Message):
 
 
 class Heartbeat(Message):
-    dispatch_id: int
+    dispatch_id: RowId
     lease_token: UUID
     started: bool = False
     progress: Progress | None = None
@@ -158,7 +160,7 @@ class HeartbeatAnswer(Message):
 
 
 class Complete(Message):
-    dispatch_id: int
+    dispatch_id: RowId
     lease_token: UUID
     provider_job_id: str | None = None
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
@@ -167,14 +169,14 @@ class Complete(Message):
 
 
 class Fail(Message):
-    dispatch_id: int
+    dispatch_id: RowId
     lease_token: UUID
     error: str | dict[str, Any]
     provider_job_id: str | None = None
 
 
 class Requeue(Message):
-    dispatch_id: int
+    dispatch_id: RowId
     lease_token: UUID
     reason: RequeueReason
     detail: str | None = None

@@ -15,13 +15,14 @@ from comfyfleet.audit.model import Entry
 from comfyfleet.http.admin.routing import PAGE_MAX, Answer, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.plane import Plane
+from comfyfleet.wire.files import RowId
 
 router = admin_router()
 EXPORT_PAGE = 500
 Action = Annotated[str | None, Query(description="Such as submit, lease, complete, revoke.")]
 Subject = Annotated[str | None, Query(description="Such as dispatch:12, worker:gpu-7.")]
 Actor = Annotated[str | None, Query(description="Such as admin, sweep, worker:gpu-7.")]
-Before = Annotated[int | None, Query(description="Only entries with a lower id.")]
+Before = Annotated[RowId | None, Query(description="Only entries with a lower id.")]
 
 
 class EntryAnswer(Answer):

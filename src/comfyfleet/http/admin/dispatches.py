@@ -18,6 +18,7 @@ from comfyfleet.jobs import submitting
 from comfyfleet.jobs.retrying import retry as retry_job
 from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
+from comfyfleet.wire.files import RowId
 
 router = APIRouter(prefix="/api/admin/dispatches", tags=["admin"], dependencies=[Depends(admin)])
 PAGE_MAX = 500
@@ -94,7 +95,7 @@ async def _seen(plane: Plane, rows: Sequence[Dispatch]) -> list[DispatchSeen]:
     return [seen(row, slugs.get(row.lane.workflow_id, "?")) for row in rows]
 
 
-async def _row(plane: Plane, dispatch_id: int) -> Dispatch:
+async def _row(plane: Plane, dispatch_id: RowId) -> Dispatch:
     async with plane.central.look() as tx:
         return await dispatch.get(tx, dispatch_id)
 
@@ -119,7 +120,7 @@ async def list_dispatches(
     workflow: str | None = None,
     worker: str | None = None,
     poisoned: bool | None = None,
-    before: int | None = None,
+    before: RowId | None = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> DispatchPage:
     """The newest first."""
@@ -140,7 +141,7 @@ async def list_dispatches(
 
 
 @router.get("/{dispatch_id}")
-async def show(plane: GivenPlane, dispatch_id: int) -> DispatchWhole:
+async def show(plane: GivenPlane, dispatch_id: RowId) -> DispatchWhole:
     """With all attempts, and why it is not running if it isn't."""
     row = await _row(plane, dispatch_id)
     async with plane.central.look() as tx:
@@ -154,12 +155,12 @@ async def show(plane: GivenPlane, dispatch_id: int) -> DispatchWhole:
 
 
 @router.get("/{dispatch_id}/why")
-async def why_not_running(plane: GivenPlane, dispatch_id: int) -> Why:
+async def why_not_running(plane: GivenPlane, dispatch_id: RowId) -> Why:
     return Why(why=await why(plane.sides, await _row(plane, dispatch_id)))
 
 
 @router.post("/{dispatch_id}/cancel")
-async def cancel(plane: GivenPlane, dispatch_id: int) -> DispatchSeen:
+async def cancel(plane: GivenPlane, dispatch_id: RowId) -> DispatchSeen:
     """Queued: ends at once. Leased: the worker is told with its next heartbeat."""
     row = await _row(plane, dispatch_id)
     await _note(plane, row, "cancel")
@@ -169,7 +170,7 @@ async def cancel(plane: GivenPlane, dispatch_id: int) -> DispatchSeen:
 
 
 @router.post("/{dispatch_id}/retry", status_code=201)
-async def retry(plane: GivenPlane, dispatch_id: int) -> Retried:
+async def retry(plane: GivenPlane, dispatch_id: RowId) -> Retried:
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.sides, row.tenant_id, row.job_id)
@@ -178,7 +179,7 @@ async def retry(plane: GivenPlane, dispatch_id: int) -> Retried:
 
 
 @router.post("/{dispatch_id}/reprioritise")
-async def reprioritise(plane: GivenPlane, dispatch_id: int, wanted: NewPriority) -> DispatchSeen:
+async def reprioritise(plane: GivenPlane, dispatch_id: RowId, wanted: NewPriority) -> DispatchSeen:
     """Only while it is queued. An operator is not bound by the tenant's range."""
     async with plane.central.begin() as tx:
         row = await dispatch.reprioritise(tx, dispatch_id, wanted.priority, now=plane.clock())

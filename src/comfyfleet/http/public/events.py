@@ -18,11 +18,12 @@ from comfyfleet.events.model import EventKind, JobEvent
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader
-from comfyfleet.http.public.routing import ROW_ID_MAX, public_router
+from comfyfleet.http.public.routing import public_router
 from comfyfleet.jobs import customers
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Job
 from comfyfleet.plane import Plane
+from comfyfleet.wire.files import ROW_ID_MAX
 
 router = public_router("ai-jobs")
 MEDIA_TYPE = "text/event-stream"
@@ -40,7 +41,7 @@ EXAMPLE = (
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "`status`, `progress` and `outputs` until the job has ended.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": EXAMPLE}},
+        "content": {MEDIA_TYPE: {"example": EXAMPLE}},
     },
     204: {"description": "It has ended, and nothing is left to tell: don't come again."},
 }

@@ -10,7 +10,6 @@ from comfyfleet.kernel.texts import problem_with_text
 
 PAGE_MAX = 100
 PAGE_USUAL = 20
-ROW_ID_MAX = 2**63 - 1
 WAIT_SECONDS_MAX = 60
 
 

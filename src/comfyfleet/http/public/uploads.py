@@ -12,8 +12,9 @@ from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import arriving
 from comfyfleet.http.public.auth import Writer
-from comfyfleet.http.public.routing import ROW_ID_MAX, Answer, Body, Text, public_router
+from comfyfleet.http.public.routing import Answer, Body, Text, public_router
 from comfyfleet.media.kinds import canonical
+from comfyfleet.wire.files import ROW_ID_MAX
 
 router = public_router("videos")
 

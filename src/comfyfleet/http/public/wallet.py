@@ -9,9 +9,10 @@ from pydantic import Field
 
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.public.auth import Reader
-from comfyfleet.http.public.routing import PAGE_USUAL, ROW_ID_MAX, Answer, Limit, public_router
+from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Limit, public_router
 from comfyfleet.ledger import service as ledger
 from comfyfleet.ledger.model import TransactionType
+from comfyfleet.wire.files import ROW_ID_MAX
 
 router = public_router("wallet")
 

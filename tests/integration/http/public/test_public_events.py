@@ -1,0 +1,150 @@
+"""A job's events as they happen, and batches."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from tests.planekit.customers import PRICE, TOKENS, Customer, Shop
+from tests.storagekit.serving import free_listener, served, url_of
+
+from comfyfleet.http.app import create_app
+
+
+@dataclass
+class Event:
+    id: int | None
+    kind: str
+    data: dict[str, Any]
+
+
+def parsed(text: str) -> list[Event]:
+    """As a browser reads them."""
+    found = []
+    for block in text.split("\n\n"):
+        lines = [line.partition(": ") for line in block.splitlines()]
+        fields = {name: value for name, _, value in lines if name}
+        if "event" in fields:
+            number = int(fields["id"]) if "id" in fields else None
+            found.append(Event(number, fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def statuses(events: list[Event]) -> list[str]:
+    return [each.data["status"] for each in events if each.kind == "status"]
+
+
+async def test_a_job_is_followed_to_its_end(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw)
+    following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
+    async with shop.yard.worker() as worker:
+        job = await worker.job()
+        await worker.of(job, "heartbeat", started=True, progress={"percent": 40, "preview": "x"})
+        await asyncio.sleep(1.5)
+        assert not following.done()
+        await worker.deliver(job)
+    answer = await asyncio.wait_for(following, 10)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = parsed(answer.text)
+    assert statuses(events) == ["queued", "processing", "completed"]
+    assert [each.data for each in events if each.kind == "progress"] == [{"percent": 40.0}]
+    assert [each.kind for each in events][-2:] == ["outputs", "status"]
+    numbers = [each.id for each in events if each.id]
+    assert numbers == sorted(numbers)
+
+
+async def test_a_reader_goes_on_where_it_stopped(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw)
+    await shop.work()
+    path = f"/api/ai-jobs/{job_id}/events"
+    events = parsed((await ada.client.get(path)).text)
+    for known in range(len(events) - 1):
+        last = {"Last-Event-ID": str(events[known].id)}
+        assert parsed((await ada.client.get(path, headers=last)).text) == events[known + 1 :]
+    end = str(events[-1].id)
+    # 204 tells a browser not to come again.
+    assert (await ada.client.get(path, headers={"Last-Event-ID": end})).status_code == 204
+    assert (await ada.client.get(path, params={"after": end})).status_code == 204
+    for wrong in ("x", "-1", str(2**64)):
+        refused = await ada.client.get(path, headers={"Last-Event-ID": wrong})
+        assert refused.status_code == 422, wrong
+
+
+async def test_a_broken_connection_loses_nothing(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw)
+    listener = free_listener()
+    headers = {"Authorization": f"Bearer {ada.key}"}
+    async with (
+        served(create_app(shop.plane), listener),
+        httpx.AsyncClient(base_url=url_of(listener), headers=headers, timeout=10) as client,
+    ):
+        path = f"/api/ai-jobs/{job_id}/events"
+        async with client.stream("GET", path) as answer:
+            first = parsed(await until(answer, "data: "))
+        assert statuses(first) == ["queued"]
+        await shop.work()
+        rest = await client.get(path, headers={"Last-Event-ID": str(first[0].id)})
+    assert statuses(parsed(rest.text)) == ["processing", "completed"]
+
+
+async def until(answer: httpx.Response, wanted: str) -> str:
+    text = ""
+    async for piece in answer.aiter_text():
+        text += piece
+        if wanted in text and text.endswith("\n\n"):
+            return text
+    return text
+
+
+async def test_silence_is_filled_with_comments(
+    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfyfleet.http.public.events.HEARTBEAT_SECONDS", 0.0)
+    job_id = await ada.job(shop.draw)
+    following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
+    await asyncio.sleep(0.3)
+    await ada.client.delete(f"/api/ai-jobs/{job_id}")
+    text = (await asyncio.wait_for(following, 10)).text
+    assert ": still there\n\n" in text
+    assert statuses(parsed(text)) == ["queued", "cancelled"]
+
+
+async def test_a_batch_is_one_price_and_admitted_bit_by_bit(shop: Shop, ada: Customer) -> None:
+    items = [{"properties": {"width": 16 + each}} for each in range(7)]
+    body = {"effect_id": str(shop.draw.id), "items": items, "idempotency_key": "b"}
+    made = await ada.client.post("/api/ai-jobs/batches", json=body)
+    again = await ada.client.post("/api/ai-jobs/batches", json=body)
+    other = await ada.client.post("/api/ai-jobs/batches", json={**body, "items": items[1:]})
+    assert [each.status_code for each in (made, again, other)] == [201, 200, 409]
+    batch = made.json()
+    assert (batch["total"], batch["held"], batch["counts"]) == (7, 2, {"queued": 5})
+    assert (batch["reserved_tokens"], await ada.balance()) == (7 * PRICE, TOKENS - 7 * PRICE)
+
+    await shop.work()
+    path = f"ai-jobs/batches/{batch['id']}"
+    seen = await ada.get(path, limit=3)
+    assert (seen["held"], seen["counts"]) == (1, {"completed": 1, "queued": 5})
+    assert (seen["progress"], seen["consumed_tokens"]) == (14.3, PRICE)
+    rest = await ada.get(path, start=seen["next"])
+    assert [len(seen["jobs"]), len(rest["jobs"]), rest["next"]] == [3, 4, None]
+
+    cancelled = await ada.client.delete(f"/api/{path}")
+    assert cancelled.json()["is_ended"]
+    assert cancelled.json()["refunded_tokens"] == 6 * PRICE
+    assert await ada.balance() == TOKENS - PRICE
+
+
+async def test_a_batch_is_taken_as_a_whole_or_not_at_all(shop: Shop, ada: Customer) -> None:
+    async def submit(items: list[Any]) -> httpx.Response:
+        body = {"effect_id": str(shop.draw.id), "items": items}
+        return await ada.client.post("/api/ai-jobs/batches", json=body)
+
+    wrong = await submit([{}, {"properties": {"width": 1}}])
+    assert (wrong.status_code, wrong.json()["error"]["message"][:6]) == (422, "set 2:")
+    dear = await submit([{}] * (TOKENS // PRICE + 1))
+    assert dear.json()["error"]["code"] == "insufficient_tokens"
+    assert (await submit([])).status_code == 422
+    assert (await submit([{}] * 1001)).status_code == 422
+    assert (await ada.get("ai-jobs"))["jobs"] == []
