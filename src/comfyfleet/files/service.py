@@ -47,7 +47,10 @@ async def those_of(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[
 
 
 async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
-    """The tenant's oldest file with this content: the same bytes needn't be sent again."""
+    """The tenant's oldest file with this content: the same bytes needn't be sent again.
+
+    It can't be removed until the transaction ends, in which something may come to name it.
+    """
     return await store.by_hash(tx, tenant_id, checked_hash(content_hash))
 
 

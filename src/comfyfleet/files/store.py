@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy import RowMapping, delete, insert, select, update
 
 from comfyfleet.db import Tx
+from comfyfleet.db.dialect import locked
 from comfyfleet.db.tenant import files
 from comfyfleet.files.model import File
 
@@ -23,7 +24,7 @@ async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File
 
 
 async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
-    found = await tx.execute(
+    query = (
         select(files)
         .where(
             files.c.tenant_id == tenant_id,
@@ -33,6 +34,7 @@ async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
         .order_by(files.c.created_at, files.c.id)
         .limit(1)
     )
+    found = await tx.execute(locked(tx, query))
     row = found.mappings().first()
     return None if row is None else _file(row)
 

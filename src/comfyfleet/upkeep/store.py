@@ -24,10 +24,12 @@ from comfyfleet.files.model import File
 from comfyfleet.ledger.model import JobFacts
 
 _ACTIVE = ai_jobs.c.status.in_(("queued", "processing"))
-# In this order nothing is left that names what is gone.
+# In this order nothing is left that names what is gone. A new table belongs here or into KEPT.
 PRIVATE: Mapping[str, Table] = {
     each.name: each for each in (job_events, webhook_deliveries, webhooks, batches, videos, files)
 }
+# Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
+KEPT = frozenset({"ai_jobs", "users", "outbox", "token_wallets", "token_transactions"})
 _SCRUBBED: Mapping[str, Any] = {
     "prompt": {},
     "properties": {},
@@ -78,7 +80,7 @@ async def note_checked(tx: Tx, file: File, values: Mapping[str, Any]) -> None:
 async def old_files(
     tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
 ) -> list[File]:
-    """The oldest first, on from the last one of the page before."""
+    """The oldest first, on from the last one of the page before; those in use right now are left out."""
     query = select(files).where(files.c.tenant_id == tenant_id, files.c.created_at < before)
     if after is not None:
         at = files.c.created_at
@@ -86,7 +88,8 @@ async def old_files(
             or_(at > after.created_at, and_(at == after.created_at, files.c.id > after.id))
         )
     query = query.order_by(files.c.created_at, files.c.id).limit(limit)
-    return [File(**row) for row in (await tx.execute(query)).mappings()]
+    found = await tx.execute(locked(tx, query, skip_locked=True))
+    return [File(**row) for row in found.mappings()]
 
 
 async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> set[UUID]:

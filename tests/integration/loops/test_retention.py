@@ -1,5 +1,6 @@
 """What goes when its time is up, what is left over, and what stays."""
 
+import asyncio
 from datetime import timedelta
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ from tests.upkeepkit import PNG, Ahead, Customer, customer_of
 from comfyfleet.db.central import tenants
 from comfyfleet.events import service as events
 from comfyfleet.events.model import EventKind
+from comfyfleet.files import service as files
 from comfyfleet.files.model import output_key, upload_key
 from comfyfleet.jobs import submitting
 from comfyfleet.loops.upkeep import clear_leftovers, prune, retain
@@ -139,3 +141,26 @@ async def test_events_of_long_ago_go(ada: Customer, ahead: Ahead) -> None:
         assert await prune(ada.plane) is False
         async with ada.pool.look() as tx:
             assert len(await events.after(tx, ada.tenant_id, job_id)) == left
+
+
+async def test_a_file_that_is_just_being_shared_is_not_removed(ada: Customer, ahead: Ahead) -> None:
+    await keep_for(ada, 10)
+    old = await ada.file(content_hash="ab" * 32)
+    ahead.by = timedelta(days=11)
+    async with ada.pool.begin() as tx:
+        twin = await files.by_hash(tx, ada.tenant_id, "ab" * 32)
+        assert twin is not None
+        retaining = asyncio.create_task(retain(ada.plane))
+        await asyncio.sleep(0.3)
+        await media.create(
+            tx,
+            media_id=uuid4(),
+            tenant_id=ada.tenant_id,
+            user_id=ada.user_id,
+            kind="image",
+            original_file_id=twin.id,
+            now=ahead(),
+        )
+    await retaining
+    await retain(ada.plane)
+    assert await ada.has(old) == (True, True)
