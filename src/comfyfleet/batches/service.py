@@ -20,11 +20,22 @@ async def create(tx: Tx, batch: Batch) -> Created:
     check_total(batch.total)
     if await store.add(tx, batch):
         return Created(batch, is_new=True)
-    found = await store.by_key(tx, batch.tenant_id, batch.idempotency_key or "")
-    is_same = found is not None and found.request_hash == batch.request_hash
-    if found is None or not is_same or found.user_id != batch.user_id:
+    found = await same_asked_before(
+        tx, batch.tenant_id, batch.user_id, batch.idempotency_key or "", batch.request_hash
+    )
+    if found is None:
         raise Conflict("the idempotency key was used for another request", field="idempotency_key")
     return Created(found, is_new=False)
+
+
+async def same_asked_before(
+    tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, request_hash: str
+) -> Batch | None:
+    """The batch of an earlier request with this key; another request is a conflict."""
+    found = await store.by_key(tx, tenant_id, idempotency_key)
+    if found and (found.request_hash != request_hash or found.user_id != user_id):
+        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
+    return found
 
 
 async def lock(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:

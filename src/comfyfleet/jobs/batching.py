@@ -42,6 +42,9 @@ async def apply_batch(
 ) -> tuple[Batch, bool]:
     """All of its jobs or none: too few tokens for all refuse the whole batch."""
     _check(wanted)
+    before = await _asked_before(sides, tenant_id, user_id, wanted)
+    if before:
+        return before, False
     async with sides.central.look() as tx:
         offer = await catalogue.offer_of(tx, wanted.effect_id)
     batch = Batch(
@@ -59,6 +62,19 @@ async def apply_batch(
         for position in range(len(wanted.sets))
     }
     return await _write(sides, batch, asked)
+
+
+async def _asked_before(
+    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: BatchOrder
+) -> Batch | None:
+    """Before anything is validated: the effect may have changed since the first request."""
+    if wanted.idempotency_key is None:
+        return None
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        return await batches.same_asked_before(
+            tx, tenant_id, user_id, wanted.idempotency_key, wanted.request_hash
+        )
 
 
 def _check(wanted: BatchOrder) -> None:
