@@ -65,7 +65,9 @@ def checked_hash(content_hash: str) -> str:
 def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
     """New for each lease (`delivery` names it), so that a late writer overwrites nothing."""
     suffix = PurePosixPath(safe_name(name)).suffix
-    return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, name)}{suffix}"
+    # JSON may hold halves of characters, which no text can be made of.
+    plain = name.encode(errors="backslashreplace").decode()
+    return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, plain)}{suffix}"
 
 
 def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
