@@ -24,7 +24,7 @@ test: setup  ## Run the tests
 	$(BIN)/python -m pytest
 
 test-all: setup  ## Run the tests, slow ones too
-	$(BIN)/python -m pytest -m ""
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m ""
 
 check: setup  ## Lint, format, types, import contracts, tidiness
 	$(BIN)/ruff format --check .

@@ -1,15 +1,23 @@
 """Databases for every test that asks: SQLite and PostgreSQL, the same tests on both; and AWS."""
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.awskit.fixtures import aws, aws_url
 from tests.dbkit.databases import Databases
 
 from comfyfleet.db import Database
 
 __all__ = ["aws", "aws_url"]
+
+
+# Each run draws other examples; `make test-all` draws more of them.
+settings.register_profile("quick", max_examples=50)
+settings.register_profile("thorough", max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")
