@@ -26,6 +26,7 @@ class Settings:
     max_queued_per_tenant: int = 100_000  # of a tenant without a limit of its own
     max_queued_total: int = 2_000_000  # jobs that may wait in all
     max_active_jobs_per_user: int = 5  # queued and running
+    max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
     run_limit_seconds: int = 3600  # of a job, from its start; a workflow may have its own
     url_seconds: int = 900  # the life of a URL to a file; a held lease gets new ones
     max_output_bytes: int = 4 * 1024**3  # of one output file
