@@ -96,6 +96,28 @@ async def test_what_was_put_is_got(stage: Stage) -> None:
     assert await stage.store.head("a/b.json") == ObjectFacts(2, "application/json")
 
 
+async def test_the_start_of_an_object_is_read_alone(stage: Stage) -> None:
+    await stage.store.put("a/long", bytes(range(200)), "image/png")
+    await stage.store.put("a/empty", b"", "image/png")
+    assert await stage.store.get_start("a/long", 3) == b"\0\1\2"
+    assert await stage.store.get_start("a/long", 500) == bytes(range(200))
+    assert await stage.store.get_start("a/empty", 500) == b""
+    with pytest.raises(NotFound):
+        await stage.store.get_start("a/missing", 3)
+
+
+async def test_a_file_is_put_and_read_again_a_piece_at_a_time(stage: Stage, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 10_000
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    await stage.store.put_file("a/b.mp4", source, "video/mp4")
+    assert await stage.store.head("a/b.mp4") == ObjectFacts(len(data), "video/mp4")
+    pieces = [piece async for piece in stage.store.chunks("a/b.mp4")]
+    assert (b"".join(pieces), len(pieces) > 1) == (data, True)
+    with pytest.raises(NotFound):
+        await anext(stage.store.chunks("a/missing"))
+
+
 async def test_an_object_may_be_empty(stage: Stage) -> None:
     assert (await stage.put("a/empty", b"")).status_code == 200
     assert await stage.store.head("a/empty") == ObjectFacts(0, "image/png")

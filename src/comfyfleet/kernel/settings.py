@@ -27,9 +27,16 @@ class Settings:
     max_queued_total: int = 2_000_000  # jobs that may wait in all
     max_active_jobs_per_user: int = 5  # queued and running
     max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
+    retention_days: int = 0  # then media and files go; of a tenant without its own; 0: never
     run_limit_seconds: int = 3600  # of a job, from its start; a workflow may have its own
     url_seconds: int = 900  # the life of a URL to a file; a held lease gets new ones
     max_output_bytes: int = 4 * 1024**3  # of one output file
+    max_upload_bytes: int = 2 * 1024**3  # of one file of a customer; an effect may take less
+    max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not compared with those there are
+    fetch_seconds: int = 120  # within which a file at a customer's URL must have arrived
+    calls_per_second: float = 20.0  # of one API key, on average
+    calls_at_once: int = 100  # of one API key, after a pause
+    max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL
     affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job
     avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
     offline_after_seconds: int = 90  # a worker unseen for so long is offline

@@ -6,6 +6,7 @@ from functools import cached_property
 from comfyfleet.db import Database, Pools
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.fetching.outward import Outward
 from comfyfleet.graphs.advancing import Graphs
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
@@ -24,6 +25,7 @@ class Plane:
     sides: Sides  # what jobs are done with
     admin_key: AdminKey
     turns: Turns  # among control planes, for sweeps
+    outward: Outward  # to customers' addresses
     meters: Meters = field(default_factory=Meters)
 
     @cached_property

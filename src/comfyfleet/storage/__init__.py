@@ -3,7 +3,6 @@
 from comfyfleet.storage.local import LocalStore
 from comfyfleet.storage.model import ObjectFacts, ObjectStore, Presigned
 from comfyfleet.storage.opening import open_store
-from comfyfleet.storage.secret import signing_secret
 
 __all__ = [
     "LocalStore",
@@ -11,5 +10,4 @@ __all__ = [
     "ObjectStore",
     "Presigned",
     "open_store",
-    "signing_secret",
 ]

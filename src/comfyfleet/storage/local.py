@@ -17,6 +17,7 @@ from comfyfleet.storage.keys import (
     checked_size,
 )
 from comfyfleet.storage.model import (
+    CHUNK_BYTES,
     MEMORY_BYTES_MAX,
     OBJECT_BYTES_MAX,
     ObjectFacts,
@@ -62,6 +63,23 @@ class LocalStore:
             if opened.size > MEMORY_BYTES_MAX:
                 raise LimitExceeded(f"{key} has {opened.size} bytes; it goes by URL", key=key)
             return opened.file.read()
+
+    async def get_start(self, key: str, size: int) -> bytes:
+        opened = await self.open(key)
+        with opened.file:
+            return await asyncio.to_thread(opened.file.read, size)
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        opened = await self.open(key)
+        with opened.file:
+            while chunk := await asyncio.to_thread(opened.file.read, CHUNK_BYTES):
+                yield chunk
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        with await asyncio.to_thread(file.open, "rb") as source:
+            async with self.receiving(key, content_type) as incoming:
+                while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
+                    await incoming.write(chunk)
 
     async def head(self, key: str) -> ObjectFacts | None:
         return await asyncio.to_thread(self._look, key)

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 # The most that S3 takes in one PUT; a folder could hold more, but then a move to S3 would fail.
 OBJECT_BYTES_MAX = 5 * 1024**3
 # put and get are for documents. Media go by URL, and never through our memory.
 MEMORY_BYTES_MAX = 256 * 1024**2
+CHUNK_BYTES = 1024 * 1024
 # What S3 allows for a presigned URL.
 URL_SECONDS_MAX = 7 * 24 * 3600
 
@@ -39,6 +41,18 @@ class ObjectStore(Protocol):
 
     async def get(self, key: str) -> bytes:
         """NotFound if there is none."""
+        ...
+
+    async def get_start(self, key: str, size: int) -> bytes:
+        """The first bytes, or all of a shorter object. NotFound if there is none."""
+        ...
+
+    def chunks(self, key: str) -> AsyncIterator[bytes]:
+        """The whole, a piece at a time, for whoever reads it once and keeps none of it."""
+        ...
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        """As `put`, for what is too large for memory."""
         ...
 
     async def head(self, key: str) -> ObjectFacts | None: ...

@@ -4,14 +4,29 @@ from comfyfleet.http.admin import (
     audit,
     control,
     dispatches,
+    effects,
     fleets,
     jobs,
     tenants,
+    users,
+    wallets,
     workers,
     workflows,
 )
 
 ROUTERS = tuple(
     module.router
-    for module in (fleets, workflows, workers, tenants, dispatches, jobs, control, audit)
+    for module in (
+        fleets,
+        workflows,
+        effects,
+        workers,
+        tenants,
+        users,
+        wallets,
+        dispatches,
+        jobs,
+        control,
+        audit,
+    )
 )
