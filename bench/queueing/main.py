@@ -30,7 +30,7 @@ def main() -> None:
     options.add_argument("--synchronous-commit", choices=["on", "off"], default="off")
     given = options.parse_args()
     bench = Bench(1 if given.quick else given.rounds, given.quick)
-    with running_postgres() as url:
+    with running_postgres(durable=True) as url:
         asyncio.run(bench.on_postgres(url, given.synchronous_commit))
     asyncio.run(bench.on_sqlite())
 

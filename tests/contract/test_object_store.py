@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -378,3 +379,13 @@ async def test_a_url_holds_no_secret(stage: Stage) -> None:
     url = await stage.store.url_to_get("a/b", seconds=60)
     assert SECRET.decode() not in url
     assert "secret" not in str(parse_qs(urlsplit(url).query)).lower()
+
+
+async def test_a_listing_tells_when_each_object_was_written(stage: Stage) -> None:
+    before = utc_now() - timedelta(seconds=2)
+    await stage.store.put("tenants/a/one", b"1", "text/plain")
+    await stage.store.put("tenants/b/two", b"2", "text/plain")
+    found = {each.key: each.modified_at async for each in stage.store.listed("tenants/a/")}
+    assert found.keys() == {"tenants/a/one"}
+    assert before < found["tenants/a/one"] < utc_now() + timedelta(seconds=2)
+    assert [each async for each in stage.store.listed("tenants/c/")] == []

@@ -4,8 +4,14 @@ from comfyfleet.loops.graphs import graph_sweeps
 from comfyfleet.loops.publishing import scaling_sweeps
 from comfyfleet.loops.queue import queue_sweeps
 from comfyfleet.loops.sweeping import Sweep
+from comfyfleet.loops.upkeep import upkeep_sweeps
 from comfyfleet.plane import Plane
 
 
 def sweeps_of(plane: Plane) -> list[Sweep]:
-    return [*queue_sweeps(plane), *graph_sweeps(plane), *scaling_sweeps(plane)]
+    return [
+        *queue_sweeps(plane),
+        *graph_sweeps(plane),
+        *scaling_sweeps(plane),
+        *upkeep_sweeps(plane),
+    ]

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from comfyfleet.storage.model import (
     CHUNK_BYTES,
     MEMORY_BYTES_MAX,
     OBJECT_BYTES_MAX,
+    Listed,
     ObjectFacts,
     Presigned,
 )
@@ -98,6 +100,12 @@ class LocalStore:
     async def keys(self, prefix: str) -> AsyncIterator[str]:
         for key in await asyncio.to_thread(self._folder.keys, prefix):
             yield key
+
+    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        async for key in self.keys(prefix):
+            stamp = await asyncio.to_thread(self._folder.modified, key)
+            if stamp is not None:
+                yield Listed(key, datetime.fromtimestamp(stamp, UTC))
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         expires = self._expires(seconds)

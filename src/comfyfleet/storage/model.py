@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,6 +19,14 @@ URL_SECONDS_MAX = 7 * 24 * 3600
 class ObjectFacts:
     size: int
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing of the store shows it."""
+
+    key: str
+    modified_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,10 @@ class ObjectStore(Protocol):
 
     def keys(self, prefix: str) -> AsyncIterator[str]:
         """All keys that begin so, in no promised order."""
+        ...
+
+    def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        """The same, each with the moment when it was last written."""
         ...
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:

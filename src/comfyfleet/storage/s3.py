@@ -29,6 +29,7 @@ from comfyfleet.storage.model import (
     CHUNK_BYTES,
     MEMORY_BYTES_MAX,
     OBJECT_BYTES_MAX,
+    Listed,
     ObjectFacts,
     Presigned,
 )
@@ -126,6 +127,10 @@ class S3Store:
         await self._call(key, partial(self._client.delete_object, **self._place(key)))
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
+        async for each in self.listed(prefix):
+            yield each.key
+
+    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
         above = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket.name, Prefix=above + prefix
@@ -133,7 +138,7 @@ class S3Store:
         turning = iter(pages)
         while (page := await self._call(prefix, partial(next, turning, None))) is not None:
             for each in page.get("Contents", ()):
-                yield each["Key"].removeprefix(above)
+                yield Listed(each["Key"].removeprefix(above), each["LastModified"])
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         params: dict[str, Any] = self._place(key)

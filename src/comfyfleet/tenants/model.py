@@ -11,6 +11,7 @@ NAME_CHARACTERS_MAX = 200
 PRIORITY_MIN, PRIORITY_MAX = -10, 10
 PRIORITY_LIMIT = 1_000_000
 RETENTION_DAYS_MAX = 36_500
+ERASED = "erased"
 # Whose jobs an operator's are, unless told otherwise. There from the first start.
 DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
 

@@ -10,6 +10,7 @@ from comfyfleet.kernel.errors import Conflict, NotFound, Refused
 from comfyfleet.tenants import store
 from comfyfleet.tenants.model import (
     DEFAULT_TENANT,
+    ERASED,
     PRIORITY_MAX,
     PRIORITY_MIN,
     Tenant,
@@ -66,6 +67,22 @@ async def set_limits(
 async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
     """How long its media and files are kept; None: as the settings say."""
     values = {"retention_days": check_retention(days)}
+    return _found(await store.change(tx, tenant_id, values), tenant_id)
+
+
+async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
+    """From now on it gets nothing new; asked again, it stays as it was first asked."""
+    if tenant_id == DEFAULT_TENANT:
+        raise Refused("operators' own jobs are this tenant's: it is not erased")
+    tenant = await get(tx, tenant_id)
+    if tenant.erasing_at is not None:
+        return tenant
+    return _found(await store.change(tx, tenant_id, {"erasing_at": now}), tenant_id)
+
+
+async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
+    """The row stays: the ledger names it. Its name goes."""
+    values = {"erased_at": now, "name": ERASED}
     return _found(await store.change(tx, tenant_id, values), tenant_id)
 
 

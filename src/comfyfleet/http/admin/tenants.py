@@ -95,13 +95,13 @@ async def create(
 @router.get("/tenants")
 async def list_tenants(plane: GivenPlane) -> Tenants:
     async with plane.central.look() as tx:
-        return Tenants(tenants=[_answer(each) for each in await tenants.all_of(tx)])
+        return Tenants(tenants=[answer_of(each) for each in await tenants.all_of(tx)])
 
 
 @router.get("/tenants/{tenant_id}")
 async def show(tenant_id: UUID, plane: GivenPlane) -> TenantAnswer:
     async with plane.central.look() as tx:
-        return _answer(await tenants.get(tx, tenant_id))
+        return answer_of(await tenants.get(tx, tenant_id))
 
 
 @router.put("/tenants/{tenant_id}/limits")
@@ -112,7 +112,7 @@ async def set_limits(
     async with plane.central.begin() as tx:
         tenant = await tenants.set_limits(tx, tenant_id, **body.model_dump())
         await _record(tx, tenant, "set_limits", operator, now, body.model_dump())
-    return _answer(tenant)
+    return answer_of(tenant)
 
 
 @router.put("/tenants/{tenant_id}/retention")
@@ -123,7 +123,7 @@ async def set_retention(
     async with plane.central.begin() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
         await _record(tx, tenant, "set_retention", operator, now, body.model_dump())
-    return _answer(tenant)
+    return answer_of(tenant)
 
 
 async def _record(
@@ -140,5 +140,5 @@ async def _record(
     )
 
 
-def _answer(tenant: Tenant) -> TenantAnswer:
+def answer_of(tenant: Tenant) -> TenantAnswer:
     return TenantAnswer(**asdict(tenant))
