@@ -59,6 +59,7 @@ def document(offline: str, lost: str) -> dict[str, Any]:
             properties={"width": 100},
             backend_affinity=f"worker:{lost}",
             fallback_strategy="auto_select",
+            priority=10,
         ),
         _workflow(
             "asked",
@@ -144,8 +145,10 @@ class GraphCustomer:
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json()
 
-    def started(self, graph: dict[str, Any], key: str) -> str:
-        graph_id = self.ask("POST", "graphs", **graph)["id"]
+    def stored(self, graph: dict[str, Any]) -> str:
+        return str(self.ask("POST", "graphs", **graph)["id"])
+
+    def started(self, graph_id: str, key: str) -> str:
         wanted = {"inputs": {"widths": WIDTHS}, "idempotency_key": key}
         return str(self.ask("POST", f"graphs/{graph_id}/runs", **wanted)["id"])
 

@@ -138,7 +138,7 @@ class Play:
         async with self.plane.pools["main"].look() as tx:
             return await ledger.balance(tx, self.owner.tenant_id, self.owner.user_id)
 
-    async def count_jobs(self, **states: str) -> int:
+    async def count_jobs(self, **states: Any) -> int:
         async with self.plane.pools["main"].look() as tx:
             query = select(func.count()).select_from(ai_jobs)
             for name, value in states.items():
