@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from tests.acceptancekit.admin import AWAY_SECONDS_MAX, until
 from tests.acceptancekit.jobs import FLEET
-from tests.acceptancekit.stage import EngineProcess, Stage
+from tests.acceptancekit.stage import Stage
 
 PRICE, TOKENS = 2, 1000
 WIDTHS = [32, 48, 64, 80]
@@ -120,7 +120,9 @@ def prepare(stage: Stage) -> tuple[str, "GraphCustomer"]:
     path = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
     paid = {"amount": TOKENS, "provider_transaction_id": "first"}
     stage.admin.ask("POST", path, json=paid)
-    return secret, GraphCustomer(stage.url, tenant["key"])
+    customer = GraphCustomer(stage.url, tenant["key"])
+    stage.at_end(customer.close)
+    return secret, customer
 
 
 class GraphCustomer:
@@ -131,6 +133,9 @@ class GraphCustomer:
         self._http = httpx.Client(
             base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=10
         )
+
+    def close(self) -> None:
+        self._http.close()
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
         deadline = time.monotonic() + AWAY_SECONDS_MAX
@@ -177,14 +182,6 @@ class GraphCustomer:
             assert data[:8] == b"\x89PNG\r\n\x1a\n"
             found.append(int.from_bytes(data[16:20], "big"))
         return found
-
-
-def begun(engines: Iterable[EngineProcess]) -> Counter[str]:
-    return Counter(
-        next(iter(record["prompt"][2].values()))["class_type"]
-        for engine in engines
-        for record in engine.history().values()
-    )
 
 
 def check_the_end(customer: GraphCustomer, run: dict[str, Any], runs: int = 1) -> None:
