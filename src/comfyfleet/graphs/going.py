@@ -20,7 +20,7 @@ from comfyfleet.graphs.runs import Run, RunStatus
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Failure, Job, JobStatus
 from comfyfleet.jobs.settling import deliver
-from comfyfleet.kernel.errors import FleetError, QueueFull, Unavailable
+from comfyfleet.kernel.errors import FleetError, NotFound, QueueFull, Unavailable
 
 log = logging.getLogger(__name__)
 WORDS_PER_PASS_MAX = 500
@@ -117,6 +117,11 @@ async def _goes_on(
     except (QueueFull, Unavailable) as error:
         log.warning("graph run %s waits: %s", run_id, error.message)
         return False
+    except NotFound:
+        # It was removed; nobody is left to hear this.
+        pool = await graphs.sides.pool_of(tenant_id)
+        async with pool.begin() as tx:
+            await jobs.forget_words(tx, heard)
     except FleetError:
         log.exception("graph run %s can't go on", run_id)
         return False

@@ -28,14 +28,14 @@ _PICTURES = "image/"
 
 
 async def files_of(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
-    """What completed jobs have made, by id."""
+    """What completed jobs have made, by id; a file that has expired since is left out."""
     wanted = [
         UUID(each["file_id"])
         for job in jobs
         if job.status == JobStatus.COMPLETED
         for each in (job.result_metadata or {}).get("outputs", ())
     ]
-    return await files.get_all(tx, tenant_id, wanted) if wanted else {}
+    return await files.those_of(tx, tenant_id, wanted) if wanted else {}
 
 
 def told(
@@ -80,7 +80,11 @@ def progressed(key: Key, attempt: int, progress: Progress) -> JobProgressed:
 def output_of(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
     """`{images, files, width, height, prompt_id, execution_time}`; files by reference."""
     result = job.result_metadata or {}
-    outputs = [_reference(each, made[UUID(each["file_id"])]) for each in result.get("outputs", ())]
+    outputs = [
+        _reference(each, made[UUID(each["file_id"])])
+        for each in result.get("outputs", ())
+        if UUID(each["file_id"]) in made
+    ]
     pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
     first = pictures[0] if pictures else {}
     return {

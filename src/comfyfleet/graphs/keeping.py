@@ -14,7 +14,7 @@ from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.runs import Key, Run, job_id
 from comfyfleet.graphs.saving import restored
 from comfyfleet.graphs.snapshot import restored_plan
-from comfyfleet.graphs.store import Head
+from comfyfleet.graphs.stored import Head
 from comfyfleet.kernel.errors import NotFound
 
 RUNS_KEPT_MAX = 500

@@ -25,7 +25,7 @@ from comfyfleet.graphs.ports import MEDIA, type_named
 from comfyfleet.graphs.quote import Quote, quote
 from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status
 from comfyfleet.graphs.snapshot import saved_plan
-from comfyfleet.graphs.store import Head, StoredGraph
+from comfyfleet.graphs.stored import Head, StoredGraph
 from comfyfleet.graphs.validation import Checked, check, check_inputs
 from comfyfleet.graphs.world import catalogue_for
 from comfyfleet.graphs.writing import document_of

@@ -1,7 +1,6 @@
 """The SQL of graphs: rows of a tenant's pool, every one looked up with its tenant."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -14,54 +13,10 @@ from comfyfleet.db.dialect import insert_if_new, locked, upsert_all
 from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
 from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
 from comfyfleet.graphs.saving import restored_record, saved_record
+from comfyfleet.graphs.stored import Head, StoredGraph
 
 ROWS_PER_STATEMENT_MAX = 500
 GOING_ON = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING_FOR_USER)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGraph:
-    id: UUID
-    tenant_id: UUID
-    user_id: UUID
-    name: str
-    version: int
-    document: Mapping[str, Any]
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """All of a run but its executions."""
-
-    id: UUID
-    tenant_id: UUID
-    user_id: UUID
-    graph_id: UUID
-    graph_version: int
-    snapshot: Mapping[str, Any]
-    inputs: Mapping[str, Any]
-    max_tokens: int | None
-    created_at: datetime
-    status: RunStatus = RunStatus.PENDING
-    revision: int = 0
-    tokens: int = 0
-    error: RunError | None = None
-    outputs: Mapping[str, Any] | None = None
-    changed_at: datetime | None = None
-    ended_at: datetime | None = None
-
-    @property
-    def run(self) -> Run:
-        return Run(
-            self.id,
-            self.inputs,
-            self.max_tokens,
-            self.status,
-            tokens=self.tokens,
-            error=self.error,
-            outputs=self.outputs,
-        )
 
 
 # Graphs

@@ -13,7 +13,7 @@ from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.model import Problem
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.service import Owner
-from comfyfleet.graphs.store import StoredGraph
+from comfyfleet.graphs.stored import StoredGraph
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
