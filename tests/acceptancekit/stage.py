@@ -1,7 +1,7 @@
 """Everything on one machine: a stage on which a test starts, breaks and looks at processes."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,9 @@ class Stage:
         self._stack.close()
         if error is not None:
             self._tell()
+
+    def at_end(self, act: Callable[[], object]) -> None:
+        self._stack.callback(act)
 
     def _tell(self) -> None:
         """What everybody said last, beside the failed test."""

@@ -18,6 +18,7 @@ from comfyfleet.agent.deliveries import Deliveries
 from comfyfleet.agent.filling import filled
 from comfyfleet.agent.journal import Entry, Journal
 from comfyfleet.agent.naming import input_name, output_names, prompt_id_of
+from comfyfleet.agent.pictures import size_of
 from comfyfleet.agent.ports import Assets
 from comfyfleet.agent.precedence import Precedence
 from comfyfleet.agent.progress import advance, begin
@@ -243,6 +244,7 @@ async def deliver(
             )
         content_type = content_type_of(file.filename, fetched.content_type)
         content_hash = await asyncio.to_thread(hash_of, fetched.path)
+        width, height = await asyncio.to_thread(size_of, fetched.path) or (None, None)
         await workshop.precedence.give_way()
         await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
     finally:
@@ -255,6 +257,8 @@ async def deliver(
         filename=file.filename,
         node_id=file.node_id,
         kind=file.key,
+        width=width,
+        height=height,
     )
 
 

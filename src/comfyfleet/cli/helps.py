@@ -87,3 +87,16 @@ comfyfleet up
 comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
 ```
 """
+
+GRAPH = """Run graphs: workflows of workflows, over all backends of the fleet.
+
+`COMFYFLEET_URL` says where the control plane is, `COMFYFLEET_KEY` is an API key of yours (`cf_…`).
+Graphs are JSON or YAML files.
+
+```
+comfyfleet graph validate album.yaml
+comfyfleet graph run album.yaml --input photos=@a.png,@b.png --watch
+comfyfleet graph show 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10
+comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend worker:gpu-7
+```
+"""

@@ -31,6 +31,16 @@ def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Se
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 
+def upsert_all(
+    tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]], *, key: Sequence[str]
+) -> Any:
+    """The same for several rows with the same columns, no two of one key."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table).values(list(rows))
+    changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
+
+
 def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
     """The database's clock on PostgreSQL, where several control planes share it; else ours."""
     return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())

@@ -241,6 +241,71 @@ Index(
     sqlite_where=text(_PENDING),
 )
 
+graphs = Table(
+    "graphs",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # who made it; all users of the tenant may run it
+    Column("name", String(200), nullable=False),
+    Column("version", Integer, nullable=False),  # the newest
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "created_at", "id"),
+)
+
+graph_versions = Table(
+    "graph_versions",
+    tenant,
+    Column("graph_id", Uuid, ForeignKey("graphs.id", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("document", Document, nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+graph_runs = Table(
+    "graph_runs",
+    tenant,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # who started it, and pays
+    Column("graph_id", Uuid, nullable=False),
+    Column("graph_version", Integer, nullable=False),
+    Column("snapshot", Document, nullable=False),  # the graph and its workflows, as they were
+    Column("inputs", Document, nullable=False),
+    Column("max_tokens", BigInteger),
+    Column("status", String(20), nullable=False),
+    Column("revision", BigInteger, nullable=False),  # one more with each change
+    Column("tokens", BigInteger, nullable=False),
+    Column("error", Document),
+    Column("outputs", Document),
+    Column("created_at", Moment, nullable=False),
+    Column("changed_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    CheckConstraint(
+        "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
+        name="status",
+    ),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+_GOING_ON = "status IN ('pending', 'running', 'waiting_for_user')"
+Index(
+    "graph_runs_going_on",
+    graph_runs.c.id,
+    postgresql_where=text(_GOING_ON),
+    sqlite_where=text(_GOING_ON),
+)
+
+graph_executions = Table(
+    "graph_executions",
+    tenant,
+    Column("run_id", Uuid, ForeignKey("graph_runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("node", String(64), primary_key=True),
+    Column("at", String(64), primary_key=True),  # its index: one number for each fan-out around it
+    Column("tenant_id", Uuid, nullable=False),
+    Column("record", Document, nullable=False),
+)
+
 token_wallets = Table(
     "token_wallets",
     tenant,

@@ -117,6 +117,11 @@ async def depths(tx: Tx) -> dict[Lane, Depth]:
     return await rows.depths(tx)
 
 
+async def bound(tx: Tx) -> dict[str, int]:
+    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    return await rows.bound(tx)
+
+
 async def ahead(tx: Tx, dispatch: Dispatch) -> int:
     return await rows.ahead(tx, dispatch)
 

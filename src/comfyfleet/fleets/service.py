@@ -40,6 +40,7 @@ __all__ = [
     "approve",
     "assign",
     "assigned_to",
+    "assignments",
     "authenticate",
     "by_id",
     "check_secret",
@@ -155,6 +156,11 @@ async def assign(
 
 async def assigned_to(tx: Tx, fleet: Fleet) -> Sequence[Assigned]:
     return (await store.assigned(tx, [fleet.id])).get(fleet.id, [])
+
+
+async def assignments(tx: Tx) -> dict[int, list[Assigned]]:
+    """The workflows of every fleet, by the fleet's number."""
+    return await store.assigned(tx)
 
 
 async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> list[Fleet]:

@@ -37,6 +37,15 @@ class JobStarted:
     key: Key
     attempt: int
     backend: str
+    at: datetime | None = None  # None: just now
+
+
+@dataclass(frozen=True, slots=True)
+class JobWaiting:
+    """It is in the queue again: its worker was lost, or gave it back."""
+
+    key: Key
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,9 @@ class Answer:
     backend: str | None = None
 
 
-Event: TypeAlias = JobStarted | JobProgressed | JobDone | JobFailed | JobCancelled | Answer
+Event: TypeAlias = (
+    JobStarted | JobWaiting | JobProgressed | JobDone | JobFailed | JobCancelled | Answer
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from comfyfleet.graphs.events import (
     JobFailed,
     JobProgressed,
     JobStarted,
+    JobWaiting,
 )
 from comfyfleet.graphs.model import OUTPUT_PORT, Fallback
 from comfyfleet.graphs.placing import alternatives
@@ -39,8 +40,15 @@ def _current(draft: Draft, key: Key, attempt: int) -> Record | None:
 def _started(event: JobStarted, draft: Draft) -> None:
     record = _current(draft, event.key, event.attempt)
     if record is not None and record.status == Status.QUEUED:
-        now = draft.world.now
-        draft.update(event.key, status=Status.RUNNING, backend=event.backend, started_at=now)
+        at = event.at or draft.world.now
+        draft.update(event.key, status=Status.RUNNING, backend=event.backend, started_at=at)
+
+
+@take.register
+def _waiting(event: JobWaiting, draft: Draft) -> None:
+    record = _current(draft, event.key, event.attempt)
+    if record is not None and record.status == Status.RUNNING:
+        draft.update(event.key, status=Status.QUEUED, backend=None, started_at=None, progress=0.0)
 
 
 @take.register

@@ -14,7 +14,7 @@ from comfyfleet.files.model import File, output_key
 from comfyfleet.jobs import service, store
 from comfyfleet.jobs.admitting import admit_after
 from comfyfleet.jobs.model import Failure, Job, delivery_of
-from comfyfleet.jobs.settling import align
+from comfyfleet.jobs.settling import align, tell
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, LeaseLost
 from comfyfleet.wire.files import DeliveredOutput
@@ -48,7 +48,7 @@ async def complete(sides: Sides, said: Complete) -> Job:
         )
         for file in stored if words else ():  # without words it was said before
             await files.add(tx, replace(file, user_id=job.asked.user_id))
-    sides.news.tell(job.id)
+    tell(sides, job)
     await _complete_centrally(sides, row, said, job)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
@@ -85,6 +85,8 @@ def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
                     "file_id": str(file.id),
                     "node_id": output.node_id,
                     "kind": output.kind,
+                    "width": output.width,
+                    "height": output.height,
                 }
                 for output, file in zip(said.outputs, stored, strict=True)
             ],
@@ -142,7 +144,7 @@ async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job
             new_id=sides.new_id,
             now=sides.clock(),
         )
-    sides.news.tell(job.id)
+    tell(sides, job)
     await _fail_centrally(sides, row, token, job, why)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from uuid import UUID
 
 
@@ -10,10 +11,19 @@ class News:
 
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
             event.set()
+
+    def tell_run(self, kind: str) -> None:
+        """A job that is part of a run of this kind has ended: the outbox has a word of it."""
+        for listener in self._listeners.get(kind, ()):
+            listener()
+
+    def hear_runs(self, kind: str, listener: Callable[[], None]) -> None:
+        self._listeners[kind].append(listener)
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
         """False when the time is up first."""

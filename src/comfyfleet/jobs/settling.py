@@ -20,10 +20,17 @@ RETRY_WORD = timedelta(seconds=5)
 async def deliver(sides: Sides, pool: Database, jobs: Sequence[Job], words: Sequence[int]) -> None:
     """What has just been committed; if this is cut off, the sweep does it again."""
     for job in jobs:
-        sides.news.tell(job.id)
+        tell(sides, job)
     await align(sides, jobs)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+
+
+def tell(sides: Sides, job: Job) -> None:
+    """Those who follow it in this process, and the run that it is a part of."""
+    sides.news.tell(job.id)
+    if job.asked.run_kind and not job.status.is_active:
+        sides.news.tell_run(job.asked.run_kind)
 
 
 async def align(sides: Sides, jobs: Sequence[Job]) -> None:

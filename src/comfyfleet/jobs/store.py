@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import RowMapping, delete, func, insert, literal, or_, select, tuple_, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.tenant import ai_jobs, outbox
 from comfyfleet.db.types import Moment
 from comfyfleet.effects.model import AssetRef
@@ -109,6 +109,18 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
     return _job(row) if row else None
 
 
+async def some(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], *, lock: bool = False
+) -> list[Job]:
+    """Those of them that exist, by their ids; locked in that order, so that two don't cross."""
+    if not job_ids:
+        return []
+    query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id.in_(job_ids))
+    query = query.order_by(ai_jobs.c.id)
+    found = await tx.execute(locked(tx, query) if lock else query)
+    return [_job(row) for row in found.mappings()]
+
+
 async def by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> Job | None:
     found = await tx.execute(
         select(ai_jobs).where(
@@ -141,10 +153,13 @@ async def active_after(tx: Tx, after: UUID | None, limit: int, before: datetime)
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Of a user; those of batches have a limit of their own."""
+    """Of a user; those of batches and runs have limits of their own."""
     mine = (ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
     query = select(func.count()).where(
-        *mine, ai_jobs.c.status.in_(ACTIVE), ai_jobs.c.batch_id.is_(None)
+        *mine,
+        ai_jobs.c.status.in_(ACTIVE),
+        ai_jobs.c.batch_id.is_(None),
+        ai_jobs.c.run_id.is_(None),
     )
     return int(await tx.scalar(query) or 0)
 

@@ -26,6 +26,7 @@ class Settings:
     max_queued_per_tenant: int = 100_000  # of a tenant without a limit of its own
     max_queued_total: int = 2_000_000  # jobs that may wait in all
     max_active_jobs_per_user: int = 5  # queued and running
+    max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
     event_keep_days: int = 7  # events of jobs, from which readers go on
     delivery_keep_days: int = 30  # the log of deliveries to webhooks
     retention_days: int = 0  # then media and files go; of a tenant without its own; 0: never

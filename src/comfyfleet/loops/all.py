@@ -1,5 +1,6 @@
 """Which sweeps a control plane runs."""
 
+from comfyfleet.loops.graphs import graph_sweeps
 from comfyfleet.loops.publishing import scaling_sweeps
 from comfyfleet.loops.queue import queue_sweeps
 from comfyfleet.loops.sweeping import Sweep
@@ -8,4 +9,9 @@ from comfyfleet.plane import Plane
 
 
 def sweeps_of(plane: Plane) -> list[Sweep]:
-    return [*queue_sweeps(plane), *scaling_sweeps(plane), *upkeep_sweeps(plane)]
+    return [
+        *queue_sweeps(plane),
+        *graph_sweeps(plane),
+        *scaling_sweeps(plane),
+        *upkeep_sweeps(plane),
+    ]

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import Clock
@@ -28,6 +29,10 @@ class Sweep:
     # One pass. What it answers is not looked at, but for True: there is more, come again at once.
     run: Callable[[], Awaitable[object]]
     seconds: float  # between the end of a pass and the next one, at most
+    # False: each control plane runs it whatever the others do.
+    in_turn: bool = True
+    # Is given what to call when there is something to do at once.
+    woken_by: Callable[[Callable[[], None]], None] | None = None
 
 
 class Sweeps:
@@ -40,6 +45,9 @@ class Sweeps:
         self._meters = meters
         self._clock = clock
         self._is_stopping = False
+        for sweep in self._sweeps.values():
+            if sweep.woken_by is not None:
+                sweep.woken_by(partial(self.wake, sweep.name))
 
     def wake(self, name: str) -> None:
         """Let it pass now, not when its time comes. One that runs will run once more."""
@@ -84,6 +92,8 @@ class Sweeps:
                 continue
 
     async def _turn(self, sweep: Sweep) -> tuple[str, bool]:
+        if not sweep.in_turn:
+            return DONE, await sweep.run() is True
         if not await self._turns.take(sweep.name):
             return ELSEWHERE, False
         try:

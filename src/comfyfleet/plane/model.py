@@ -1,11 +1,13 @@
 """The control plane as a value: what endpoints and sweeps work with."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from comfyfleet.db import Database, Pools
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.fetching.outward import Outward
+from comfyfleet.graphs.advancing import Graphs
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -25,6 +27,10 @@ class Plane:
     turns: Turns  # among control planes, for sweeps
     outward: Outward  # to customers' addresses
     meters: Meters = field(default_factory=Meters)
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        return Graphs(self.sides)
 
     @property
     def store(self) -> ObjectStore:

@@ -52,3 +52,5 @@ class DeliveredOutput(Message):
     filename: str | None = None  # as the backend named it
     node_id: str | None = None
     kind: str | None = None  # images, gifs, audio … as the node sorted it
+    width: int | None = Field(default=None, ge=0)  # of a picture
+    height: int | None = Field(default=None, ge=0)

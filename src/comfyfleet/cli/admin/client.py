@@ -24,6 +24,11 @@ TRANSFER_SECONDS_MAX = 600.0
 BEGINNING_CHARACTERS = 80
 CHUNK_BYTES = 1024 * 1024
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+ADMIN_BASE, PUBLIC_BASE = "api/admin", "api"
+ADMIN_KEY_HINT = (
+    "It was printed when the control plane first started, or is the value of "
+    f"COMFYFLEET_ADMIN_KEY there: export {KEY}=…"
+)
 OUTPUT = Group("Output", sort_key=9)
 
 
@@ -45,30 +50,32 @@ USUALLY = Asking()
 
 
 @contextmanager
-def control(asking: Asking, world: World) -> Iterator["Control"]:
+def control(
+    asking: Asking, world: World, *, base: str = ADMIN_BASE, key_hint: str = ADMIN_KEY_HINT
+) -> Iterator["Control"]:
     """The key comes from the environment only: arguments of a process can be seen by others."""
     url = base_url(asking.url or world.environ.get(URL) or URL_DEFAULT)
     key = world.environ.get(KEY, "")
     if not key:
         raise AccessDenied(
             f"{KEY} is not set",
-            hint="It was printed when the control plane first started, or is the value of "
-            f"COMFYFLEET_ADMIN_KEY there: export {KEY}=…",
+            hint=key_hint,
         )
     host = urlsplit(url).hostname or ""
     if url.startswith("http://") and host not in THIS_MACHINE:
         world.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
     timeout = httpx.Timeout(ANSWER_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
     with httpx.Client(timeout=timeout) as client:
-        yield Control(client, url, key)
+        yield Control(client, url, key, base)
 
 
 class Control:
     """One control plane. Answers are JSON objects; anything else is an error."""
 
-    def __init__(self, client: httpx.Client, url: str, key: str) -> None:
+    def __init__(self, client: httpx.Client, url: str, key: str, base: str = ADMIN_BASE) -> None:
         self._client = client
         self._url = url
+        self._base = base
         self._headers = {"Authorization": f"Bearer {key}"}
 
     def get(self, *path: object, **query: Any) -> dict[str, Any]:
@@ -140,7 +147,9 @@ class Control:
         return answer
 
     def _address(self, path: tuple[object, ...]) -> str:
-        return "/".join((f"{self._url}/api/admin", *(quote(str(part), safe="") for part in path)))
+        return "/".join(
+            (f"{self._url}/{self._base}", *(quote(str(part), safe="") for part in path))
+        )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

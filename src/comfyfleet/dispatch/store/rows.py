@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select, tuple_
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import dispatches as d
@@ -129,6 +129,19 @@ async def depths(tx: Tx) -> dict[Lane, Depth]:
         .group_by(*lane)
     )
     return {Lane(*row[:3]): Depth(*row[3:]) for row in await tx.execute(query)}
+
+
+async def bound(tx: Tx) -> dict[str, int]:
+    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    holder = func.coalesce("worker:" + d.c.worker_id, "")
+    bound_to = case((d.c.status == Status.LEASED, holder), else_=d.c.backend_affinity)
+    query = (
+        select(bound_to, func.count())
+        .where(d.c.status.in_([Status.QUEUED, Status.LEASED]))
+        .where(or_(d.c.status == Status.LEASED, d.c.backend_affinity.is_not(None)))
+        .group_by(bound_to)
+    )
+    return {row[0]: row[1] for row in await tx.execute(query)}
 
 
 async def ahead(tx: Tx, dispatch: Dispatch) -> int:

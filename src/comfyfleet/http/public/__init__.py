@@ -7,6 +7,8 @@ from comfyfleet.http.public import (
     batches,
     effects,
     events,
+    graph_runs,
+    graphs,
     keys,
     uploads,
     videos,
@@ -17,7 +19,19 @@ from comfyfleet.http.public.rates import Fetches, Rates
 from comfyfleet.plane import Plane
 
 # Batches stand before jobs: their paths would else be taken for a job's id.
-_MODULES = (effects, uploads, videos, batches, ai_jobs, events, wallet, keys, webhooks)
+_MODULES = (
+    effects,
+    uploads,
+    videos,
+    batches,
+    ai_jobs,
+    events,
+    graphs,
+    graph_runs,
+    wallet,
+    keys,
+    webhooks,
+)
 
 
 def install(app: FastAPI, plane: Plane) -> None:

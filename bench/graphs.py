@@ -1,0 +1,276 @@
+"""What it costs that a graph is run for you, against a program that calls the engines itself.
+
+A layered graph over four engines, each with a worker; control plane, workers and engines are
+processes of their own. The program is plain asyncio: it knows the engines, sends each prompt to the
+first that is free, and goes on to the next layer when a layer is done; it uploads no files and keeps
+nothing. Both are timed from outside, one after the other, on the same engines.
+
+The third figure needs no engine: a fan-out is advanced job by job in this process, each job as its
+control plane would hear of it, on SQLite. The time of a job must not grow with the size of the run.
+
+    python bench/graphs.py            all of it
+    python bench/graphs.py layers     only the layers; `fanout`: only the fan-out
+    python bench/graphs.py --quick    of each fan-out only the first 100 jobs
+"""
+
+import asyncio
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from gpu_busy import COMFYFLEET, answers, free_port, process, wait_for
+
+ENGINES = 4
+LAYERS, WIDTH = 15, 4  # 60 nodes
+MAKESPAN_MAX = 1.05
+LAYER_MS_MAX = 30.0
+GROWTH_MAX = 1.5
+FANOUTS = (100, 1_000, 10_000)
+ADMIN_KEY = "a" * 64
+FLEET = "gpus"
+QUICK_JOBS = 100
+
+
+def prompt(color: int, milliseconds: int) -> dict[str, Any]:
+    """Another color is another picture: nothing comes from the engine's cache."""
+    return {
+        "1": {
+            "class_type": "EmptyImage",
+            "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": color},
+        },
+        "2": {
+            "class_type": "ComfyfleetSteps",
+            "inputs": {
+                "steps": 1,
+                "step_ms": milliseconds,
+                "previews": False,
+                "image": ["1", 0],
+            },
+        },
+        "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "o"}},
+    }
+
+
+PROPERTIES = [
+    {"name": "color", "type": "integer", "binding": "1.color", "default": 0},
+    {"name": "milliseconds", "type": "integer", "binding": "2.step_ms", "default": 100},
+]
+
+
+def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
+    """Each node of a layer waits for all of the layer before: a merge stands between them."""
+    nodes: list[dict[str, Any]] = []
+    connections: list[dict[str, str]] = []
+    for layer in range(layers):
+        nodes.append({"id": f"merge_{layer}", "type": "merge"})
+        for number in range(WIDTH):
+            name = f"node_{layer}_{number}"
+            color = first_color + layer * WIDTH + number
+            given: dict[str, Any] = {"milliseconds": milliseconds}
+            if layer == 0:
+                given["color"] = color
+            nodes.append({"id": name, "type": "workflow", "workflow": "wait", "properties": given})
+            if layer:
+                # Counted: the same number for each node of a layer, so the layer's own is added.
+                source = f"merge_{layer - 1}.output.count"
+                connections.append({"from": source, "to": f"{name}.after"})
+                given["color"] = color
+            connections.append({"from": f"{name}.output", "to": f"merge_{layer}.input_{number}"})
+    nodes.append({"id": "end", "type": "output"})
+    connections.append({"from": f"merge_{layers - 1}.output", "to": "end.value"})
+    return {"name": "layers", "nodes": nodes, "connections": connections}
+
+
+# Directly
+
+
+async def direct(engines: list[str], layers: int, milliseconds: int, first_color: int) -> float:
+    async with httpx.AsyncClient(timeout=60) as client:
+        began = time.perf_counter()
+        for layer in range(layers):
+            await asyncio.gather(
+                *(
+                    executed(
+                        client,
+                        engines[number % len(engines)],
+                        prompt(first_color + layer * WIDTH + number, milliseconds),
+                    )
+                    for number in range(WIDTH)
+                )
+            )
+        return time.perf_counter() - began
+
+
+async def executed(client: httpx.AsyncClient, url: str, wanted: dict[str, Any]) -> None:
+    """Told over the websocket, as every client of ComfyUI is."""
+    from websockets.asyncio.client import connect
+
+    client_id = uuid4().hex
+    async with connect(f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}") as socket:
+        sent = await client.post(f"{url}/prompt", json={"prompt": wanted, "client_id": client_id})
+        prompt_id = sent.raise_for_status().json()["prompt_id"]
+        async for message in socket:
+            if isinstance(message, str) and "execution_success" in message and prompt_id in message:
+                break
+    found = (await client.get(f"{url}/history/{prompt_id}")).json()
+    (picture,) = found[prompt_id]["outputs"]["3"]["images"]
+    (await client.get(f"{url}/view", params=picture)).raise_for_status()
+
+
+# As a graph
+
+
+@contextmanager
+def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
+    """The customer's client of a control plane with a worker for each engine."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder / "plane")
+    environ = {
+        "COMFYFLEET_ADMIN_KEY": ADMIN_KEY,
+        "COMFYFLEET_CALLS_PER_SECOND": "10000",
+        "COMFYFLEET_CALLS_AT_ONCE": "10000",
+    }
+    with ExitStack() as stack:
+        stack.enter_context(process(*serve, "--log-level", "error", **environ))
+        admin = stack.enter_context(httpx.Client(base_url=url, headers=bearer(ADMIN_KEY)))
+        wait_for(lambda: answers(admin))
+        made = posted(admin, "/api/admin/fleets", slug=FLEET, stage="production")
+        posted(
+            admin,
+            "/api/admin/workflows",
+            slug="wait",
+            document={
+                **prompt(0, 100),
+                "4": {"class_type": "PrimitiveInt", "inputs": {"value": 0}},
+            },
+            properties=[*PROPERTIES, {"name": "after", "type": "integer", "binding": "4.value"}],
+            output_node_id="3",
+        )
+        body = {"workflow_slugs": ["wait"]}
+        admin.put(f"/api/admin/fleets/{FLEET}/production/workflows", json=body).raise_for_status()
+        tenant = posted(admin, "/api/admin/tenants", name="bench")
+        for number, engine in enumerate(engines):
+            where = ("--control", url, "--fleet", FLEET, "--backend", engine)
+            state = ("--state", folder / f"worker-{number}", "--worker-id", f"w{number}")
+            secret = {
+                "COMFYFLEET_FLEET_SECRET": made["secret"],
+                "AWS_EC2_METADATA_DISABLED": "true",
+            }
+            stack.enter_context(process(COMFYFLEET, "worker", *where, *state, **secret))
+        wait_for(lambda: len(admin.get("/api/admin/workers").json()["workers"]) == len(engines))
+        yield stack.enter_context(httpx.Client(base_url=url, headers=bearer(tenant["key"])))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def posted(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.is_success, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def as_graph(customer: httpx.Client, document: dict[str, Any]) -> float:
+    """From the request that starts it until its end is told, by its events."""
+    graph = posted(customer, "/api/graphs", **document)
+    began = time.perf_counter()
+    run = posted(customer, f"/api/graphs/{graph['id']}/runs")
+    with customer.stream("GET", f"/api/graph-runs/{run['id']}/events", timeout=600) as events:
+        for line in events.iter_lines():
+            if line == "event: end":
+                break
+    took = time.perf_counter() - began
+    seen = customer.get(f"/api/graph-runs/{run['id']}").json()
+    assert seen["status"] == "completed", seen["error"]
+    return took
+
+
+@contextmanager
+def engines_in(folder: Path) -> Iterator[list[str]]:
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                process(COMFYFLEET, "engine", "--port", "0", "--data", folder / f"engine-{number}")
+            )
+            for number in range(ENGINES)
+        ]
+        yield [first_url(each) for each in started]
+
+
+def first_url(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout is not None
+    found = re.search(r"http://\S+:\d+", child.stdout.readline())
+    assert found
+    return found[0]
+
+
+def layers() -> bool:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        engines_in(Path(name)) as engines,
+        fleet(Path(name), engines) as customer,
+    ):
+        as_graph(customer, layered(2, 10, 1_000_000))  # everything is loaded once
+        asyncio.run(direct(engines, 2, 10, 2_000_000))
+        return not [each for each in (1000, 100) if not compared(customer, engines, each)]
+
+
+def compared(customer: httpx.Client, engines: list[str], milliseconds: int) -> bool:
+    ours = as_graph(customer, layered(LAYERS, milliseconds, 10_000 * milliseconds))
+    plain = asyncio.run(direct(engines, LAYERS, milliseconds, 10_000 * milliseconds + 5_000))
+    per_layer = 1000 * (ours - plain) / LAYERS
+    print(
+        f"{LAYERS * WIDTH} nodes in {LAYERS} layers over {ENGINES} engines, {milliseconds} ms each: "
+        f"{ours:.2f} s, the program {plain:.2f} s: {ours / plain:.3f} x, {per_layer:.1f} ms a layer"
+    )
+    if milliseconds == 1000:
+        print(f"  makespan at most {MAKESPAN_MAX} x")
+        return ours / plain <= MAKESPAN_MAX
+    print(f"  at most {LAYER_MS_MAX:.0f} ms a layer")
+    return per_layer <= LAYER_MS_MAX
+
+
+# A fan-out
+
+
+def fanout() -> bool:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from graphing import fan_out
+
+    figures = {}
+    for items in FANOUTS:
+        start, each = asyncio.run(fan_out(items, QUICK_JOBS if "--quick" in sys.argv else None))
+        figures[items] = 1000 * (each + start / items)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"fan-out of {items:,}: {figures[items]:.2f} ms a job with its part of the start "
+            f"({start:.2f} s), peak memory {peak:.0f} MB"
+        )
+    growth = figures[FANOUTS[-1]] / figures[FANOUTS[0]]
+    print(f"  a job costs {growth:.2f} x of what it costs among 100 (at most {GROWTH_MAX} x)")
+    return growth <= GROWTH_MAX
+
+
+def main() -> int:
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    wanted = [each for each in sys.argv[1:] if each in ("layers", "fanout")] or ["layers", "fanout"]
+    parts = {"layers": layers, "fanout": fanout}
+    return 1 if [each for each in wanted if not parts[each]()] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

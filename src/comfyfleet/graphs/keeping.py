@@ -1,0 +1,81 @@
+"""Runs that were advanced lately, in memory: a step then costs what it touches, not all records.
+
+Only a shortcut: a run is used from here only while the database has the same revision.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.graphs import store
+from comfyfleet.graphs.plan import Plan
+from comfyfleet.graphs.runs import Key, Run, job_id
+from comfyfleet.graphs.saving import restored
+from comfyfleet.graphs.snapshot import restored_plan
+from comfyfleet.graphs.stored import Head
+from comfyfleet.kernel.errors import NotFound
+
+RUNS_KEPT_MAX = 500
+RECORDS_KEPT_MAX = 200_000
+
+
+class Kept(NamedTuple):
+    head: Head
+    plan: Plan
+    run: Run
+    revision: int
+
+    @property
+    def jobs(self) -> Mapping[UUID, tuple[Key, int]]:
+        """Of executions that wait for a job's word: its id, and whose attempt it is."""
+        keys = self.run.in_flight or _stopping(self.run)
+        found = ((key, self.run.record(key).attempt) for key in keys)
+        return {job_id(self.run.id, key, attempt): (key, attempt) for key, attempt in found}
+
+
+def _stopping(run: Run) -> frozenset[Key]:
+    """Once a run is over, none is in flight: those that were told to stop are looked for."""
+    if not run.status.is_over:
+        return frozenset()
+    return frozenset(key for key, record in run.records.items() if record.status == "stopping")
+
+
+class Runs:
+    def __init__(self) -> None:
+        self._kept: OrderedDict[UUID, Kept] = OrderedDict()
+        self._records = 0
+
+    async def get(self, tx: Tx, tenant_id: UUID, run_id: UUID) -> Kept:
+        kept = self._kept.get(run_id)
+        revision = await store.revision_of(tx, tenant_id, run_id)
+        if revision is None:
+            raise NotFound(f"there is no graph run {run_id}")
+        if kept is None or kept.revision != revision:
+            kept = await self._read(tx, tenant_id, run_id, kept)
+        self.keep(kept)
+        return kept
+
+    async def _read(self, tx: Tx, tenant_id: UUID, run_id: UUID, kept: Kept | None) -> Kept:
+        head = await store.get_run(tx, tenant_id, run_id)
+        if head is None:
+            raise NotFound(f"there is no graph run {run_id}")
+        plan = kept.plan if kept else restored_plan(head.snapshot)
+        run = restored(plan, head.run, await store.records_of(tx, head))
+        return Kept(head, plan, run, head.revision)
+
+    def keep(self, kept: Kept) -> None:
+        self.drop(kept.head.id)
+        self._kept[kept.head.id] = kept
+        self._records += len(kept.run.records)
+        while len(self._kept) > 1 and (
+            len(self._kept) > RUNS_KEPT_MAX or self._records > RECORDS_KEPT_MAX
+        ):
+            _, oldest = self._kept.popitem(last=False)
+            self._records -= len(oldest.run.records)
+
+    def drop(self, run_id: UUID) -> None:
+        old = self._kept.pop(run_id, None)
+        if old:
+            self._records -= len(old.run.records)

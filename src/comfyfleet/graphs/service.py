@@ -1,0 +1,327 @@
+"""What people may do with graphs: keep them, ask what they cost, run, stop, retry, answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid5
+
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File
+from comfyfleet.graphs import store
+from comfyfleet.graphs.advancing import Graphs, change
+from comfyfleet.graphs.catalogue import Catalogue
+from comfyfleet.graphs.decide import cancel_run, new_run, next_actions, retry_run
+from comfyfleet.graphs.documents import read_document
+from comfyfleet.graphs.draft import Advance
+from comfyfleet.graphs.events import Answer, Surroundings
+from comfyfleet.graphs.going import advance, as_of_now
+from comfyfleet.graphs.hearing import reference
+from comfyfleet.graphs.keeping import Kept
+from comfyfleet.graphs.model import Graph, InputNode, Problem
+from comfyfleet.graphs.parsing import parse_graph
+from comfyfleet.graphs.placing import is_online
+from comfyfleet.graphs.plan import Plan, plan_of, refuse
+from comfyfleet.graphs.ports import MEDIA, type_named
+from comfyfleet.graphs.quote import Quote, quote
+from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status
+from comfyfleet.graphs.snapshot import saved_plan
+from comfyfleet.graphs.stored import Head, StoredGraph
+from comfyfleet.graphs.validation import Checked, check, check_inputs
+from comfyfleet.graphs.world import catalogue_for
+from comfyfleet.graphs.writing import document_of
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, QueueFull, Unavailable
+
+# A backend that is gone when a run is started is what the fallback is for.
+_OF_BACKENDS = frozenset({"unknown_backend", "unable_backend"})
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose graphs: the tenant's; whose runs: the user's."""
+
+    tenant_id: UUID
+    user_id: UUID
+
+
+def document_from(text: str | Mapping[str, Any]) -> Any:
+    """JSON and YAML come as text; JSON may come as what it means."""
+    return read_document(text) if isinstance(text, str) else text
+
+
+async def checked(graphs: Graphs, document: Any) -> tuple[Checked, Catalogue]:
+    parsed = parse_graph(document)
+    async with graphs.sides.central.look() as tx:
+        catalogue = await catalogue_for(tx, parsed.graph, graphs.sides)
+    return check(document, catalogue), catalogue
+
+
+async def _sound(graphs: Graphs, document: Any) -> Graph:
+    found, _ = await checked(graphs, document)
+    refuse(list(found.problems))
+    return found.graph
+
+
+async def create(graphs: Graphs, owner: Owner, document: Any) -> StoredGraph:
+    graph = await _sound(graphs, document)
+    sides = graphs.sides
+    made = StoredGraph(
+        sides.new_id(),
+        owner.tenant_id,
+        owner.user_id,
+        graph.name,
+        1,
+        document_of(graph),
+        sides.clock(),
+    )
+    pool = await sides.pool_of(owner.tenant_id)
+    async with pool.begin() as tx:
+        await store.add_graph(tx, made)
+    return made
+
+
+async def new_version(graphs: Graphs, owner: Owner, graph_id: UUID, document: Any) -> StoredGraph:
+    """Runs that go on keep theirs."""
+    await get(graphs, owner, graph_id)
+    graph = await _sound(graphs, document)
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.begin() as tx:
+        version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
+        if version is None:
+            raise NotFound(f"there is no graph {graph_id}")
+        made = StoredGraph(
+            graph_id,
+            owner.tenant_id,
+            owner.user_id,
+            graph.name,
+            version,
+            document_of(graph),
+            graphs.sides.clock(),
+        )
+        await store.add_version(tx, made)
+    return made
+
+
+async def get(
+    graphs: Graphs, owner: Owner, graph_id: UUID, version: int | None = None
+) -> StoredGraph:
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.look() as tx:
+        found = await store.get_graph(tx, owner.tenant_id, graph_id, version)
+    if found is None:
+        which = "" if version is None else f" with a version {version}"
+        raise NotFound(f"there is no graph {graph_id}{which}")
+    return found
+
+
+async def _planned(graphs: Graphs, stored: StoredGraph, inputs: Mapping[str, Any]) -> Plan:
+    """The graph as it can be run now; its workflows may have changed since it was stored."""
+    found, catalogue = await checked(graphs, dict(stored.document))
+    problems = [each for each in found.problems if each.code not in _OF_BACKENDS]
+    refuse([*problems, *check_inputs(found.graph, inputs)])
+    return plan_of(found.graph, catalogue)
+
+
+async def quoted(
+    graphs: Graphs,
+    owner: Owner,
+    graph_id: UUID,
+    inputs: Mapping[str, Any],
+    *,
+    version: int | None = None,
+) -> Quote:
+    """Inputs may be left out: then lists are as long as they may be."""
+    stored = await get(graphs, owner, graph_id, version)
+    found, catalogue = await checked(graphs, dict(stored.document))
+    refuse([each for each in found.problems if each.code not in _OF_BACKENDS])
+    plan = plan_of(found.graph, catalogue)
+    online = sum(each.is_online for each in catalogue.backends)
+    return quote(
+        plan, inputs, side_by_side=min(online, graphs.sides.settings.max_queued_per_graph_run)
+    )
+
+
+# Runs
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    inputs: Mapping[str, Any]
+    version: int | None = None
+    max_tokens: int | None = None
+    idempotency_key: str | None = None
+
+
+async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) -> tuple[Kept, bool]:
+    """The run, and whether it is new: the same idempotency key gives the same run."""
+    run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
+    if wanted.idempotency_key and (before := await _find(graphs, owner, run_id)):
+        return _same(before, wanted), False
+    stored = await get(graphs, owner, graph_id, wanted.version)
+    plan = await _planned(graphs, stored, wanted.inputs)
+    inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
+    run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
+    head = Head(
+        id=run_id,
+        tenant_id=owner.tenant_id,
+        user_id=owner.user_id,
+        graph_id=graph_id,
+        graph_version=stored.version,
+        snapshot=saved_plan(plan),
+        inputs={**run.inputs},
+        max_tokens=run.max_tokens,
+        created_at=graphs.sides.clock(),
+        changed_at=graphs.sides.clock(),
+    )
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.begin() as tx:
+        is_new = await store.add_run(tx, head)
+    graphs.runs.keep(Kept(head, plan, run, 0))
+    return await _begun(graphs, owner, run_id), is_new
+
+
+def _run_id(graphs: Graphs, owner: Owner, graph_id: UUID, key: str | None) -> UUID:
+    if key is None:
+        return graphs.sides.new_id()
+    return uuid5(graph_id, f"{owner.tenant_id}/{owner.user_id}/{key}")
+
+
+async def _find(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept | None:
+    try:
+        return await get_run(graphs, owner, run_id)
+    except NotFound:
+        return None
+
+
+def _same(before: Kept, wanted: NewRun) -> Kept:
+    given = {name: _file_id(value) for name, value in wanted.inputs.items()}
+    known = {name: _file_id(value) for name, value in before.head.inputs.items()}
+    if given != known:
+        raise Conflict("idempotency_key was used for another run", field="idempotency_key")
+    return before
+
+
+async def _begun(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
+    """It is there; what can't be done now, the sweep will."""
+    try:
+        return await advance(graphs, owner.tenant_id, run_id)
+    except (QueueFull, Unavailable):
+        return await get_run(graphs, owner, run_id)
+
+
+async def _with_files(
+    graphs: Graphs, owner: Owner, graph: Graph, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Files that are given become references, if they are the user's own."""
+    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    return {
+        name: await _referred(graphs, owner, name, value) if _is_media(nodes[name]) else value
+        for name, value in inputs.items()
+    }
+
+
+def _is_media(node: InputNode) -> bool:
+    wanted = type_named(node.value_type)
+    while wanted and wanted.item:
+        wanted = wanted.item
+    return wanted is not None and wanted.name in MEDIA
+
+
+async def _referred(graphs: Graphs, owner: Owner, name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [await _referred(graphs, owner, name, each) for each in value]
+    file = await _own_file(graphs, owner, _file_id(value))
+    if file is None:
+        refuse([Problem("unknown_file", f"there is no file {_file_id(value)!r:.60}", name)])
+    return reference(file) if file else value
+
+
+async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    try:
+        async with pool.look() as tx:
+            file = await files.get(tx, owner.tenant_id, UUID(str(named)))
+    except (ValueError, NotFound):
+        return None
+    return file if file.user_id in (None, owner.user_id) else None
+
+
+def _file_id(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_file_id(each) for each in value]
+    return value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+
+
+async def get_run(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.look() as tx:
+        kept = await graphs.runs.get(tx, owner.tenant_id, run_id)
+    if kept.head.user_id != owner.user_id:
+        raise NotFound(f"there is no graph run {run_id}")
+    return kept
+
+
+async def run_as_of_now(graphs: Graphs, owner: Owner, run_id: UUID) -> tuple[Kept, Run]:
+    kept = await get_run(graphs, owner, run_id)
+    return kept, await as_of_now(graphs, kept)
+
+
+async def cancel(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
+    """One that is over stays as it is."""
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: Kept, world: Surroundings) -> Advance:
+        return cancel_run(kept.plan, kept.run, world)
+
+    return await change(graphs, owner.tenant_id, run_id, decide)
+
+
+async def retry(graphs: Graphs, owner: Owner, run_id: UUID, *, backend: str | None = None) -> Kept:
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: Kept, world: Surroundings) -> Advance:
+        if backend is not None:
+            _require_known(backend, world)
+        return retry_run(kept.plan, kept.run, world, backend=backend)
+
+    await change(graphs, owner.tenant_id, run_id, decide, fresh=True)
+    return await _begun(graphs, owner, run_id)
+
+
+async def answer(graphs: Graphs, owner: Owner, run_id: UUID, said: Answer) -> Kept:
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: Kept, world: Surroundings) -> Advance:
+        _require_asking(kept, said.key)
+        if said.choice == Choice.BACKEND:
+            _require_able(kept, said, world)
+        return next_actions(kept.plan, kept.run, (said,), world)
+
+    await change(graphs, owner.tenant_id, run_id, decide, fresh=True)
+    return await _begun(graphs, owner, run_id)
+
+
+def the_question(kept: Kept) -> Key:
+    """For an answer that names no node: the only question there is."""
+    if len(kept.run.asking) != 1:
+        asking = ", ".join(str(key) for key in sorted(kept.run.asking)) or "none"
+        raise Conflict(f"name the node that the answer is for; asking: {asking}", field="node")
+    return next(iter(kept.run.asking))
+
+
+def _require_asking(kept: Kept, key: Key) -> None:
+    if key.node not in kept.plan.graph.nodes:
+        raise NotFound(f"the graph has no node {key.node}")
+    is_open = kept.run.status == RunStatus.WAITING_FOR_USER
+    if not is_open or kept.run.record(key).status != Status.ASKING:
+        raise Conflict(f"{key} asks nothing (any more)")
+
+
+def _require_able(kept: Kept, said: Answer, world: Surroundings) -> None:
+    slug = kept.plan.workflows[said.key.node].slug
+    if not said.backend or not is_online(said.backend, slug, world.backends):
+        raise InvalidInput(f"{said.backend} is not online, or can't run {slug}", field="backend")
+
+
+def _require_known(backend: str, world: Surroundings) -> None:
+    if not any(each.is_meant_by(backend) for each in world.backends):
+        raise InvalidInput(f"there is no backend {backend}", field="backend")

@@ -1,0 +1,55 @@
+"""What a run is started from, frozen: the graph, and the facts of its workflows at that moment. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from comfyfleet.effects.model import Property
+from comfyfleet.graphs.catalogue import WorkflowFacts, catalogue_of
+from comfyfleet.graphs.parsing import parse_graph
+from comfyfleet.graphs.plan import Plan, plan_of, refuse
+from comfyfleet.graphs.writing import document_of
+
+
+def saved_plan(plan: Plan) -> dict[str, Any]:
+    """As JSON takes it."""
+    facts = {(each.slug, each.version): each for each in plan.workflows.values()}
+    return {
+        "graph": document_of(plan.graph),
+        "workflows": [_saved(each) for each in facts.values()],
+    }
+
+
+def restored_plan(saved: Mapping[str, Any]) -> Plan:
+    parsed = parse_graph(saved["graph"])
+    refuse(list(parsed.problems))
+    return plan_of(parsed.graph, catalogue_of(tuple(map(_restored, saved["workflows"]))))
+
+
+def _saved(facts: WorkflowFacts) -> dict[str, Any]:
+    return {
+        "slug": facts.slug,
+        "version": facts.version,
+        "properties": [asdict(each) for each in facts.properties],
+        "price_tokens": facts.price_tokens,
+        "typical_seconds": facts.typical_seconds,
+        "required_capabilities": sorted(facts.required_capabilities),
+        "is_current": facts.is_current,
+    }
+
+
+def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
+    return WorkflowFacts(
+        slug=saved["slug"],
+        version=saved["version"],
+        properties=tuple(map(_property, saved["properties"])),
+        price_tokens=saved["price_tokens"],
+        typical_seconds=saved["typical_seconds"],
+        required_capabilities=frozenset(saved["required_capabilities"]),
+        is_current=saved["is_current"],
+    )
+
+
+def _property(saved: Mapping[str, Any]) -> Property:
+    choices = saved["choices"]
+    return Property(**{**saved, "choices": None if choices is None else tuple(choices)})

@@ -1,0 +1,196 @@
+"""The SQL of graphs: rows of a tenant's pool, every one looked up with its tenant."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import RowMapping, insert, select, update
+
+from comfyfleet.db import Tx
+from comfyfleet.db.dialect import insert_if_new, locked, upsert_all
+from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
+from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
+from comfyfleet.graphs.saving import restored_record, saved_record
+from comfyfleet.graphs.stored import Head, StoredGraph
+
+ROWS_PER_STATEMENT_MAX = 500
+GOING_ON = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING_FOR_USER)
+
+
+# Graphs
+
+
+async def add_graph(tx: Tx, graph: StoredGraph) -> None:
+    row = {name: getattr(graph, name) for name in ("id", "tenant_id", "user_id", "name", "version")}
+    await tx.execute(insert(graphs).values({**row, "created_at": graph.created_at}))
+    await add_version(tx, graph)
+
+
+async def add_version(tx: Tx, graph: StoredGraph) -> None:
+    row = {
+        "graph_id": graph.id,
+        "version": graph.version,
+        "tenant_id": graph.tenant_id,
+        "document": dict(graph.document),
+        "created_at": graph.created_at,
+    }
+    await tx.execute(insert(graph_versions).values(row))
+
+
+async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> int | None:
+    """Counted up while the row is ours: two new versions at once get two numbers."""
+    changed = await tx.execute(
+        update(graphs)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .values(version=graphs.c.version + 1, name=name)
+        .returning(graphs.c.version)
+    )
+    found: int | None = changed.scalar_one_or_none()
+    return found
+
+
+async def get_graph(
+    tx: Tx, tenant_id: UUID, graph_id: UUID, version: int | None
+) -> StoredGraph | None:
+    number = graphs.c.version if version is None else version
+    joined = graphs.join(graph_versions, graph_versions.c.graph_id == graphs.c.id)
+    query = (
+        select(graphs, graph_versions.c.document, graph_versions.c.version.label("found"))
+        .select_from(joined)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .where(graph_versions.c.version == number)
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    if row is None:
+        return None
+    return StoredGraph(
+        row["id"],
+        row["tenant_id"],
+        row["user_id"],
+        row["name"],
+        row["found"],
+        row["document"],
+        row["created_at"],
+    )
+
+
+# Runs
+
+
+def _head(row: RowMapping) -> Head:
+    error = row["error"]
+    values = {**row, "status": RunStatus(row["status"]), "error": error and _error(error)}
+    return Head(**values)
+
+
+def _error(saved: Mapping[str, Any]) -> RunError:
+    return RunError(
+        saved["node"],
+        tuple(saved["at"]),
+        saved["backend"],
+        saved["message"],
+        tuple(saved["alternatives"]),
+    )
+
+
+async def add_run(tx: Tx, head: Head) -> bool:
+    """False: there is one with this id already."""
+    row = {
+        "id": head.id,
+        "tenant_id": head.tenant_id,
+        "user_id": head.user_id,
+        "graph_id": head.graph_id,
+        "graph_version": head.graph_version,
+        "snapshot": dict(head.snapshot),
+        "inputs": dict(head.inputs),
+        "max_tokens": head.max_tokens,
+        "status": head.status,
+        "revision": head.revision,
+        "tokens": head.tokens,
+        "created_at": head.created_at,
+        "changed_at": head.created_at,
+    }
+    added = await tx.execute(insert_if_new(tx, graph_runs, [row]).returning(graph_runs.c.id))
+    return added.one_or_none() is not None
+
+
+async def get_run(tx: Tx, tenant_id: UUID, run_id: UUID) -> Head | None:
+    query = select(graph_runs).where(graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _head(row) if row else None
+
+
+async def lock_revision(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
+    """Nobody else advances the run until the transaction ends."""
+    query = select(graph_runs.c.revision).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id
+    )
+    found: int | None = (await tx.execute(locked(tx, query))).scalar_one_or_none()
+    return found
+
+
+async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
+    query = select(graph_runs.c.revision).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id
+    )
+    return (await tx.execute(query)).scalar_one_or_none()
+
+
+async def runs_going_on(tx: Tx, *, after: UUID | None, limit: int) -> list[tuple[UUID, UUID]]:
+    """(tenant, run), page by page."""
+    query = select(graph_runs.c.tenant_id, graph_runs.c.id).where(graph_runs.c.status.in_(GOING_ON))
+    if after:
+        query = query.where(graph_runs.c.id > after)
+    found = await tx.execute(query.order_by(graph_runs.c.id).limit(limit))
+    return [(row.tenant_id, row.id) for row in found]
+
+
+async def write(
+    tx: Tx, head: Head, run: Run, changed: Iterable[Key], *, revision: int, now: datetime
+) -> None:
+    """The head as it is now, and the records that are new or other."""
+    values = {
+        "status": run.status,
+        "revision": revision,
+        "tokens": run.tokens,
+        "error": run.error._asdict() if run.error else None,
+        "outputs": None if run.outputs is None else dict(run.outputs),
+        "changed_at": now,
+        "ended_at": now if run.status.is_over else None,
+    }
+    await tx.execute(update(graph_runs).where(graph_runs.c.id == head.id).values(values))
+    rows = (_row(head, key, run.record(key)) for key in changed)
+    for part in _parts(rows):
+        await tx.execute(upsert_all(tx, graph_executions, part, key=("run_id", "node", "at")))
+
+
+def _row(head: Head, key: Key, record: Record) -> dict[str, Any]:
+    return {
+        "run_id": head.id,
+        "node": key.node,
+        "at": ",".join(map(str, key.at)),
+        "tenant_id": head.tenant_id,
+        "record": saved_record(record),
+    }
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    left = iter(rows)
+    while part := list(islice(left, ROWS_PER_STATEMENT_MAX)):
+        yield part
+
+
+async def records_of(tx: Tx, head: Head) -> dict[Key, Record]:
+    query = select(graph_executions.c.node, graph_executions.c.at, graph_executions.c.record).where(
+        graph_executions.c.run_id == head.id, graph_executions.c.tenant_id == head.tenant_id
+    )
+    return {
+        Key(row.node, _index(row.at)): restored_record(row.record)
+        for row in await tx.execute(query)
+    }
+
+
+def _index(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()

@@ -1,0 +1,54 @@
+"""Graphs and runs as they are kept. Pure; a run's executions are in `runs`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.graphs.runs import Run, RunError, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    name: str
+    version: int
+    document: Mapping[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All of a run but its executions."""
+
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    graph_id: UUID
+    graph_version: int
+    snapshot: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    max_tokens: int | None
+    created_at: datetime
+    status: RunStatus = RunStatus.PENDING
+    revision: int = 0
+    tokens: int = 0
+    error: RunError | None = None
+    outputs: Mapping[str, Any] | None = None
+    changed_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def run(self) -> Run:
+        return Run(
+            self.id,
+            self.inputs,
+            self.max_tokens,
+            self.status,
+            tokens=self.tokens,
+            error=self.error,
+            outputs=self.outputs,
+        )

@@ -1,0 +1,130 @@
+"""What the graphs of a tenant are judged against just now: workflows, and workers that could run them."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from comfyfleet.db import Tx
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.effects import service as effects
+from comfyfleet.effects.model import Workflow
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Assigned, Worker
+from comfyfleet.graphs.catalogue import (
+    BackendState,
+    Catalogue,
+    WorkflowFacts,
+    catalogue_of,
+    facts_of,
+)
+from comfyfleet.graphs.events import Surroundings
+from comfyfleet.graphs.model import Graph, WorkflowNode
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import NotFound
+from comfyfleet.tenants import service as tenants
+from comfyfleet.tenants.model import Tenant
+
+# Jobs of graphs go to workers that we have; a cloud is asked for by effects only.
+PROVIDER = "self_hosted"
+READING_FRESH = timedelta(minutes=5)
+FRESH = timedelta(seconds=1)
+
+
+async def catalogue_for(tx: Tx, graph: Graph, sides: Sides) -> Catalogue:
+    """As much of it as the graph asks for; a slug that is not registered is left out."""
+    slugs = {each.workflow for each in graph.nodes.values() if isinstance(each, WorkflowNode)}
+    facts: list[WorkflowFacts] = []
+    for slug in sorted(slugs):
+        try:
+            workflow = await effects.by_slug(tx, slug)
+        except NotFound:
+            continue
+        if workflow.is_active and not workflow.is_open:
+            facts += await _facts(tx, workflow)
+    return catalogue_of(tuple(facts), await backends(tx, sides))
+
+
+async def _facts(tx: Tx, workflow: Workflow) -> list[WorkflowFacts]:
+    seconds = await dispatch.typical_seconds(tx, workflow.id)
+    return [
+        facts_of(workflow, version, typical_seconds=seconds)
+        for version in await effects.versions_of(tx, workflow)
+    ]
+
+
+async def backends(tx: Tx, sides: Sides) -> tuple[BackendState, ...]:
+    """Every worker that is registered, those that are offline among them."""
+    now = sides.clock()
+    seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
+    assigned = await fleets.assignments(tx)
+    depths = await dispatch.bound(tx)
+    return tuple(
+        [
+            _state(worker, assigned, depths, await _free_memory(tx, worker, now), seen_since)
+            for worker in await fleets.workers_of(tx)
+            if PROVIDER in worker.providers
+        ]
+    )
+
+
+async def _free_memory(tx: Tx, worker: Worker, now: datetime) -> int:
+    found = await fleets.readings(tx, worker.worker_id, since=now - READING_FRESH, limit=1)
+    if not found:
+        return 0
+    reading = found[0].reading
+    return (reading.gpu_memory_total_bytes or 0) - (reading.gpu_memory_used_bytes or 0)
+
+
+def _state(
+    worker: Worker,
+    assigned: Mapping[int, Iterable[Assigned]],
+    depths: Mapping[str, int],
+    free_memory: int,
+    seen_since: datetime,
+) -> BackendState:
+    """A workflow that is paused counts: its jobs wait, and will be run here."""
+    return BackendState(
+        worker.worker_id,
+        fleet=worker.fleet_name,
+        is_online=worker.takes_jobs and worker.last_seen_at >= seen_since,
+        workflows=frozenset(
+            each.slug
+            for each in assigned.get(worker.fleet_id, ())
+            if each.is_active
+            and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
+            and each.required_capabilities <= worker.capabilities
+        ),
+        capabilities=worker.capabilities,
+        queue_depth=depths.get(worker.subject, 0),
+        free_gpu_memory_bytes=max(0, free_memory),
+    )
+
+
+class World:
+    """Backends, looked at once a second at most: each step of each run would ask otherwise."""
+
+    def __init__(self) -> None:
+        self._backends: tuple[BackendState, ...] = ()
+        self._at: datetime | None = None
+        self._tenants: dict[UUID, Tenant] = {}
+
+    async def now(self, sides: Sides, tenant_id: UUID, *, fresh: bool = False) -> Surroundings:
+        now = sides.clock()
+        if fresh or self._at is None or now - self._at > FRESH:
+            async with sides.central.look() as tx:
+                self._backends = await backends(tx, sides)
+                # Its range of priorities may be changed, so it is not kept for long either.
+                self._tenants.clear()
+            self._at = now
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            async with sides.central.look() as tx:
+                tenant = await tenants.get(tx, tenant_id)
+            self._tenants[tenant_id] = tenant
+        return Surroundings(
+            now,
+            self._backends,
+            in_queue_max=sides.settings.max_queued_per_graph_run,
+            priority_min=tenant.min_priority,
+            priority_max=tenant.max_priority,
+        )

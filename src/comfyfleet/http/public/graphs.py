@@ -1,0 +1,155 @@
+"""Graphs as customers keep, check and price them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Body as FromBody
+from fastapi import status
+from pydantic import Field
+
+from comfyfleet.graphs import service
+from comfyfleet.graphs.mermaid import draw
+from comfyfleet.graphs.model import Problem
+from comfyfleet.graphs.parsing import parse_graph
+from comfyfleet.graphs.service import Owner
+from comfyfleet.graphs.stored import StoredGraph
+from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.problems import problems
+from comfyfleet.http.public.auth import Reader, Writer
+from comfyfleet.http.public.routing import Answer, Body, public_router
+from comfyfleet.tenants.keys.model import Caller
+
+router = public_router("graphs")
+TOKENS_MAX = 2**53
+EXAMPLE = {
+    "name": "Draw",
+    "nodes": [
+        {"id": "draw", "type": "workflow", "workflow": "negative", "properties": {"width": 640}},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "draw.output", "to": "picture.value"}],
+}
+Document = Annotated[
+    dict[str, Any],
+    FromBody(
+        description="The graph itself, or `{document}` with it, or with a text in JSON or YAML.",
+        examples=[EXAMPLE],
+    ),
+]
+
+
+class ProblemSeen(Answer):
+    code: str = Field(description="Stable.", examples=["unknown_workflow"])
+    message: str
+    node: str
+    port: str
+
+
+class Verdict(Answer):
+    valid: bool
+    problems: list[ProblemSeen] = Field(description="All of them, each with its node and port.")
+
+
+class GraphAnswer(Answer):
+    id: UUID
+    name: str
+    version: int
+    document: dict[str, Any]
+    mermaid: str = Field(description="A picture of it, in Mermaid's language.")
+
+
+class QuoteBody(Body):
+    inputs: dict[str, Any] = Field(
+        default_factory=dict, description="Without them, lists are as long as they may be."
+    )
+    version: int | None = None
+
+
+class QuoteAnswer(Answer):
+    tokens_min: int
+    tokens_max: int
+    jobs_min: int
+    jobs_max: int
+    seconds_min: float
+    seconds_max: float
+    unknown_durations: list[str] = Field(description="Workflows that nobody has timed yet.")
+
+
+def owner_of(caller: Caller) -> Owner:
+    return Owner(caller.tenant.id, caller.user_id)
+
+
+def _document(body: Mapping[str, Any]) -> Any:
+    return service.document_from(body.get("document", body))
+
+
+@router.post("/graphs", status_code=status.HTTP_201_CREATED)
+async def create(body: Document, plane: GivenPlane, caller: Writer) -> GraphAnswer:
+    """Refused with all its problems, if it has any."""
+    return _seen(await service.create(plane.graphs, owner_of(caller), _document(body)))
+
+
+@router.post("/graphs/validate")
+async def validate(body: Document, plane: GivenPlane, caller: Reader) -> Verdict:
+    """What is wrong with a graph, before it is stored."""
+    found, _ = await service.checked(plane.graphs, _document(body))
+    return _verdict(found.problems)
+
+
+@router.get("/graphs/{graph_id}", responses=problems(404))
+async def show(
+    graph_id: UUID, plane: GivenPlane, caller: Reader, version: int | None = None
+) -> GraphAnswer:
+    return _seen(await service.get(plane.graphs, owner_of(caller), graph_id, version))
+
+
+@router.post(
+    "/graphs/{graph_id}/versions", status_code=status.HTTP_201_CREATED, responses=problems(404)
+)
+async def new_version(
+    graph_id: UUID, body: Document, plane: GivenPlane, caller: Writer
+) -> GraphAnswer:
+    """Runs that go on keep the version that they were started with."""
+    owner = owner_of(caller)
+    return _seen(await service.new_version(plane.graphs, owner, graph_id, _document(body)))
+
+
+@router.post("/graphs/{graph_id}/validate", responses=problems(404))
+async def validate_stored(graph_id: UUID, plane: GivenPlane, caller: Reader) -> Verdict:
+    """Whether it could be run now: workflows and workers may have changed since it was stored."""
+    stored = await service.get(plane.graphs, owner_of(caller), graph_id)
+    found, _ = await service.checked(plane.graphs, dict(stored.document))
+    return _verdict(found.problems)
+
+
+@router.post("/graphs/{graph_id}/quote", responses=problems(404))
+async def quote(graph_id: UUID, body: QuoteBody, plane: GivenPlane, caller: Reader) -> QuoteAnswer:
+    """What a run would cost, at least and at most, and how long it would take."""
+    found = await service.quoted(
+        plane.graphs, owner_of(caller), graph_id, body.inputs, version=body.version
+    )
+    return QuoteAnswer(
+        tokens_min=found.tokens_min,
+        tokens_max=found.tokens_max,
+        jobs_min=found.jobs_min,
+        jobs_max=found.jobs_max,
+        seconds_min=found.seconds_min,
+        seconds_max=found.seconds_max,
+        unknown_durations=list(found.unknown_durations),
+    )
+
+
+def _verdict(found: tuple[Problem, ...]) -> Verdict:
+    seen = [ProblemSeen(**each._asdict()) for each in found]
+    return Verdict(valid=not seen, problems=seen)
+
+
+def _seen(graph: StoredGraph) -> GraphAnswer:
+    return GraphAnswer(
+        id=graph.id,
+        name=graph.name,
+        version=graph.version,
+        document=dict(graph.document),
+        mermaid=draw(parse_graph(dict(graph.document)).graph),
+    )

@@ -1,0 +1,249 @@
+"""A graph run as customers see it."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.files import service as files
+from comfyfleet.graphs.keeping import Kept
+from comfyfleet.graphs.model import WorkflowNode, kind_of
+from comfyfleet.graphs.progress import node_status, progress_of
+from comfyfleet.graphs.runs import Choice, Key, Record, Run, RunStatus, Status
+from comfyfleet.http.public.routing import Answer
+from comfyfleet.http.public.showing import url_of
+from comfyfleet.kernel.errors import NotFound
+from comfyfleet.plane import Plane
+
+URLS_MAX = 1000
+
+
+class RunningNodeSeen(Answer):
+    node_id: str
+    index: list[int]
+    backend_id: str | None
+    progress: float = Field(description="0 to 1.")
+    current_step: str | None
+
+
+class ProgressSeen(Answer):
+    overall_percent: float
+    weighted_percent: float = Field(description="By how long each node typically takes.")
+    completed_nodes: int
+    total_nodes: int
+    running_nodes: list[RunningNodeSeen]
+
+
+class QuestionSeen(Answer):
+    node: str
+    index: list[int]
+    message: str = Field(examples=["Backend worker:gpu-7 is offline"])
+    backends: list[str] = Field(description="That could take its place, the best first.")
+    choices: list[Choice]
+
+
+class ErrorSeen(Answer):
+    node: str
+    index: list[int]
+    backend: str | None
+    message: str
+    alternatives: list[str]
+
+
+class NodeSeen(Answer):
+    id: str
+    type: str
+    workflow: str | None
+    status: Status
+    expected: int = Field(description="How often it runs, as far as that is known.")
+    done: int
+    skipped: int
+    failed: int
+    cancelled: int
+
+
+class ExecutionSeen(Answer):
+    node: str
+    index: list[int]
+    status: Status
+    attempts: int
+    backend: str | None
+    progress: float
+    current_step: str | None
+    inputs: dict[str, Any] | None
+    outputs: dict[str, Any] | None
+    error: str | None
+    traceback: str | None
+    notes: list[str]
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class RunAnswer(Answer):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    name: str
+    status: RunStatus
+    tokens: int = Field(description="Of jobs that are in flight or done.")
+    max_tokens: int | None
+    inputs: dict[str, Any]
+    outputs: dict[str, Any] | None = Field(description="By output node; files with fresh URLs.")
+    error: ErrorSeen | None
+    questions: list[QuestionSeen]
+    progress: ProgressSeen
+    nodes: list[NodeSeen]
+    executions: list[ExecutionSeen]
+    executions_total: int
+    created_at: datetime
+    ended_at: datetime | None
+
+
+async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
+    head = kept.head
+    return RunAnswer(
+        id=head.id,
+        graph_id=head.graph_id,
+        graph_version=head.graph_version,
+        name=kept.plan.graph.name,
+        status=run.status,
+        tokens=run.tokens,
+        max_tokens=run.max_tokens,
+        inputs=dict(head.inputs),
+        outputs=await _with_urls(plane, head.tenant_id, run.outputs),
+        error=_error(run),
+        questions=list(questions(run)),
+        progress=progress_seen(kept, run),
+        nodes=list(_nodes(kept, run)),
+        executions=list(islice(_executions(kept, run), limit)),
+        executions_total=len(run.records),
+        created_at=head.created_at,
+        ended_at=head.ended_at,
+    )
+
+
+def progress_seen(kept: Kept, run: Run) -> ProgressSeen:
+    found = progress_of(kept.plan, run)
+    running = [
+        RunningNodeSeen(
+            node_id=each.node_id,
+            index=list(each.at),
+            backend_id=each.backend_id,
+            progress=round(each.progress, 3),
+            current_step=each.current_step,
+        )
+        for each in found.running_nodes
+    ]
+    return ProgressSeen(
+        overall_percent=round(found.overall_percent, 1),
+        weighted_percent=round(found.weighted_percent, 1),
+        completed_nodes=found.completed_nodes,
+        total_nodes=found.total_nodes,
+        running_nodes=running,
+    )
+
+
+def questions(run: Run) -> Iterator[QuestionSeen]:
+    for key in sorted(run.asking):
+        question = run.record(key).question
+        if question:
+            yield QuestionSeen(
+                node=key.node,
+                index=list(key.at),
+                message=question.message,
+                backends=list(question.backends),
+                choices=list(question.choices),
+            )
+
+
+def _error(run: Run) -> ErrorSeen | None:
+    if run.error is None:
+        return None
+    return ErrorSeen(
+        node=run.error.node,
+        index=list(run.error.at),
+        backend=run.error.backend,
+        message=run.error.message,
+        alternatives=list(run.error.alternatives),
+    )
+
+
+def _nodes(kept: Kept, run: Run) -> Iterator[NodeSeen]:
+    for name in kept.plan.shape.order:
+        node, tally = kept.plan.node(name), run.tally(name)
+        yield NodeSeen(
+            id=name,
+            type=kind_of(node),
+            workflow=node.workflow if isinstance(node, WorkflowNode) else None,
+            status=node_status(kept.plan, run, name),
+            **tally._asdict(),
+        )
+
+
+def _executions(kept: Kept, run: Run) -> Iterator[ExecutionSeen]:
+    """In the order of the graph, those of one node by their index."""
+    place = {name: number for number, name in enumerate(kept.plan.shape.order)}
+    for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
+        yield execution(key, run.record(key))
+
+
+def execution(key: Key, record: Record) -> ExecutionSeen:
+    return ExecutionSeen(
+        node=key.node,
+        index=list(key.at),
+        status=record.status,
+        attempts=record.attempt,
+        backend=record.backend,
+        progress=record.progress,
+        current_step=record.current_step,
+        inputs=None if record.inputs is None else dict(record.inputs),
+        outputs=None if record.outputs is None else dict(record.outputs),
+        error=record.error,
+        traceback=record.traceback,
+        notes=list(record.notes),
+        queued_at=record.queued_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+    )
+
+
+async def _with_urls(
+    plane: Plane, tenant_id: UUID, outputs: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    if outputs is None:
+        return None
+    urls: dict[str, str] = {}
+    pool = await plane.sides.pool_of(tenant_id)
+    for file_id in islice(dict.fromkeys(_file_ids(outputs)), URLS_MAX):
+        try:
+            async with pool.look() as tx:
+                urls[file_id] = await url_of(plane, await files.get(tx, tenant_id, UUID(file_id)))
+        except NotFound:
+            continue  # it has expired
+    found: dict[str, Any] = _filled(outputs, urls)
+    return found
+
+
+def _file_ids(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if "file_id" in value:
+            yield str(value["file_id"])
+        for inner in value.values():
+            yield from _file_ids(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _file_ids(inner)
+
+
+def _filled(value: Any, urls: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        found = {name: _filled(inner, urls) for name, inner in value.items()}
+        url = urls.get(str(value.get("file_id")))
+        return {**found, "url": url} if url else found
+    if isinstance(value, list | tuple):
+        return [_filled(each, urls) for each in value]
+    return value

@@ -1,0 +1,83 @@
+"""A graph over three engines as real processes: one is offline, one is killed, and so are we."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from tests.acceptancekit.admin import until
+from tests.acceptancekit.graphs import GraphCustomer, check_the_end, document, prepare
+from tests.acceptancekit.jobs import FLEET
+from tests.acceptancekit.stage import Stage
+
+SETTINGS = {
+    "lease_seconds": "4",
+    "heartbeat_seconds": "1",
+    "sweep_seconds": "0.5",
+    "outage_seconds": "30",
+    # An idle worker that waits for a job is heard of every 20 s.
+    "offline_after_seconds": "40",
+    "max_attempts": "9",
+    "calls_per_second": "1000",
+    "calls_at_once": "1000",
+}
+END_SECONDS_MAX = 120.0
+
+
+def runs_on(customer: GraphCustomer, run_id: str, node: str) -> bool:
+    found = [each for each in customer.run(run_id)["executions"] if each["node"] == node]
+    return any(each["status"] == "running" for each in found)
+
+
+def die_and_rise(stage: Stage, seconds: float) -> None:
+    time.sleep(seconds)
+    stage.restart_control()
+
+
+async def test_a_graph_ends_with_the_right_pictures_whatever_dies(tmp_path: Path) -> None:
+    async with Stage(tmp_path, None, **SETTINGS) as stage:
+        secret, customer = prepare(stage)
+        engines = stage.start_engines("engine-1", "engine-2", "engine-3")
+        workers = [
+            stage.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
+            for number, engine in enumerate(engines, 1)
+        ]
+        until(lambda: len(stage.admin.worker_ids()) == 3, seconds=60)
+        graph_id = customer.stored(document("worker-3", "worker-2"))
+        workers[2].process.terminate()
+        assert workers[2].process.wait() == 0
+        run_id = customer.started(graph_id, "one")
+        assert customer.run(run_id)["status"] == "waiting_for_user"
+        until(lambda: runs_on(customer, run_id, "bound"), seconds=30, look_seconds=0.02)
+        workers[1].process.kill()
+        engines[1].process.kill()
+        (question,) = customer.run(run_id)["questions"]
+        assert question["message"] == "Backend worker:worker-3 is offline"
+        customer.ask(
+            "POST", f"graph-runs/{run_id}/answer", choice="backend", backend="worker:worker-1"
+        )
+        check_the_end(customer, customer.finished(run_id, seconds=END_SECONDS_MAX))
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(4, id="4-times"), pytest.param(20, id="20-times", marks=pytest.mark.slow)],
+)
+async def test_a_control_plane_that_is_killed_goes_on_from_where_it_was(
+    tmp_path: Path, kills: int
+) -> None:
+    chance = random.Random(kills)
+    async with Stage(tmp_path, None, **{**SETTINGS, "lease_seconds": "30"}) as stage:
+        secret, customer = prepare(stage)
+        engines = stage.start_engines("engine-1", "engine-2", "engine-3")
+        for number, engine in enumerate(engines, 1):
+            stage.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
+        until(lambda: len(stage.admin.worker_ids()) == 3, seconds=60)
+        graph_id, runs, left = customer.stored(document("worker-3", "worker-2")), 0, kills
+        while left > 0:
+            runs += 1
+            run_id = customer.started(graph_id, f"run-{runs}")
+            while left > 0 and customer.run(run_id)["status"] == "running":
+                die_and_rise(stage, chance.uniform(0, 0.5))
+                left -= 1
+            check_the_end(customer, customer.finished(run_id, seconds=END_SECONDS_MAX), runs)

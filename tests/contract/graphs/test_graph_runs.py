@@ -1,0 +1,391 @@
+"""Graph runs on either database: decided purely, kept truly, paid once."""
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.graphskit.playing import PRICE, graph, new_owner, node, output, play_on, statuses
+
+from comfyfleet.graphs import service
+from comfyfleet.graphs.runs import Choice, Key, RunStatus
+from comfyfleet.graphs.service import NewRun
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+
+DIAMOND = graph(
+    [node("top"), node("left"), node("right"), node("last"), output()],
+    "top.output > left.like",
+    "top.output > right.like",
+    "left.output > last.like",
+    "right.output > last.and_like",
+    "last.output > result.value",
+)
+
+
+async def test_the_last_node_of_a_diamond_runs_once(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(DIAMOND)
+        assert kept.run.status == RunStatus.RUNNING
+        done = await play.work()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert len(done) == await play.count_jobs(run_kind="graph") == 4
+        assert await play.balance() == 100 - 4 * PRICE
+        await play.require_sound_ledger()
+        made = (kept.head.outputs or {})["result"]
+        assert (made["width"], made["height"], made["execution_time"]) == (64, 48, 1.5)
+        assert len(made["images"]) == len(made["files"]) == 1
+
+
+async def test_files_go_from_node_to_node_by_reference(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(DIAMOND)
+        done = await play.work()
+        last = next(job for job in done if len(job["assets"]) == 2)
+        assert {each["name"] for each in last["assets"]} == {"like", "and_like"}
+        kept = await play.now(kept)
+        given = kept.run.record(Key("last")).inputs or {}
+        assert given["like"]["file_id"] != given["and_like"]["file_id"]
+
+
+async def test_what_only_the_other_port_feeds_is_skipped(
+    databases: Databases, tmp_path: Path
+) -> None:
+    document = graph(
+        [
+            node("top"),
+            {"id": "large", "type": "condition", "condition": "output.width > 9000"},
+            node("yes"),
+            node("no"),
+            {"id": "either", "type": "merge"},
+            output(),
+        ],
+        "top.output > large.input",
+        "large.true > yes.like",
+        "large.false > no.like",
+        "yes.output > either.input_0",
+        "no.output > either.input_1",
+        "either.output > result.value",
+    )
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(document)
+        await play.work()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert statuses(kept)["yes"] == "skipped"
+        assert (kept.run.outputs or {})["result"]["count"] == 1
+
+
+FAN_OUT = graph(
+    [
+        {"id": "widths", "type": "input", "value_type": "integer[]"},
+        {"id": "each", "type": "fanout", "mode": "distribute", "per_item": True},
+        node("draw"),
+        {"id": "all", "type": "merge", "over": "each"},
+        output(),
+    ],
+    "widths.value > each.items",
+    "each.item > draw.width",
+    "draw.output > all.input_0",
+    "all.output > result.value",
+)
+
+
+async def test_at_most_five_jobs_of_a_fan_out_are_in_the_queue(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": list(range(64, 72))})
+        assert await play.count_jobs(status="queued") == 5
+        done = await play.work()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED
+        assert [job["prompt"]["1"]["inputs"]["width"] for job in done] == list(range(64, 72))
+        assert (kept.run.outputs or {})["result"]["count"] == 8
+
+
+async def test_a_run_is_the_same_when_it_is_read_again(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 7})
+        await play.deliver(await play.workers["w1"].job())
+        await play.sweep()
+        in_memory = await play.now(kept)
+        play.graphs.runs.drop(kept.head.id)
+        read = await play.now(kept)
+        assert read.run == in_memory.run
+        assert read.plan == in_memory.plan
+
+
+async def test_a_failed_node_fails_the_run_and_cancels_its_siblings(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": [64, 65, 66, 67, 68, 69, 70]})
+        job = await play.workers["w1"].job()
+        await play.workers["w1"].of(job, "fail", error="RuntimeError: no such colour")
+        await play.sweep()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.error is not None
+        assert kept.run.error.message == "Node draw[0] failed: no such colour"
+        assert kept.run.error.backend == "w1"
+        await play.sweep()
+        assert await play.count_dispatches("queued") == 0
+        assert await play.balance() == 100
+        assert "stopping" not in statuses(await play.now(kept)).values()
+
+
+async def test_a_retry_uses_what_was_done(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(DIAMOND)
+        await play.work(wanted=lambda job: "Error: broken" if len(job["assets"]) == 2 else None)
+        kept = await play.now(kept)
+        assert (kept.run.status, await play.count_jobs()) == (RunStatus.FAILED, 4)
+        kept = await service.retry(play.graphs, play.owner, kept.head.id, backend="worker:w1")
+        assert kept.run.status == RunStatus.RUNNING
+        done = await play.work()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert len(done) == 1
+        assert await play.balance() == 100 - 4 * PRICE
+        with pytest.raises(Conflict):
+            await service.retry(play.graphs, play.owner, kept.head.id)
+
+
+async def test_a_node_is_tried_again_as_often_as_it_says(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(
+            graph([node("draw", retries=2), output()], "draw.output > result.value")
+        )
+        await play.work(wanted=lambda job: "Error: broken")
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.FAILED
+        assert await play.count_jobs(status="failed") == 3
+        assert await play.balance() == 100
+
+
+async def test_cancel_stops_the_jobs(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 7})
+        job = await play.workers["w1"].job()
+        kept = await service.cancel(play.graphs, play.owner, kept.head.id)
+        assert kept.run.status == RunStatus.CANCELLED
+        beat = await play.workers["w1"].of(job, "heartbeat")
+        assert beat.json()["cancelled"]
+        await play.sweep()
+        kept = await play.now(kept)
+        assert set(statuses(kept).values()) == {"done", "cancelled"}
+        assert await play.balance() == 100
+        assert (
+            await service.cancel(play.graphs, play.owner, kept.head.id)
+        ).run.status == "cancelled"
+
+
+async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path, tokens=2 * PRICE + 1) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 3})
+        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.error is not None
+        assert "Insufficient token balance" in kept.run.error.message
+        await play.sweep()
+        assert await play.balance() == 2 * PRICE + 1
+        await play.require_sound_ledger()
+
+
+async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
+    databases: Databases, tmp_path: Path
+) -> None:
+    document = {**FAN_OUT, "nodes": [dict(each) for each in FAN_OUT["nodes"]]}
+    document["nodes"][2]["continue_on_error"] = True
+    async with play_on(databases, tmp_path, tokens=2 * PRICE) as play:
+        kept = await play.started(document, inputs={"widths": [64] * 12})
+        await play.work()
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert (kept.run.outputs or {})["result"]["count"] == 2
+        assert await play.balance() == 0
+
+
+async def test_a_run_spends_no_more_than_it_may(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 4}, max_tokens=2 * PRICE)
+        done = await play.work()
+        kept = await play.now(kept)
+        assert (kept.run.status, len(done)) == (RunStatus.FAILED, 2)
+        assert await play.balance() == 100 - 2 * PRICE
+
+
+def bound(fallback: str, worker: str = "w2") -> dict[str, object]:
+    first = node("first", backend_affinity=f"worker:{worker}", fallback_strategy=fallback)
+    return graph([first, output()], "first.output > result.value")
+
+
+async def test_a_backend_that_is_offline_fails_the_node_without_a_fallback(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        await play.lose("w2")
+        kept = await play.started(bound("none"))
+        assert kept.run.error is not None
+        assert kept.run.error.message == "Node first failed: Backend worker:w2 is offline"
+        assert kept.run.error.alternatives == ("worker:w1",)
+
+
+async def test_another_backend_is_selected_by_itself(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        await play.lose("w2")
+        kept = await play.started(bound("auto_select"))
+        assert len(await play.work("w1")) == 1
+        assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("choice", [Choice.BACKEND, Choice.SKIP, Choice.FAIL, Choice.RETRY])
+async def test_a_person_is_asked_and_answers_later(
+    databases: Databases, tmp_path: Path, choice: Choice
+) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        await play.lose("w2")
+        kept = await play.started(bound("ask_user"))
+        assert kept.run.status == RunStatus.WAITING_FOR_USER
+        assert await play.count_jobs() == 0
+        play.graphs.runs.drop(kept.head.id)
+        with pytest.raises(InvalidInput):
+            await play.answer(kept, "first", Choice.BACKEND, "worker:w2")
+        with pytest.raises(Conflict):
+            await play.answer(kept, "result", Choice.SKIP)
+        kept = await play.answer(kept, "first", choice, "worker:w1")
+        wanted = {
+            Choice.BACKEND: RunStatus.RUNNING,
+            Choice.SKIP: RunStatus.COMPLETED,
+            Choice.FAIL: RunStatus.FAILED,
+            Choice.RETRY: RunStatus.WAITING_FOR_USER,
+        }
+        assert kept.run.status == wanted[choice]
+        if choice == Choice.BACKEND:
+            assert len(await play.work("w1")) == 1
+            assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+
+
+async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        kept = await play.started(bound("auto_select"))
+        assert await play.work("w1") == []
+        await play.lose("w2")
+        await play.judge()
+        await play.sweep()
+        assert len(await play.work("w1")) == 1
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED
+        assert await play.balance() == 100 - PRICE
+
+
+async def test_a_job_that_takes_too_long_is_ended(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(
+            graph([node("slow", timeout=1), output()], "slow.output > result.value")
+        )
+        await play.workers["w1"].job()
+        await play.judge()
+        assert (await play.now(kept)).run.status == RunStatus.RUNNING
+        await asyncio.sleep(1.1)
+        await play.judge()
+        await play.sweep()
+        kept = await play.now(kept)
+        assert kept.run.error is not None
+        assert kept.run.error.message == "Node slow failed: it took longer than 1 s"
+
+
+async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        wanted = NewRun({"widths": [64]}, idempotency_key="once")
+        first, is_new = await service.start(play.graphs, play.owner, made.id, wanted)
+        again, is_new_again = await service.start(play.graphs, play.owner, made.id, wanted)
+        assert (is_new, is_new_again) == (True, False)
+        assert first.head.id == again.head.id
+        with pytest.raises(Conflict):
+            await service.start(
+                play.graphs,
+                play.owner,
+                made.id,
+                NewRun({"widths": [65]}, idempotency_key="once"),
+            )
+
+
+async def test_a_run_keeps_the_version_that_it_was_started_with(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        made = await service.create(play.graphs, play.owner, DIAMOND)
+        kept = await play.run(made.id)
+        newer = await service.new_version(play.graphs, play.owner, made.id, FAN_OUT)
+        assert newer.version == 2
+        play.graphs.runs.drop(kept.head.id)
+        await play.work()
+        kept = await play.now(kept)
+        assert (kept.run.status, kept.head.graph_version) == (RunStatus.COMPLETED, 1)
+        old = await service.get(play.graphs, play.owner, made.id, 1)
+        assert old.document["nodes"][0]["id"] == "top"
+
+
+async def test_what_is_wrong_with_a_graph_is_told_at_once(
+    databases: Databases, tmp_path: Path
+) -> None:
+    broken = graph(
+        [node("a", workflow="nothing"), node("b", properties={"colour": 1}), output()],
+        "a.output > result.value",
+    )
+    async with play_on(databases, tmp_path) as play:
+        with pytest.raises(InvalidInput) as caught:
+            await service.create(play.graphs, play.owner, broken)
+        codes = {each["code"] for each in caught.value.details["problems"]}
+        assert codes >= {"unknown_workflow", "unknown_property", "unreachable_node"}
+
+
+async def test_ids_of_another_tenant_are_not_there(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(DIAMOND)
+        stranger = await new_owner(play.plane, 10)
+        run_id, graph_id = kept.head.id, kept.head.graph_id
+        for act in (
+            service.get(play.graphs, stranger, graph_id),
+            service.new_version(play.graphs, stranger, graph_id, DIAMOND),
+            service.start(play.graphs, stranger, graph_id, NewRun({})),
+            service.quoted(play.graphs, stranger, graph_id, {}),
+            service.get_run(play.graphs, stranger, run_id),
+            service.cancel(play.graphs, stranger, run_id),
+            service.retry(play.graphs, stranger, run_id),
+            service.run_as_of_now(play.graphs, stranger, uuid4()),
+        ):
+            with pytest.raises(NotFound):
+                await act
+
+
+async def test_a_file_of_another_tenant_is_refused(databases: Databases, tmp_path: Path) -> None:
+    document = graph(
+        [{"id": "photo", "type": "input", "value_type": "image"}, node("draw"), output()],
+        "photo.value > draw.like",
+        "draw.output > result.value",
+    )
+    async with play_on(databases, tmp_path) as play:
+        theirs = await play.yard.upload()  # of the tenant `default`
+        with pytest.raises(InvalidInput):
+            await play.started(document, inputs={"photo": theirs})
+
+
+async def test_the_quote_tells_the_range(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        given = await service.quoted(play.graphs, play.owner, made.id, {"widths": [1, 2, 3]})
+        assert (given.tokens_min, given.tokens_max) == (3 * PRICE, 3 * PRICE)
+        open_ = await service.quoted(play.graphs, play.owner, made.id, {})
+        assert (open_.tokens_min, open_.tokens_max) == (0, 100 * PRICE)

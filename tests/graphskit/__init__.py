@@ -1,0 +1,1 @@
+"""Graphs on a control plane in this process, with workers that are played by hand."""

@@ -1,0 +1,199 @@
+"""A tenant with tokens, two workflows, and workers that say what a test wants them to say."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import func, select, update
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import Calling, Yard, yard_on
+
+from comfyfleet.db.central import dispatches, workers
+from comfyfleet.db.tenant import ai_jobs
+from comfyfleet.db.types import EPOCH
+from comfyfleet.graphs import service
+from comfyfleet.graphs.advancing import Graphs
+from comfyfleet.graphs.events import Answer
+from comfyfleet.graphs.going import hear, judge_all
+from comfyfleet.graphs.keeping import Kept
+from comfyfleet.graphs.runs import Choice, Key
+from comfyfleet.graphs.service import NewRun, Owner
+from comfyfleet.ledger import service as ledger
+from comfyfleet.plane import Plane
+from comfyfleet.tenants import service as tenants
+
+PRICE = 3
+DRAW = {
+    "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64}},
+    "3": {"class_type": "LoadImage", "inputs": {"image": "one.png"}},
+    "4": {"class_type": "LoadImage", "inputs": {"image": "other.png"}},
+    "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "drawn"}},
+}
+DRAW_PROPERTIES = [
+    {"name": "width", "type": "integer", "binding": "1.width", "default": 64},
+    {"name": "like", "type": "image", "binding": "3.image", "required": False},
+    {"name": "and_like", "type": "image", "binding": "4.image", "required": False},
+]
+
+
+def node(id: str, **fields: Any) -> dict[str, Any]:
+    return {"id": id, "type": "workflow", "workflow": "draw", **fields}
+
+
+def output(id: str = "result") -> dict[str, Any]:
+    return {"id": id, "type": "output"}
+
+
+def graph(nodes: list[dict[str, Any]], *connections: str, **more: Any) -> dict[str, Any]:
+    """Connections as `a.output > b.like`."""
+    pairs = [each.split(" > ") for each in connections]
+    return {
+        "name": "a graph",
+        "nodes": nodes,
+        "connections": [{"from": source, "to": target} for source, target in pairs],
+        **more,
+    }
+
+
+@dataclass
+class Play:
+    plane: Plane
+    yard: Yard
+    owner: Owner
+    workers: dict[str, Calling] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> Graphs:
+        return self.plane.graphs
+
+    async def started(self, document: Mapping[str, Any], **wanted: Any) -> Kept:
+        made = await service.create(self.graphs, self.owner, document)
+        return await self.run(made.id, **wanted)
+
+    async def run(self, graph_id: UUID, **wanted: Any) -> Kept:
+        new = NewRun(wanted.pop("inputs", {}), **wanted)
+        kept, _ = await service.start(self.graphs, self.owner, graph_id, new)
+        return kept
+
+    async def now(self, kept: Kept) -> Kept:
+        return await service.get_run(self.graphs, self.owner, kept.head.id)
+
+    async def sweep(self) -> None:
+        await hear(self.graphs, self.plane.pools["main"])
+
+    async def judge(self) -> None:
+        self.graphs.world._at = None
+        await judge_all(self.graphs, self.plane.pools["main"])
+
+    async def work(
+        self, worker: str = "w1", *, wanted: Callable[[dict[str, Any]], Any] = lambda job: None
+    ) -> list[dict[str, Any]]:
+        """All that this worker gets, one after the other; what it was given."""
+        done = []
+        while job := (await self.workers[worker].poll(wait_seconds=0))["job"]:
+            if error := wanted(job):
+                answer = await self.workers[worker].of(job, "fail", error=error)
+                assert answer.status_code == 200, answer.text
+            else:
+                await self.deliver(job, worker)
+            done.append(job)
+            await self.sweep()
+        return done
+
+    async def deliver(self, job: dict[str, Any], worker: str = "w1") -> None:
+        """A picture of 64 × 48, as its worker would say it."""
+        calling, slot = self.workers[worker], job["outputs"][0]
+        put = await calling.client.put(slot["url"], content=b"made", headers=slot["headers"])
+        assert put.status_code in (200, 201), put.text
+        said = {
+            "name": slot["name"],
+            "size": 4,
+            "content_type": "image/png",
+            "filename": "drawn.png",
+            "width": 64,
+            "height": 48,
+        }
+        answer = await calling.of(job, "complete", outputs=[said], execution_seconds=1.5)
+        assert answer.status_code == 200, answer.text
+
+    async def answer(
+        self, kept: Kept, node: str, choice: Choice, backend: str | None = None
+    ) -> Kept:
+        said = Answer(Key(node), choice, backend)
+        return await service.answer(self.graphs, self.owner, kept.head.id, said)
+
+    async def lose(self, worker: str) -> None:
+        """It was last seen long ago."""
+        async with self.plane.central.begin() as tx:
+            await tx.execute(
+                update(workers).where(workers.c.worker_id == worker).values(last_seen_at=EPOCH)
+            )
+        self.graphs.world._at = None
+
+    async def balance(self) -> int:
+        async with self.plane.pools["main"].look() as tx:
+            return await ledger.balance(tx, self.owner.tenant_id, self.owner.user_id)
+
+    async def count_jobs(self, **states: Any) -> int:
+        async with self.plane.pools["main"].look() as tx:
+            query = select(func.count()).select_from(ai_jobs)
+            for name, value in states.items():
+                query = query.where(ai_jobs.c[name] == value)
+            return int(await tx.scalar(query) or 0)
+
+    async def count_dispatches(self, status: str) -> int:
+        async with self.plane.central.look() as tx:
+            query = select(func.count()).select_from(dispatches)
+            return int(await tx.scalar(query.where(dispatches.c.status == status)) or 0)
+
+    async def require_sound_ledger(self) -> None:
+        async with self.plane.pools["main"].look() as tx:
+            assert await ledger.verify(tx) == []
+
+
+def statuses(kept: Kept) -> dict[str, str]:
+    return {str(key): str(record.status) for key, record in kept.run.records.items()}
+
+
+async def new_owner(plane: Plane, tokens: int) -> Owner:
+    owner = Owner(uuid4(), uuid4())
+    async with plane.central.begin() as tx:
+        await tenants.create(
+            tx, tenant_id=owner.tenant_id, name="Ada", pool="main", now=plane.clock()
+        )
+    if tokens:
+        async with plane.pools["main"].begin() as tx:
+            paid = f"paid-{owner.user_id}"
+            await ledger.credit(tx, owner.tenant_id, owner.user_id, tokens, paid, now=plane.clock())
+    return owner
+
+
+@asynccontextmanager
+async def play_on(
+    databases: Databases,
+    folder: Path,
+    *,
+    tokens: int = 100,
+    workers: tuple[str, ...] = ("w1",),
+    **settings: Any,
+) -> AsyncIterator[Play]:
+    async with AsyncExitStack() as stack:
+        plane = await stack.enter_async_context(plane_on(databases, folder, **settings))
+        yard = await stack.enter_async_context(yard_on(plane))
+        made = await yard.register_workflow(
+            "draw",
+            document=DRAW,
+            properties=DRAW_PROPERTIES,
+            output_node_id="2",
+            price_tokens=PRICE,
+        )
+        assert made.status_code == 201, made.text
+        await yard.assign("invert", "draw")
+        play = Play(plane, yard, await new_owner(plane, tokens))
+        for worker in workers:
+            play.workers[worker] = await stack.enter_async_context(yard.worker(worker))
+        yield play

@@ -1,0 +1,128 @@
+"""Graphs over the API: kept, checked, priced, run, followed, answered; and walls around them."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.planekit.customers import Customer, Shop
+
+from comfyfleet.graphs.going import hear
+
+GRAPH: dict[str, Any] = {
+    "name": "two",
+    "nodes": [
+        {"id": "width", "type": "input", "value_type": "integer", "default": 64},
+        {"id": "draw", "type": "workflow", "workflow": "draw"},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [
+        {"from": "width.value", "to": "draw.width"},
+        {"from": "draw.output", "to": "picture.value"},
+    ],
+}
+YAML = """
+name: two
+nodes:
+  - {id: draw, type: workflow, workflow: draw}
+  - {id: picture, type: output}
+connections:
+  - {from: draw.output, to: picture.value}
+"""
+
+
+async def made(ada: Customer, document: Any = GRAPH) -> str:
+    answer = await ada.client.post("/api/graphs", json=document)
+    assert answer.status_code == 201, answer.text
+    graph_id: str = answer.json()["id"]
+    return graph_id
+
+
+async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada)
+    started = await ada.client.post(
+        f"/api/graphs/{graph_id}/runs", json={"inputs": {"width": 32}, "idempotency_key": "a"}
+    )
+    assert started.status_code == 201, started.text
+    run_id = started.json()["id"]
+    again = await ada.client.post(
+        f"/api/graphs/{graph_id}/runs", json={"inputs": {"width": 32}, "idempotency_key": "a"}
+    )
+    assert (again.status_code, again.json()["id"]) == (200, run_id)
+
+    async def follow() -> list[str]:
+        answer = await ada.client.get(f"/api/graph-runs/{run_id}/events")
+        return answer.text.split("\n\n")
+
+    following = asyncio.create_task(follow())
+    async with shop.yard.worker() as worker:
+        job = await worker.job()
+        assert job["prompt"]["1"]["inputs"]["width"] == 32
+        shown = (await ada.get(f"graph-runs/{run_id}"))["progress"]["running_nodes"]
+        assert [(each["node_id"], each["backend_id"]) for each in shown] == [("draw", "w1")]
+        await worker.deliver(job)
+        await hear(shop.plane.graphs, shop.plane.pools["main"])
+    events = [each for each in await following if each]
+    assert events[-1].startswith("event: end\n")
+    last = json.loads(events[-1].partition("data: ")[2])
+    assert (last["status"], last["overall_percent"]) == ("completed", 100.0)
+    run = await ada.get(f"graph-runs/{run_id}")
+    assert run["status"] == "completed"
+    (file,) = run["outputs"]["picture"]["files"]
+    assert (await ada.client.get(file["url"])).content == b"made"
+    assert {each["id"]: each["status"] for each in run["nodes"]}["draw"] == "done"
+
+
+async def test_a_graph_may_come_as_yaml(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada, {"document": YAML})
+    found = await ada.get(f"graphs/{graph_id}")
+    assert "flowchart" in found["mermaid"]
+    newer = await ada.client.post(f"/api/graphs/{graph_id}/versions", json=GRAPH)
+    assert newer.json()["version"] == 2
+    assert (await ada.get(f"graphs/{graph_id}", version=1))["document"]["name"] == "two"
+
+
+async def test_all_problems_are_told_with_their_places(shop: Shop, ada: Customer) -> None:
+    broken = {**GRAPH, "nodes": [*GRAPH["nodes"], {"id": "x", "type": "workflow", "workflow": "?"}]}
+    refused = await ada.client.post("/api/graphs", json=broken)
+    assert refused.status_code == 422
+    assert refused.json()["error"]["details"]["problems"]
+    verdict = (await ada.client.post("/api/graphs/validate", json=broken)).json()
+    assert not verdict["valid"]
+    assert {each["node"] for each in verdict["problems"]} == {"x"}
+    graph_id = await made(ada)
+    fine = (await ada.client.post(f"/api/graphs/{graph_id}/validate")).json()
+    assert fine == {"valid": True, "problems": []}
+    quote = await ada.client.post(f"/api/graphs/{graph_id}/quote", json={})
+    assert (quote.json()["jobs_min"], quote.json()["jobs_max"]) == (1, 1)
+
+
+async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada)
+    run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
+    cancelled = await ada.client.post(f"/api/graph-runs/{run_id}/cancel")
+    assert cancelled.json()["status"] == "cancelled"
+    assert (await ada.client.post(f"/api/graph-runs/{run_id}/retry")).status_code == 409
+    answered = await ada.client.post(f"/api/graph-runs/{run_id}/answer", json={"choice": "skip"})
+    assert answered.status_code == 409
+
+
+async def test_others_see_nothing_of_it(shop: Shop, ada: Customer) -> None:
+    eve = await shop.customer()
+    graph_id = await made(ada)
+    run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
+    for method, path in (
+        ("GET", f"graphs/{graph_id}"),
+        ("POST", f"graphs/{graph_id}/validate"),
+        ("POST", f"graphs/{graph_id}/quote"),
+        ("POST", f"graphs/{graph_id}/versions"),
+        ("POST", f"graphs/{graph_id}/runs"),
+        ("GET", f"graph-runs/{run_id}"),
+        ("GET", f"graph-runs/{run_id}/events"),
+        ("POST", f"graph-runs/{run_id}/cancel"),
+        ("POST", f"graph-runs/{run_id}/retry"),
+    ):
+        answer = await eve.client.request(method, f"/api/{path}", json=GRAPH)
+        assert answer.status_code == 404, (method, path, answer.text)
+    said = {"node": "draw", "choice": "skip"}
+    answer = await eve.client.post(f"/api/graph-runs/{run_id}/answer", json=said)
+    assert answer.status_code == 404
