@@ -16,7 +16,7 @@ from comfyfleet.http.serving import ANYWHERE, listen, stopped_by_signals, url_of
 from comfyfleet.http.serving import serve as serve_app
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.settings import Settings, read_settings
-from comfyfleet.loops.all import sweeps_of
+from comfyfleet.loops.all import sweeps_of, woken
 from comfyfleet.loops.sweeping import Sweeps, running
 from comfyfleet.plane import Plane, open_plane
 
@@ -75,7 +75,7 @@ def settings_at(listener: socket.socket, host: str, world: World) -> Settings:
 
 
 def sweeps_in(plane: Plane) -> Sweeps:
-    return Sweeps(sweeps_of(plane), plane.turns, plane.meters, plane.clock)
+    return woken(plane, Sweeps(sweeps_of(plane), plane.turns, plane.meters, plane.clock))
 
 
 def greet(plane: Plane, url: str, world: World) -> None:

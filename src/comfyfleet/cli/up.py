@@ -27,7 +27,7 @@ from comfyfleet.http.serving import listen, stopped_by_signals, url_of
 from comfyfleet.http.serving import serve as serve_app
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.loops.all import sweeps_of
+from comfyfleet.loops.all import sweeps_of, woken
 from comfyfleet.loops.assigning import Assigning
 from comfyfleet.loops.sweeping import Sweep, Sweeps, running
 from comfyfleet.plane import Plane, open_plane
@@ -154,7 +154,7 @@ class _Everything:
 
 def _sweeps(plane: Plane) -> Sweeps:
     own = Sweep("assign", Assigning(plane, FLEET, STAGE), ASSIGN_SECONDS)
-    return Sweeps([*sweeps_of(plane), own], plane.turns, plane.meters, plane.clock)
+    return woken(plane, Sweeps([*sweeps_of(plane), own], plane.turns, plane.meters, plane.clock))
 
 
 @contextmanager

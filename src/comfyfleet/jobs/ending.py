@@ -52,6 +52,7 @@ async def complete(sides: Sides, said: Complete) -> Job:
     await _complete_centrally(sides, row, said, job)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+    sides.news.wake(job.asked.run_kind)
     await admit_after(sides, pool, job)
     return job
 
@@ -146,6 +147,7 @@ async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job
     await _fail_centrally(sides, row, token, job, why)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+    sides.news.wake(job.asked.run_kind)
     await admit_after(sides, pool, job)
     return job
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from uuid import UUID
 
 
@@ -10,6 +11,15 @@ class News:
 
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._wakers: dict[str, Callable[[], object]] = {}
+
+    def wake_with(self, run_kind: str, wake: Callable[[], object]) -> None:
+        """The sweep that carries on runs of this kind, in this process."""
+        self._wakers[run_kind] = wake
+
+    def wake(self, run_kind: str | None) -> None:
+        if run_kind in self._wakers:
+            self._wakers[run_kind]()
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):

@@ -24,6 +24,8 @@ async def deliver(sides: Sides, pool: Database, jobs: Sequence[Job], words: Sequ
     await align(sides, jobs)
     async with pool.begin() as tx:
         await store.forget_words(tx, words)
+    for kind in {job.asked.run_kind for job in jobs if not job.status.is_active}:
+        sides.news.wake(kind)
 
 
 async def align(sides: Sides, jobs: Sequence[Job]) -> None:

@@ -141,11 +141,10 @@ async def active_after(tx: Tx, after: UUID | None, limit: int, before: datetime)
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Of a user; those of batches have a limit of their own."""
+    """Of a user; those of batches and runs have a limit of their own."""
     mine = (ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
-    query = select(func.count()).where(
-        *mine, ai_jobs.c.status.in_(ACTIVE), ai_jobs.c.batch_id.is_(None)
-    )
+    is_alone = (ai_jobs.c.batch_id.is_(None), ai_jobs.c.run_id.is_(None))
+    query = select(func.count()).where(*mine, ai_jobs.c.status.in_(ACTIVE), *is_alone)
     return int(await tx.scalar(query) or 0)
 
 
