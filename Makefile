@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
 	@touch $@
 
-demo: setup  ## Run an image and a video workflow on the built-in engine
+demo: setup  ## Start everything here, and apply three effects as a customer
 	@$(BIN)/python tools/demo.py
 
 test: setup  ## Run the tests

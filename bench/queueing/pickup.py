@@ -1,11 +1,15 @@
-"""Pickup: from the submit of one job to the moment a waiting worker has it, one at a time."""
+"""Pickup: how long after its submit a waiting worker has a job, one at a time.
+
+Told twice: from the moment that the submit was committed, and from the moment that it was called. Our
+submit ranks the job fairly and writes its audit row; a peer's is one insert.
+"""
 
 import asyncio
 import statistics
 import time
 import uuid
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgqueuer.core.qm import QueueManager
 
@@ -19,8 +23,22 @@ from queueing.peers import ENTRYPOINTS, pgqueuer_queries
 PAUSE_SECONDS = 0.01
 
 
-async def of_ours(database: Database, *, jobs: int) -> float:
-    """Median milliseconds; the submit is the whole enqueue, ranks and audit row included."""
+class Pickup(NamedTuple):
+    """Median milliseconds."""
+
+    after_commit: float
+    after_call: float
+
+
+def median(times: list[tuple[float, float, float]]) -> Pickup:
+    """Of called, committed, picked."""
+    return Pickup(
+        1000 * statistics.median(picked - committed for _, committed, picked in times),
+        1000 * statistics.median(picked - called for called, _, picked in times),
+    )
+
+
+async def of_ours(database: Database, *, jobs: int) -> Pickup:
     times = []
     async with ours.opened(database) as queue:
         for number in range(jobs):
@@ -30,34 +48,35 @@ async def of_ours(database: Database, *, jobs: int) -> float:
             job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
             async with database.begin() as tx:
                 await service.enqueue(tx, [job], now=utc_now())
+            committed = time.perf_counter()
             queue.wake([job.lane])
             lease = await wait
-            times.append(time.perf_counter() - start)
+            times.append((start, committed, time.perf_counter()))
             assert lease
             await queue.complete(lease.dispatch_id, lease.token)
-    return statistics.median(times) * 1000
+    return median(times)
 
 
-async def of_pgqueuer(url: str, *, jobs: int) -> float:
+async def of_pgqueuer(url: str, *, jobs: int) -> Pickup:
     """Its own QueueManager waits, woken by its own notify."""
-    times: list[float] = []
-    picked = asyncio.Event()
+    times = []
+    picked: asyncio.Future[float] = asyncio.Future()
     async with pgqueuer_queries(url) as queries, pgqueuer_queries(url) as submitting:
         manager = QueueManager(queries)
 
         async def take(job: Any) -> None:
-            picked.set()
+            picked.set_result(time.perf_counter())
 
         manager.entrypoint(ENTRYPOINTS[0])(take)
         running = asyncio.create_task(manager.run(dequeue_timeout=timedelta(seconds=5)))
         await asyncio.sleep(1)
         for _ in range(jobs):
             await asyncio.sleep(PAUSE_SECONDS)
-            picked.clear()
+            picked = asyncio.Future()
             start = time.perf_counter()
             await submitting.enqueue(ENTRYPOINTS[0], b"")
-            await picked.wait()
-            times.append(time.perf_counter() - start)
+            committed = time.perf_counter()
+            times.append((start, committed, await picked))
         manager.shutdown.set()
         await running
-    return statistics.median(times) * 1000
+    return median(times)

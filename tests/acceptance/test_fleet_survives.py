@@ -60,7 +60,7 @@ def gathered(
 
 
 async def test_every_job_ends_completed_whatever_dies(tmp_path: Path) -> None:
-    async with Stage(tmp_path, **SETTINGS) as stage:
+    async with Stage(tmp_path, None, **SETTINGS) as stage:
         secret, tenant_id = prepare(stage)
         engines = stage.start_engines("engine-1", "engine-2", "engine-3")
 

@@ -1,6 +1,7 @@
 """Everything on one machine: a stage on which a test starts, breaks and looks at processes."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,11 @@ class WorkerProcess:
 class Stage:
     """PostgreSQL and an upgraded schema are there from the start; the rest is started by the test."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, environ: Mapping[str, str] | None = None, **settings: str
+    ) -> None:
         self._folder = folder
+        self._more = dict(environ or {})
         self._settings = settings
         self._port = free_port()
         self._stack = ExitStack()
@@ -95,6 +99,7 @@ class Stage:
             "COMFYFLEET_STORAGE_URL": (self._folder / "files").as_uri(),
             "COMFYFLEET_PUBLIC_URL": self.url,
             **{f"COMFYFLEET_{name.upper()}": value for name, value in self._settings.items()},
+            **self._more,
         }
 
     def _start(self, name: str, *arguments: str, environ: dict[str, str]) -> Process:

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -94,6 +95,28 @@ async def test_what_was_put_is_got(stage: Stage) -> None:
     await stage.store.put("a/b.json", b"{}", "application/json")
     assert await stage.store.get("a/b.json") == b"{}"
     assert await stage.store.head("a/b.json") == ObjectFacts(2, "application/json")
+
+
+async def test_the_start_of_an_object_is_read_alone(stage: Stage) -> None:
+    await stage.store.put("a/long", bytes(range(200)), "image/png")
+    await stage.store.put("a/empty", b"", "image/png")
+    assert await stage.store.get_start("a/long", 3) == b"\0\1\2"
+    assert await stage.store.get_start("a/long", 500) == bytes(range(200))
+    assert await stage.store.get_start("a/empty", 500) == b""
+    with pytest.raises(NotFound):
+        await stage.store.get_start("a/missing", 3)
+
+
+async def test_a_file_is_put_and_read_again_a_piece_at_a_time(stage: Stage, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 10_000
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    await stage.store.put_file("a/b.mp4", source, "video/mp4")
+    assert await stage.store.head("a/b.mp4") == ObjectFacts(len(data), "video/mp4")
+    pieces = [piece async for piece in stage.store.chunks("a/b.mp4")]
+    assert (b"".join(pieces), len(pieces) > 1) == (data, True)
+    with pytest.raises(NotFound):
+        await anext(stage.store.chunks("a/missing"))
 
 
 async def test_an_object_may_be_empty(stage: Stage) -> None:
@@ -356,3 +379,13 @@ async def test_a_url_holds_no_secret(stage: Stage) -> None:
     url = await stage.store.url_to_get("a/b", seconds=60)
     assert SECRET.decode() not in url
     assert "secret" not in str(parse_qs(urlsplit(url).query)).lower()
+
+
+async def test_a_listing_tells_when_each_object_was_written(stage: Stage) -> None:
+    before = utc_now() - timedelta(seconds=2)
+    await stage.store.put("tenants/a/one", b"1", "text/plain")
+    await stage.store.put("tenants/b/two", b"2", "text/plain")
+    found = {each.key: each.modified_at async for each in stage.store.listed("tenants/a/")}
+    assert found.keys() == {"tenants/a/one"}
+    assert before < found["tenants/a/one"] < utc_now() + timedelta(seconds=2)
+    assert [each async for each in stage.store.listed("tenants/c/")] == []

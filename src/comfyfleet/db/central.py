@@ -42,6 +42,9 @@ tenants = Table(
     Column("max_priority", Integer, nullable=False, server_default="10"),
     Column("max_queued", Integer),
     Column("created_at", Moment, nullable=False),
+    Column("retention_days", Integer),  # none: as the settings say
+    Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
+    Column("erased_at", Moment),
 )
 
 workflows = Table(

@@ -101,7 +101,17 @@ files = Table(
     Column("content_hash", String(64)),
     Column("metadata", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
+    Column("checked_at", Moment),  # when its bytes were looked at
     Index(None, "tenant_id", "content_hash"),
+    Index(None, "tenant_id", "created_at"),
+    Index(None, "path"),
+)
+_UNCHECKED = "checked_at IS NULL"
+Index(
+    "files_unchecked",
+    files.c.created_at,
+    postgresql_where=text(_UNCHECKED),
+    sqlite_where=text(_UNCHECKED),
 )
 
 outbox = Table(

@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 BATCH_MAX = 256
-# With two, the database works on one batch while we read the answers of the other.
-BATCHES_AT_ONCE = 2
 
 
 class Coalesced(Generic[Item, Answer]):
@@ -19,15 +17,13 @@ class Coalesced(Generic[Item, Answer]):
     ) -> None:
         self._act = act
         self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._pump: asyncio.Task[None] | None = None
 
     async def ask(self, item: Item) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((item, future))
-        if len(self._pumps) < BATCHES_AT_ONCE:
-            pump = asyncio.create_task(self._run())
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._run())
         return await future
 
     async def _run(self) -> None:
@@ -40,10 +36,13 @@ class Coalesced(Generic[Item, Answer]):
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _tell(future, answer)
+        # Here, and not when the loop learns that this is done: whoever asks in between would wait
+        # for a pump that has already looked for the last time.
+        self._pump = None
 
     async def close(self) -> None:
-        if self._pumps:
-            await asyncio.wait(self._pumps)
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
 
 
 def _tell(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:

@@ -36,7 +36,6 @@ class Giving:
         self._clock = clock
         self._new_token = new_token
         self._turns = Turns()
-        self._in_hand: set[int] = set()  # chosen by a batch whose claim is on its way
 
     async def give(self, waiters: Sequence[Waiter]) -> Given:
         """At most one lease per waiter, the best there is at this moment."""
@@ -52,7 +51,7 @@ class Giving:
             if not left:
                 break
             step = _Pass(self, [waiters[place] for place in left], passed_over, deeper)
-            leases = await self._claim(step)
+            leases = await self._hot.lease(step.probe(), step.choose, seconds=self._lease_seconds)
             for lease in leases:
                 given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
             self._turns.given(lease.lane for lease in leases)
@@ -64,12 +63,6 @@ class Giving:
                 break
             deeper *= 2
         return given
-
-    async def _claim(self, step: "_Pass") -> list[Lease]:
-        try:
-            return await self._hot.lease(step.probe(), step.choose, seconds=self._lease_seconds)
-        finally:
-            self._in_hand -= step.chosen.keys()
 
 
 class _Pass:
@@ -88,7 +81,7 @@ class _Pass:
 
     def _depth(self, deeper: int) -> int:
         """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
-        wanted = len(self._waiters) + len(self._passed_over) + len(self._giving._in_hand)
+        wanted = len(self._waiters) + len(self._passed_over)
         if any(waiter.models_loaded for waiter in self._waiters):
             wanted += AFFINITY_WINDOW
         lanes = max(1, len(self._lanes))
@@ -103,9 +96,8 @@ class _Pass:
         giving = self._giving
         read = Counter(each.lane for each in found)
         self.cut = frozenset(lane for lane, rows in read.items() if rows >= self._limit)
-        not_ours = self._passed_over | giving._in_hand
         choices = choose(
-            (each for each in found if each.id not in not_ours),
+            (each for each in found if each.id not in self._passed_over),
             self._waiters,
             now=giving._clock(),
             starts=giving._turns.starts(read),
@@ -113,7 +105,6 @@ class _Pass:
             rules=giving._rules,
         )
         self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
-        giving._in_hand |= self.chosen.keys()
         return [self._claim(choice) for choice in choices]
 
     def _claim(self, choice: Choice) -> Claim:

@@ -11,7 +11,7 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
 from comfyfleet.dispatch import service
-from comfyfleet.dispatch.coalesce import BATCH_MAX, BATCHES_AT_ONCE, Coalesced
+from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
 from comfyfleet.dispatch.giving import Giving
 from comfyfleet.dispatch.model import Dispatch, Extended, Lane, Lease, Requeue, Status, Waiter
 from comfyfleet.dispatch.store import rows
@@ -50,7 +50,7 @@ class Queue:
         self._woken: Counter[Lane] = Counter()
         self._woken_affinities: set[str] = set()
         self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -115,8 +115,8 @@ class Queue:
         """Whoever waits is sent away; what is under way is brought to its end."""
         self.dismiss()
         self._is_closed = True
-        if self._pumps:
-            await asyncio.wait(self._pumps)
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
         await self._completes.close()
         await self._extends.close()
         if self._aside:
@@ -127,10 +127,8 @@ class Queue:
     # Leasing
 
     def _start(self) -> None:
-        if not self._is_closed and len(self._pumps) < BATCHES_AT_ONCE:
-            pump = asyncio.create_task(self._run_pump())
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+        if not self._is_closed and self._pump is None:
+            self._pump = asyncio.create_task(self._run_pump())
 
     async def _run_pump(self) -> None:
         while self._asking or self._woken or self._woken_affinities or self._untold:
@@ -141,6 +139,7 @@ class Queue:
                 await self._tell_others()
             except Exception as error:  # noqa: BLE001 — told to each who asked
                 self._fail(askers, error)
+        self._pump = None
 
     def _called(self, askers: Sequence[Asked]) -> list[Asked]:
         """Who is woken. Whoever only wants to prefetch never comes before one who waits idle."""

@@ -270,26 +270,6 @@ async def recall(tx: Tx, lanes: Collection[Lane], *, not_of: str, limit: int = 1
     return [await _changed(tx, row, {"recall_requested": True}) for row in held]
 
 
-async def retry(tx: Tx, dispatch_id: int, *, now: datetime, actor: str = "admin") -> Dispatch:
-    """An operator's second chance: all attempts anew. Leases go on counting, so fences hold."""
-    row = await _known(tx, dispatch_id)
-    if row.status not in (Status.FAILED, Status.CANCELLED):
-        raise Refused(f"dispatch {dispatch_id} is {row.status}; only what failed can be retried")
-    values = await _queued_again(tx, row, row.priority, now) | {
-        "attempts": 0,
-        "requeues": 0,
-        "is_poisoned": False,
-        "cancel_requested": False,
-        "lease_token": None,
-        "ended_at": None,
-        "last_error": None,
-        "avoid_worker_id": None,
-    }
-    moved = await _changed(tx, row, values)
-    await _note(tx, moved, "retry", now, actor=actor, details={"was": row.status})
-    return moved
-
-
 async def reprioritise(
     tx: Tx, dispatch_id: int, priority: int, *, now: datetime, actor: str = "admin"
 ) -> Dispatch:

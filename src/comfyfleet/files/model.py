@@ -34,6 +34,7 @@ class File:
     size: int | None = None
     content_hash: str | None = None  # BLAKE3 as 64 hexadecimal digits, without any prefix
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    checked_at: datetime | None = None  # when its bytes were looked at
 
     @property
     def is_announced(self) -> bool:

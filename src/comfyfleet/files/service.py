@@ -39,6 +39,13 @@ async def get_all(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[U
     return found
 
 
+async def those_of(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
+    """Those that are still there, by id: a job outlives its files."""
+    if len(file_ids) > FILES_AT_ONCE_MAX:
+        raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
+    return {file.id: file for file in await store.find(tx, tenant_id, file_ids)}
+
+
 async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
     """The tenant's oldest file with this content: the same bytes needn't be sent again."""
     return await store.by_hash(tx, tenant_id, checked_hash(content_hash))

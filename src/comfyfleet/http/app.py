@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import admin, errors, health, worker
+from comfyfleet.http import admin, errors, health, public, worker
 from comfyfleet.http.access import Access
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
@@ -18,6 +18,13 @@ DESCRIPTION = """Run ComfyUI as a production service.
 Bearer keys; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
 """
 TAGS = [
+    {"name": "effects", "description": "What can be applied, at which price, with which choices."},
+    {"name": "videos", "description": "A user's media, pictures and sounds too: up, and back."},
+    {"name": "ai-jobs", "description": "Effects at work: submit, follow, cancel, retry, in bulk."},
+    {"name": "pipelines", "description": "Runs that go on by themselves, and are judged."},
+    {"name": "wallet", "description": "Tokens: what there is, and how it came to that."},
+    {"name": "keys", "description": "A user's own API keys."},
+    {"name": "webhooks", "description": "Where a user's server is told how jobs ended."},
     {"name": "admin", "description": "For operators; needs the admin key."},
     {"name": "worker", "description": "For workers; needs a worker's key."},
     {"name": "objects", "description": "Files by signed URLs, where the store is a local folder."},
@@ -31,9 +38,10 @@ def create_app(plane: Plane) -> FastAPI:
     )
     app.state.plane = plane
     errors.install(app, plane.meters)
+    public.install(app, plane)
     for router in _routers(plane):
         app.include_router(router)
-    app.add_middleware(Sizes)
+    app.add_middleware(Sizes, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Access, meters=plane.meters)
     return app
 

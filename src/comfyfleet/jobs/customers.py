@@ -12,13 +12,15 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.catalogue.model import Offer
-from comfyfleet.effects.model import PRIMARY_INPUT
+from comfyfleet.effects.model import Property
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File
 from comfyfleet.jobs import service, store, submitting
 from comfyfleet.jobs.model import Job, JobStatus, Submission
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.why import why as why_queued
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Refused
+from comfyfleet.kernel.errors import Conflict, InvalidInput, InvalidValue, NotFound, Refused
 from comfyfleet.media import service as media
 
 WAIT_SECONDS_MAX = 60
@@ -86,13 +88,13 @@ async def ordered(
     sides: Sides, tenant_id: UUID, user_id: UUID, offer: Offer, wanted: Application
 ) -> Submission:
     """Checks all that can be checked before anything is written."""
-    files = await _files(sides, tenant_id, user_id, offer, wanted)
+    given = await _files(sides, tenant_id, user_id, offer, wanted)
     face = offer.effect.face
     order = Order(
         slug=offer.workflow.slug,
         values=wanted.properties,
         overrides=face.overrides,
-        files=files,
+        files=given,
         stage=face.stage,
         provider=face.provider,
         priority=wanted.priority,
@@ -108,23 +110,48 @@ async def ordered(
 async def _files(
     sides: Sides, tenant_id: UUID, user_id: UUID, offer: Offer, wanted: Application
 ) -> Mapping[str, UUID]:
-    """The media goes where the effect takes it, and only the customer's own."""
-    if offer.takes is None:
-        if wanted.video_id:
-            raise InvalidInput("this effect takes no media", field="video_id")
-        return wanted.files
-    if wanted.video_id is None:
+    """Media goes where the effect takes it, by the id of the media, and only the customer's own."""
+    if offer.takes is None and wanted.video_id:
+        raise InvalidInput("this effect takes no media", field="video_id")
+    if offer.takes and wanted.video_id is None:
         raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
+    named = {**wanted.properties, **wanted.files}
     pool = await sides.pool_of(tenant_id)
+    found = dict(wanted.files)
     async with pool.look() as tx:
-        item = await media.get(tx, tenant_id, user_id, wanted.video_id)
+        for each in offer.version.properties:
+            if each.is_primary_input and wanted.video_id:
+                file = await _file_of(tx, tenant_id, user_id, wanted.video_id, each)
+                most = sides.settings.max_upload_bytes
+                offer.check_upload(file.mime_type, file.size or 0, at_most_bytes=most)
+                found[each.name] = file.id
+            elif each.is_media and named.get(each.name) is not None:
+                media_id = _media_id(each, named[each.name])
+                found[each.name] = (await _file_of(tx, tenant_id, user_id, media_id, each)).id
+    return found
+
+
+async def _file_of(
+    tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, taken_as: Property
+) -> File:
+    field_ = "video_id" if taken_as.is_primary_input else taken_as.name
+    item = await media.get(tx, tenant_id, user_id, media_id)
     if item.original_file_id is None:
-        raise Refused("the media has expired", field="video_id")
-    if item.kind != offer.takes:
+        raise Refused("the media has expired", field=field_)
+    if item.kind != taken_as.type:
         raise InvalidInput(
-            f"this effect takes {offer.takes}, and the media is {item.kind}", field="video_id"
+            f"this effect takes {taken_as.type}, and the media is {item.kind}", field=field_
         )
-    return {**wanted.files, PRIMARY_INPUT: item.original_file_id}
+    return await files.get(tx, tenant_id, item.original_file_id)
+
+
+def _media_id(each: Property, value: Any) -> UUID:
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidValue(
+            f"the property {each.name}: it must be the id of media", property=each.name
+        ) from None
 
 
 async def get(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:

@@ -69,7 +69,7 @@ async def admissible(
     if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
         raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
     async with sides.central.look() as tx:
-        tenant = await tenants.get(tx, tenant_id)
+        tenant = await tenants.require_kept(tx, tenant_id)
         await _refuse_if_full(tx, sides, tenant, len(asked))
     return {job_id: _clamped(each, tenant) for job_id, each in asked.items()}
 

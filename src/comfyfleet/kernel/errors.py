@@ -32,6 +32,7 @@ FleetError
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a cap is reached; carries when to come again
  │   ├─ TooManyActive     a user has as many active jobs as allowed
+ │   ├─ TooManyCalls      a key calls more often, or more at once, than it may
  │   └─ FleetFull         the fleet has as many workers as it may
  └─ Unavailable           a part of ours can't be reached for now: a database, the store
 """
@@ -182,6 +183,10 @@ class TooManyActive(QueueFull):
 
 class FleetFull(QueueFull):
     code = "fleet_full"
+
+
+class TooManyCalls(QueueFull):
+    code = "too_many_calls"
 
 
 class Unavailable(FleetError):

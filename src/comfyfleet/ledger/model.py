@@ -10,6 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.texts import is_storable
 
 # A client in JavaScript still counts a thousand such amounts exactly.
 AMOUNT_TOKENS_MAX = 1_000_000_000_000
@@ -115,6 +116,7 @@ def check_amount(amount: int, *, least: int) -> int:
 def check_provider_id(provider_transaction_id: str) -> str:
     if not provider_transaction_id.strip() or (
         len(provider_transaction_id) > PROVIDER_ID_CHARACTERS_MAX
+        or not is_storable(provider_transaction_id)
     ):
         raise InvalidInput(
             "the payment provider's transaction id must have 1 to "

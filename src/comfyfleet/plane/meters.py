@@ -46,6 +46,9 @@ class Meters:
             ("fleet",),
             registry=self.registry,
         )
+        self._make_those_of_sweeps()
+
+    def _make_those_of_sweeps(self) -> None:
         self.passes = Counter(
             "comfyfleet_sweep_passes",
             "Passes of the sweeps: done, failed, or left to another control plane",
@@ -56,6 +59,23 @@ class Meters:
             "comfyfleet_sweep_last_pass_timestamp_seconds",
             "When a sweep last ended in order",
             ("sweep",),
+            registry=self.registry,
+        )
+        self.drifts = Gauge(
+            "comfyfleet_ledger_drifts",
+            "What did not add up in wallets and their transactions at the last look",
+            registry=self.registry,
+        )
+        self.deliveries = Counter(
+            "comfyfleet_webhook_deliveries",
+            "Tries to deliver to webhooks: taken, refused, unanswered",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.removed = Counter(
+            "comfyfleet_objects_removed",
+            "Objects that were removed by sweeps",
+            ("reason",),
             registry=self.registry,
         )
         self.readable = Gauge(

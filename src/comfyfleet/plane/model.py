@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from comfyfleet.db import Database, Pools
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.fetching.outward import Outward
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -22,6 +23,7 @@ class Plane:
     sides: Sides  # what jobs are done with
     admin_key: AdminKey
     turns: Turns  # among control planes, for sweeps
+    outward: Outward  # to customers' addresses
     meters: Meters = field(default_factory=Meters)
 
     @property

@@ -11,6 +11,7 @@ from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.migrating import History, require_newest, upgrade
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.fetching.outward import Outward
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -33,6 +34,8 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
         stack.enter_context(alone(places.sqlite_files()))
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
+        outward = Outward()
+        stack.push_async_callback(outward.aclose)
         turns = Turns(central)
         stack.push_async_callback(turns.close)
         async with central.begin() as tx:
@@ -54,6 +57,7 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
             sides=sides,
             admin_key=await admin_key(central, settings),
             turns=turns,
+            outward=outward,
         )
 
 

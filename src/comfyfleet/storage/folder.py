@@ -120,6 +120,12 @@ class Folder:
             found += [key for key in keys if key.startswith(prefix)]
         return found
 
+    def modified(self, key: str) -> float | None:
+        """When it was written; none if it is gone since."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return self._place(self._objects, key).stat().st_mtime
+        return None
+
     def _place(self, root: Path, key: str) -> Path:
         path = root / checked_key(key)
         if os.path.realpath(path) != str(path):

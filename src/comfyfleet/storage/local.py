@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,8 +18,10 @@ from comfyfleet.storage.keys import (
     checked_size,
 )
 from comfyfleet.storage.model import (
+    CHUNK_BYTES,
     MEMORY_BYTES_MAX,
     OBJECT_BYTES_MAX,
+    Listed,
     ObjectFacts,
     Presigned,
 )
@@ -63,6 +66,23 @@ class LocalStore:
                 raise LimitExceeded(f"{key} has {opened.size} bytes; it goes by URL", key=key)
             return opened.file.read()
 
+    async def get_start(self, key: str, size: int) -> bytes:
+        opened = await self.open(key)
+        with opened.file:
+            return await asyncio.to_thread(opened.file.read, size)
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        opened = await self.open(key)
+        with opened.file:
+            while chunk := await asyncio.to_thread(opened.file.read, CHUNK_BYTES):
+                yield chunk
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        with await asyncio.to_thread(file.open, "rb") as source:
+            async with self.receiving(key, content_type) as incoming:
+                while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
+                    await incoming.write(chunk)
+
     async def head(self, key: str) -> ObjectFacts | None:
         return await asyncio.to_thread(self._look, key)
 
@@ -80,6 +100,12 @@ class LocalStore:
     async def keys(self, prefix: str) -> AsyncIterator[str]:
         for key in await asyncio.to_thread(self._folder.keys, prefix):
             yield key
+
+    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        async for key in self.keys(prefix):
+            stamp = await asyncio.to_thread(self._folder.modified, key)
+            if stamp is not None:
+                yield Listed(key, datetime.fromtimestamp(stamp, UTC))
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         expires = self._expires(seconds)

@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Literal, Protocol
 
 # The most that S3 takes in one PUT; a folder could hold more, but then a move to S3 would fail.
 OBJECT_BYTES_MAX = 5 * 1024**3
 # put and get are for documents. Media go by URL, and never through our memory.
 MEMORY_BYTES_MAX = 256 * 1024**2
+CHUNK_BYTES = 1024 * 1024
 # What S3 allows for a presigned URL.
 URL_SECONDS_MAX = 7 * 24 * 3600
 
@@ -16,6 +19,14 @@ URL_SECONDS_MAX = 7 * 24 * 3600
 class ObjectFacts:
     size: int
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing of the store shows it."""
+
+    key: str
+    modified_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,18 @@ class ObjectStore(Protocol):
         """NotFound if there is none."""
         ...
 
+    async def get_start(self, key: str, size: int) -> bytes:
+        """The first bytes, or all of a shorter object. NotFound if there is none."""
+        ...
+
+    def chunks(self, key: str) -> AsyncIterator[bytes]:
+        """The whole, a piece at a time, for whoever reads it once and keeps none of it."""
+        ...
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        """As `put`, for what is too large for memory."""
+        ...
+
     async def head(self, key: str) -> ObjectFacts | None: ...
 
     async def delete(self, key: str) -> None:
@@ -49,6 +72,10 @@ class ObjectStore(Protocol):
 
     def keys(self, prefix: str) -> AsyncIterator[str]:
         """All keys that begin so, in no promised order."""
+        ...
+
+    def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        """The same, each with the moment when it was last written."""
         ...
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import boto3
@@ -25,8 +26,10 @@ from comfyfleet.storage.keys import (
     disposition,
 )
 from comfyfleet.storage.model import (
+    CHUNK_BYTES,
     MEMORY_BYTES_MAX,
     OBJECT_BYTES_MAX,
+    Listed,
     ObjectFacts,
     Presigned,
 )
@@ -89,6 +92,30 @@ class S3Store:
             data: bytes = body.read()
             return data
 
+    async def get_start(self, key: str, size: int) -> bytes:
+        return await self._call(key, partial(self._read_start, self._place(key), size))
+
+    def _read_start(self, place: dict[str, str], size: int) -> bytes:
+        # Not by a range: S3 answers 416 for one of an empty object.
+        with self._client.get_object(**place)["Body"] as body:
+            data: bytes = body.read(size)
+            return data
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        found = await self._call(key, partial(self._client.get_object, **self._place(key)))
+        with found["Body"] as body:
+            while chunk := await self._call(key, partial(body.read, CHUNK_BYTES)):
+                yield chunk
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        place = self._place(key)
+        checked_content_type(content_type)
+        await self._call(key, partial(self._send, place, file, content_type))
+
+    def _send(self, place: dict[str, str], file: Path, content_type: str) -> None:
+        with file.open("rb") as body:
+            self._client.put_object(**place, Body=body, ContentType=content_type)
+
     async def head(self, key: str) -> ObjectFacts | None:
         try:
             found = await self._call(key, partial(self._client.head_object, **self._place(key)))
@@ -100,6 +127,10 @@ class S3Store:
         await self._call(key, partial(self._client.delete_object, **self._place(key)))
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
+        async for each in self.listed(prefix):
+            yield each.key
+
+    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
         above = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket.name, Prefix=above + prefix
@@ -107,7 +138,7 @@ class S3Store:
         turning = iter(pages)
         while (page := await self._call(prefix, partial(next, turning, None))) is not None:
             for each in page.get("Contents", ()):
-                yield each["Key"].removeprefix(above)
+                yield Listed(each["Key"].removeprefix(above), each["LastModified"])
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         params: dict[str, Any] = self._place(key)

@@ -10,6 +10,8 @@ from comfyfleet.kernel.texts import is_storable
 NAME_CHARACTERS_MAX = 200
 PRIORITY_MIN, PRIORITY_MAX = -10, 10
 PRIORITY_LIMIT = 1_000_000
+RETENTION_DAYS_MAX = 36_500
+ERASED = "erased"
 # Whose jobs an operator's are, unless told otherwise. There from the first start.
 DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
 
@@ -23,6 +25,9 @@ class Tenant:
     max_priority: int
     max_queued: int | None  # None: as many as the settings allow
     created_at: datetime
+    retention_days: int | None = None  # None: as the settings say
+    erasing_at: datetime | None = None
+    erased_at: datetime | None = None
 
     @property
     def subject(self) -> str:
@@ -52,3 +57,12 @@ def check_limits(*, min_priority: int, max_priority: int, max_queued: int | None
         raise InvalidInput(
             f"max_queued must not be below zero, not {max_queued}", field="max_queued"
         )
+
+
+def check_retention(days: int | None) -> int | None:
+    if days is not None and not 1 <= days <= RETENTION_DAYS_MAX:
+        raise InvalidInput(
+            f"retention_days must be 1 to {RETENTION_DAYS_MAX:,}, not {days}",
+            field="retention_days",
+        )
+    return days

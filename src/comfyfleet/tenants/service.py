@@ -6,15 +6,17 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
-from comfyfleet.kernel.errors import NotFound, Refused
+from comfyfleet.kernel.errors import Conflict, NotFound, Refused
 from comfyfleet.tenants import store
 from comfyfleet.tenants.model import (
     DEFAULT_TENANT,
+    ERASED,
     PRIORITY_MAX,
     PRIORITY_MIN,
     Tenant,
     check_limits,
     check_name,
+    check_retention,
 )
 
 
@@ -60,6 +62,36 @@ async def set_limits(
         "max_queued": max_queued,
     }
     return _found(await store.change(tx, tenant_id, limits), tenant_id)
+
+
+async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
+    """How long its media and files are kept; None: as the settings say."""
+    values = {"retention_days": check_retention(days)}
+    return _found(await store.change(tx, tenant_id, values), tenant_id)
+
+
+async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
+    """From now on it gets nothing new; asked again, it stays as it was first asked."""
+    if tenant_id == DEFAULT_TENANT:
+        raise Refused("operators' own jobs are this tenant's: it is not erased")
+    tenant = await get(tx, tenant_id)
+    if tenant.erasing_at is not None:
+        return tenant
+    return _found(await store.change(tx, tenant_id, {"erasing_at": now}), tenant_id)
+
+
+async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
+    """The row stays: the ledger names it. Its name goes."""
+    values = {"erased_at": now, "name": ERASED}
+    return _found(await store.change(tx, tenant_id, values), tenant_id)
+
+
+async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
+    """A tenant that may get users and keys: one that is being erased gets no more."""
+    tenant = await get(tx, tenant_id)
+    if tenant.erasing_at is not None:
+        raise Conflict(f"the tenant {tenant_id} is erased, or about to be")
+    return tenant
 
 
 async def least_full(tx: Tx, names: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ from comfyfleet.webhooks.model import (
 # Longer than a delivery may take, so that nobody else takes it up meanwhile.
 TAKEN_SECONDS = 60
 LOG_PAGE_MAX = 200
+# Longer than a delivery is tried for: a server that was away over a weekend is called again.
+DEAD_AFTER = timedelta(days=4)
 ERROR_CHARACTERS_MAX = 500
 
 
@@ -104,6 +106,14 @@ async def note(
     return await store.note(tx, delivery, {**said, "status": end, "ended_at": now})
 
 
+async def switch_off_if_dead(tx: Tx, webhook: Webhook, *, now: datetime) -> bool:
+    """Whether nobody has taken anything there for days: then nothing more is sent until asked for."""
+    since = await store.in_vain_since(tx, webhook.id)
+    if since is None or now - since < DEAD_AFTER:
+        return False
+    return await store.switch_off(tx, webhook.id, now=now)
+
+
 async def log(
     tx: Tx, webhook: Webhook, *, before_id: UUID | None = None, limit: int
 ) -> list[Delivery]:
@@ -112,6 +122,11 @@ async def log(
     if before_id and before is None:
         raise NotFound(f"there is no delivery {before_id}")
     return await store.log(tx, webhook.id, before=before, limit=min(limit, LOG_PAGE_MAX))
+
+
+async def prune(tx: Tx, *, before: datetime, limit: int) -> int:
+    """What ended before then goes out of the log; how many went."""
+    return await store.prune(tx, before=before, limit=limit)
 
 
 def _pending(

@@ -14,6 +14,8 @@ from comfyfleet.db.tenant import webhook_deliveries as deliveries
 from comfyfleet.db.tenant import webhooks
 from comfyfleet.webhooks.model import Delivery, DeliveryStatus, Webhook, WebhookEvent
 
+SWITCHED_OFF = "the webhook was switched off"
+
 
 async def add(tx: Tx, webhook: Webhook) -> None:
     row = {**asdict(webhook), "events": sorted(webhook.events)}
@@ -98,6 +100,36 @@ async def note(tx: Tx, delivery: Delivery, values: Mapping[str, Any]) -> Deliver
     return _delivery(found) if found else None
 
 
+async def in_vain_since(tx: Tx, webhook_id: UUID) -> datetime | None:
+    """When the first of those was made that failed for good, after the last that was taken."""
+    of_it = deliveries.c.webhook_id == webhook_id
+    taken = select(func.max(deliveries.c.created_at)).where(
+        of_it, deliveries.c.status == DeliveryStatus.DELIVERED
+    )
+    last = await tx.scalar(taken)
+    query = select(func.min(deliveries.c.created_at)).where(
+        of_it, deliveries.c.status == DeliveryStatus.FAILED
+    )
+    if last is not None:
+        query = query.where(deliveries.c.created_at > last)
+    found: datetime | None = await tx.scalar(query)
+    return found
+
+
+async def switch_off(tx: Tx, webhook_id: UUID, *, now: datetime) -> bool:
+    """Whether it was on. What still waited has failed."""
+    statement = update(webhooks).where(webhooks.c.id == webhook_id, webhooks.c.is_active.is_(True))
+    off = await tx.execute(statement.values(is_active=False).returning(webhooks.c.id))
+    if off.first() is None:
+        return False
+    await tx.execute(
+        update(deliveries)
+        .where(deliveries.c.webhook_id == webhook_id, deliveries.c.status == DeliveryStatus.PENDING)
+        .values(status=DeliveryStatus.FAILED, ended_at=now, last_error=SWITCHED_OFF)
+    )
+    return True
+
+
 async def log(tx: Tx, webhook_id: UUID, *, before: Delivery | None, limit: int) -> list[Delivery]:
     at = deliveries.c.created_at
     query = (
@@ -110,6 +142,14 @@ async def log(tx: Tx, webhook_id: UUID, *, before: Delivery | None, limit: int) 
         is_same = and_(at == before.created_at, deliveries.c.id < before.id)
         query = query.where(or_(at < before.created_at, is_same))
     return [_delivery(row) for row in await tx.execute(query)]
+
+
+async def prune(tx: Tx, *, before: datetime, limit: int) -> int:
+    old = select(deliveries.c.id).where(deliveries.c.ended_at < before).limit(limit)
+    gone = await tx.execute(
+        delete(deliveries).where(deliveries.c.id.in_(old)).returning(deliveries.c.id)
+    )
+    return len(gone.all())
 
 
 async def delivery(tx: Tx, webhook_id: UUID, delivery_id: UUID) -> Delivery | None:

@@ -12,7 +12,6 @@ from tests.dbkit.dispatches import (
     new,
     opened,
     seen,
-    set_columns,
     submit,
     waiter,
 )
@@ -61,36 +60,6 @@ async def test_a_job_that_ended_takes_its_dispatch_with_it(central: Database) ->
         with pytest.raises(LeaseLost):
             await queue.extend(held.id, lease.token, started=True)
         assert await queue.lease(waiter(), wait_seconds=0) is None
-
-
-async def test_an_operator_gives_a_failed_job_all_attempts_anew(central: Database) -> None:
-    [job] = await submit(central, new(max_attempts=1))
-    async with opened(central) as queue:
-        lease = await leased(queue)
-        async with central.begin() as tx:
-            await service.end(tx, job.id, lease.token, Status.FAILED, now=utc_now(), error="no")
-        await set_columns(central, job.id, is_poisoned=True, requeues=21)
-        async with central.begin() as tx:
-            row = await service.retry(tx, job.id, now=utc_now())
-        assert (row.status, row.attempts, row.requeues) == (Status.QUEUED, 0, 0)
-        assert (row.is_poisoned, row.last_error, row.ended_at) == (False, None, None)
-        again = await leased(queue)
-        assert again.number == 2
-        with pytest.raises(LeaseLost):
-            await queue.complete(job.id, lease.token)
-
-
-async def test_what_runs_or_is_done_can_not_be_retried(central: Database) -> None:
-    [job] = await submit(central, new())
-    async with opened(central) as queue:
-        lease = await leased(queue)
-        async with central.begin() as tx:
-            with pytest.raises(Refused):
-                await service.retry(tx, job.id, now=utc_now())
-        await queue.complete(job.id, lease.token)
-    async with central.begin() as tx:
-        with pytest.raises(Refused):
-            await service.retry(tx, job.id, now=utc_now())
 
 
 async def test_a_new_priority_is_joined_at_its_head_round(central: Database) -> None:

@@ -25,6 +25,7 @@ from comfyfleet.loops.queue import (
     remove_lost_workers,
     wake_due,
 )
+from comfyfleet.loops.upkeep import retain
 
 
 class Ahead:
@@ -133,6 +134,20 @@ async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(yar
     await learn_object_infos(yard.plane)
     async with yard.plane.central.look() as tx:
         assert (await fleets.get(tx, "gpu", "production")).object_info_hash is None
+
+
+async def test_a_job_outlives_its_files(yard: Yard, clock: Ahead) -> None:
+    job_id = await yard.submit()
+    async with yard.worker() as worker:
+        await worker.deliver(await worker.job())
+    done = await yard.job(job_id)
+    assert len(done["outputs"]) == 1
+    path = f"/api/admin/tenants/{done['tenant_id']}/retention"
+    await yard.admin.put(path, json={"retention_days": 1})
+    clock.by = timedelta(days=2)
+    await retain(yard.plane)
+    found = await yard.job(job_id)
+    assert (found["status"], found["outputs"]) == ("completed", [])
 
 
 async def test_every_sweep_passes_on_an_idle_system(yard: Yard) -> None:

@@ -1,17 +1,14 @@
 """A store by its URL, and the secret of the local one."""
 
-import stat
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import InvalidInput, Refused
-from comfyfleet.storage import LocalStore, ObjectStore, open_store, signing_secret
+from comfyfleet.storage import LocalStore, ObjectStore, open_store
 from comfyfleet.storage.opening import Bucket, parse_store_url
-from comfyfleet.storage.secret import SECRET_FILE
 
 
 def opened(url: str) -> ObjectStore:
@@ -79,24 +76,3 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_prefix_counts_towards_the_length_of_a_key() -> None:
     with pytest.raises(InvalidInput, match="at most"):
         Bucket("m", "p" * 200).key("/".join(["a" * 200] * 5))
-
-
-def test_the_secret_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
-    secret = signing_secret(tmp_path / "data")
-    assert signing_secret(tmp_path / "data") == secret
-    assert len(secret) == 32
-    path = tmp_path / "data" / SECRET_FILE
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [each.name for each in path.parent.iterdir()] == [SECRET_FILE]
-
-
-def test_all_who_start_at_once_get_the_same_secret(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        assert len(set(threads.map(signing_secret, [tmp_path] * 32))) == 1
-
-
-@pytest.mark.parametrize("text", ["", "abc", "00" * 31, "zz" * 32])
-def test_a_broken_secret_is_not_used(tmp_path: Path, text: str) -> None:
-    (tmp_path / SECRET_FILE).write_text(text)
-    with pytest.raises(Refused, match="hexadecimal"):
-        signing_secret(tmp_path)

@@ -18,6 +18,7 @@ from comfyfleet.effects.model import (
 )
 from comfyfleet.effects.values import checked, shown
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue, LimitExceeded
+from comfyfleet.kernel.texts import is_storable
 
 TITLE_CHARACTERS_MAX = 200
 DESCRIPTION_CHARACTERS_MAX = 10_000
@@ -151,7 +152,7 @@ def _check_texts(face: Face) -> None:
         ("description", face.description, DESCRIPTION_CHARACTERS_MAX),
         ("preview_url", face.preview_url or "", PREVIEW_URL_CHARACTERS_MAX),
     ):
-        if len(text) > most or "\0" in text:
+        if len(text) > most or not is_storable(text):
             raise InvalidInput(f"{name} must have at most {most:,} characters", field=name)
     if face.preview_url and not face.preview_url.startswith(("https://", "http://")):
         raise InvalidInput("preview_url must be an http or https URL", field="preview_url")

@@ -19,6 +19,7 @@ from comfyfleet.effects.catalogue.model import (
 )
 from comfyfleet.effects.model import Property, Workflow
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.kernel.texts import is_storable
 
 PAGE_MAX = 500
 # Of each new duration in the typical one: the last ten or so count.
@@ -66,7 +67,7 @@ async def get(tx: Tx, effect_id: UUID) -> Effect:
 
 
 async def by_slug(tx: Tx, slug: str) -> Effect:
-    return _found(await store.by_slug(tx, slug), slug)
+    return _found(await store.by_slug(tx, slug) if is_storable(slug) else None, repr(slug))
 
 
 async def all_of(tx: Tx, *, workflow: Workflow | None = None) -> list[Effect]:
@@ -102,6 +103,18 @@ async def broken_by(
         for name, value in each.face.overrides.items()
         if (problem := problem_with(name, value, properties))
     ]
+
+
+async def require_unbroken(tx: Tx, workflow: Workflow, properties: Sequence[Property]) -> None:
+    """A version is what new jobs get at once: it must not close what customers are offered."""
+    broken = await broken_by(tx, workflow, properties)
+    if broken:
+        says = "; ".join(f"{effect.slug}: {problem}" for effect, problem in broken)
+        raise Conflict(
+            f"published effects of {workflow.slug} would break: {says}",
+            effects=sorted({effect.slug for effect, _ in broken}),
+            hint="Withdraw or change them first, or say `break_effects`.",
+        )
 
 
 async def note_duration(tx: Tx, effect_id: UUID, seconds: float) -> None:

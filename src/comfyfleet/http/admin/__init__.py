@@ -4,14 +4,31 @@ from comfyfleet.http.admin import (
     audit,
     control,
     dispatches,
+    effects,
     fleets,
     jobs,
     tenants,
+    upkeep,
+    users,
+    wallets,
     workers,
     workflows,
 )
 
 ROUTERS = tuple(
     module.router
-    for module in (fleets, workflows, workers, tenants, dispatches, jobs, control, audit)
+    for module in (
+        fleets,
+        workflows,
+        effects,
+        workers,
+        tenants,
+        users,
+        upkeep,
+        wallets,
+        dispatches,
+        jobs,
+        control,
+        audit,
+    )
 )

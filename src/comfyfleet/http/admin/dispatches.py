@@ -12,7 +12,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Status
 from comfyfleet.effects import service as effects
-from comfyfleet.http.auth import admin
+from comfyfleet.http.auth import ADMIN, admin
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.retrying import retry as retry_job
@@ -99,6 +99,19 @@ async def _row(plane: Plane, dispatch_id: int) -> Dispatch:
         return await dispatch.get(tx, dispatch_id)
 
 
+async def _note(plane: Plane, row: Dispatch, action: str, **details: object) -> None:
+    async with plane.central.begin() as tx:
+        await audit.record(
+            tx,
+            actor=ADMIN,
+            action=action,
+            subject=f"dispatch:{row.id}",
+            now=plane.clock(),
+            tenant_id=row.tenant_id,
+            details=details,
+        )
+
+
 @router.get("")
 async def list_dispatches(
     plane: GivenPlane,
@@ -149,6 +162,7 @@ async def why_not_running(plane: GivenPlane, dispatch_id: int) -> Why:
 async def cancel(plane: GivenPlane, dispatch_id: int) -> DispatchSeen:
     """Queued: ends at once. Leased: the worker is told with its next heartbeat."""
     row = await _row(plane, dispatch_id)
+    await _note(plane, row, "cancel")
     await submitting.cancel(plane.sides, row.tenant_id, row.job_id)
     (shown,) = await _seen(plane, [await _row(plane, dispatch_id)])
     return shown
@@ -159,6 +173,7 @@ async def retry(plane: GivenPlane, dispatch_id: int) -> Retried:
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.sides, row.tenant_id, row.job_id)
+    await _note(plane, row, "retry", new_job=str(job.id))
     return Retried(job_id=job.id)
 
 

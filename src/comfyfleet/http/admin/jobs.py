@@ -121,10 +121,13 @@ async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -
 async def _outputs(plane: Plane, job: Job) -> list[OutputSeen]:
     kept = (job.result_metadata or {}).get("outputs", [])
     pool = await plane.sides.pool_of(job.tenant_id)
+    names = {UUID(each["file_id"]): each["name"] for each in kept}
     async with pool.look() as tx:
-        found = [await files.get(tx, job.tenant_id, UUID(each["file_id"])) for each in kept]
+        found = await files.those_of(tx, job.tenant_id, names)
     return [
-        await _output(plane, each["name"], file) for each, file in zip(kept, found, strict=True)
+        await _output(plane, name, found[file_id])
+        for file_id, name in names.items()
+        if file_id in found
     ]
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from comfyfleet.audit import service as audit
+from comfyfleet.db import Tx
 from comfyfleet.effects import assigning, documents
 from comfyfleet.effects import service as effects
+from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.drafting import best_object_info, draft
-from comfyfleet.effects.model import Draft, Terms
+from comfyfleet.effects.model import Draft, Terms, Version, Workflow
 from comfyfleet.effects.objectinfo import engine_object_info
 from comfyfleet.fleets import objectinfo
 from comfyfleet.fleets import service as fleets
@@ -60,6 +62,10 @@ class NewWorkflow(TermsBody):
         default=None,
         description="SLUG/STAGE whose nodes it is checked against; else the fleet that knows most.",
     )
+    break_effects: bool = Field(
+        default=False,
+        description="Register it though published effects don't fit it; they refuse jobs until changed.",
+    )
 
 
 class Registered(Answer):
@@ -81,7 +87,12 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
             now=now,
             run_limit_seconds=plane.settings.run_limit_seconds,
         )
-        doubts = await assigning.doubts(tx, workflow, version)
+        if not body.break_effects:
+            await catalogue.require_unbroken(tx, workflow, version.properties)
+        doubts = [
+            *await assigning.doubts(tx, workflow, version),
+            *await _broken(tx, workflow, version),
+        ]
         await audit.record(
             tx,
             actor=operator,
@@ -96,6 +107,11 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
         version=version.version,
         warnings=[*told, *made.warnings, *doubts],
     )
+
+
+async def _broken(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
+    found = await catalogue.broken_by(tx, workflow, version.properties)
+    return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
 
 
 def _draft(body: NewWorkflow, object_infos: list[Mapping[str, Any]]) -> Draft:
@@ -133,7 +149,7 @@ async def _object_infos(body: NewWorkflow, plane: Plane) -> list[Mapping[str, An
         raise
 
 
-async def _named(tx: Any, name: str) -> Fleet:
+async def _named(tx: Tx, name: str) -> Fleet:
     slug, _, stage = name.partition("/")
     try:
         return await fleets.get(tx, slug, stage or "production")

@@ -12,6 +12,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
 from comfyfleet.effects import assigning, documents
 from comfyfleet.effects import service as effects
+from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.model import Workflow
 from comfyfleet.fleets import service as fleets
 from comfyfleet.http.admin.properties import PropertyAnswer, answer_of
@@ -58,6 +59,9 @@ class WorkflowDetail(WorkflowAnswer):
 
 class Chosen(Body):
     version: int | None = Field(default=None, description="The version that new jobs get.")
+    break_effects: bool = Field(
+        default=False, description="Though published effects don't fit it; they refuse jobs then."
+    )
 
 
 class AbleWorker(Answer):
@@ -151,6 +155,9 @@ async def activate(
     version = body.version if body else None
 
     async def change(tx: Tx, workflow: Workflow) -> Workflow:
+        if body and version is not None and not body.break_effects:
+            wanted = await effects.get_version(tx, workflow, version)
+            await catalogue.require_unbroken(tx, workflow, wanted.properties)
         return await effects.activate(tx, workflow, version=version)
 
     return await _acted(plane, slug, "activate", change, operator, now, {"version": version})

@@ -72,3 +72,8 @@ async def revoke(tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID, *, now: d
 
 async def revoke_all(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> int:
     return await store.revoke(tx, tenant_id, user_id, None, now)
+
+
+async def remove_all_of(tx: Tx, tenant_id: UUID) -> int:
+    """Of a tenant that is erased: dead at once, and no trace of what they were named."""
+    return await store.remove_all_of(tx, tenant_id)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import Row, delete, func, insert, or_, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import api_keys, tenants
@@ -69,6 +69,11 @@ async def revoke(tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID | None, no
         statement = statement.where(api_keys.c.id == key_id)
     ended = await tx.execute(statement.values(revoked_at=now).returning(api_keys.c.id))
     return len(ended.all())
+
+
+async def remove_all_of(tx: Tx, tenant_id: UUID) -> int:
+    statement = delete(api_keys).where(api_keys.c.tenant_id == tenant_id)
+    return len((await tx.execute(statement.returning(api_keys.c.id))).all())
 
 
 async def note_use(tx: Tx, key_id: UUID, now: datetime) -> None:

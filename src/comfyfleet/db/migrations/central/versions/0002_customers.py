@@ -73,7 +73,14 @@ def _effects() -> None:
     op.create_index(op.f("effects_workflow_id_index"), "effects", ["workflow_id"], unique=False)
 
 
+def _tenants() -> None:
+    op.add_column("tenants", sa.Column("retention_days", sa.Integer(), nullable=True))
+    op.add_column("tenants", sa.Column("erasing_at", Moment(), nullable=True))
+    op.add_column("tenants", sa.Column("erased_at", Moment(), nullable=True))
+
+
 TABLES = (
+    _tenants,
     _api_keys,
     _effects,
 )

@@ -15,6 +15,7 @@ def upgrade() -> None:
     for make in TABLES:
         make()
     _more_of_ai_jobs()
+    _more_of_files()
     _never_changed("token_transactions")
 
 
@@ -35,6 +36,20 @@ def _more_of_ai_jobs() -> None:
         "ai_jobs_batch_id_batch_position_index", "ai_jobs", ["batch_id", "batch_position"]
     )
     op.create_index("ai_jobs_run_id_index", "ai_jobs", ["run_id"])
+
+
+def _more_of_files() -> None:
+    op.add_column("files", sa.Column("checked_at", Moment()))
+    op.create_index("files_tenant_id_created_at_index", "files", ["tenant_id", "created_at"])
+    op.create_index("files_path_index", "files", ["path"])
+    unchecked = sa.text("checked_at IS NULL")
+    op.create_index(
+        "files_unchecked",
+        "files",
+        ["created_at"],
+        postgresql_where=unchecked,
+        sqlite_where=unchecked,
+    )
 
 
 def _never_changed(name: str) -> None:

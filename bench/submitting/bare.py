@@ -1,0 +1,74 @@
+"""The same statements and commits, sent by asyncpg with nothing of ours in between."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import asyncpg
+
+from submitting.recording import BEGIN, COMMIT, ROLLBACK, Record, Said
+
+Pools = Mapping[str, asyncpg.Pool]
+
+
+async def open_pools(urls: Mapping[str, str], size: int) -> dict[str, Any]:
+    return {
+        side: await asyncpg.create_pool(url, min_size=size, max_size=size, init=_plain)
+        for side, url in urls.items()
+    }
+
+
+async def _plain(connection: asyncpg.Connection) -> None:
+    """JSON goes as the text that was written down."""
+    for kind in ("json", "jsonb"):
+        await connection.set_type_codec(
+            kind, schema="pg_catalog", encoder=str, decoder=str, format="text"
+        )
+
+
+async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
+    """With `new` values in place of those recorded, and numbers that the database gives anew."""
+    known = dict(new)
+    connections: dict[str, Any] = {}
+    open_transactions: dict[str, Any] = {}
+    try:
+        for each in record.said:
+            if each.text == BEGIN:
+                connections[each.side] = await pools[each.side].acquire()
+                open_transactions[each.side] = connections[each.side].transaction()
+                await open_transactions[each.side].start()
+            elif each.text in (COMMIT, ROLLBACK):
+                transaction = open_transactions.pop(each.side)
+                await (transaction.commit() if each.text == COMMIT else transaction.rollback())
+                await pools[each.side].release(connections.pop(each.side))
+            else:
+                await _send(connections[each.side], each, known)
+    finally:
+        for side, connection in connections.items():
+            await pools[side].release(connection)
+
+
+async def _send(connection: Any, said: Said, known: dict[Any, Any]) -> None:
+    rows = await connection.fetch(said.text, *(_renewed(value, known) for value in said.values))
+    for before, now in zip(said.answered, rows, strict=False):
+        for old, fresh in zip(before, now, strict=True):
+            # Row numbers only: small ones would be taken for counts and flags.
+            if type(old) is int and old >= NUMBERS_BEGIN:
+                known[old] = fresh
+
+
+# Sequences of the recorded databases begin here, so that a row's number is told from any other.
+NUMBERS_BEGIN = 1_000_000_000
+
+
+def _renewed(value: Any, known: Mapping[Any, Any]) -> Any:
+    if isinstance(value, list):
+        return [_renewed(each, known) for each in value]
+    if isinstance(value, str):
+        for old, fresh in known.items():
+            if isinstance(old, str) and old in value:
+                value = value.replace(old, fresh)
+        return value
+    try:
+        return known.get(value, value)
+    except TypeError:  # it can't be looked up, so it is none of these
+        return value

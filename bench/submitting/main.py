@@ -1,0 +1,154 @@
+"""Submissions a second against bare asyncpg, and the time to show media. Ratios count: they run in turn."""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import text
+
+from submitting import bare
+from submitting.ground import JOBS_PER_USER, Ground, ground_on
+from submitting.recording import COMMIT, Record, recording
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.dbkit.databases import Databases
+from tests.dbkit.postgres import running_postgres
+
+CLIENTS = (1, 8)
+RATIO_MIN = 0.5
+console = Console()
+One = Callable[[UUID], Awaitable[object]]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="How fast jobs are taken in, and media shown.")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
+    options.add_argument("--hasty", action="store_true", help="synchronous_commit and fsync off")
+    options.add_argument("--profile", action="store_true", help="where our time goes")
+    given = options.parse_args()
+    with (
+        running_postgres(durable=not given.hasty) as url,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        databases = Databases(Path(folder), url)
+        asyncio.run(submits(databases, Path(folder) / "data", given))
+
+
+async def submits(databases: Databases, folder: Path, given: Any) -> None:
+    jobs, rounds = (200, 2) if given.quick else (1_000, given.rounds)
+    async with ground_on(databases, folder) as ground:
+        await _number_from_far(ground)
+        record, template = await _recorded(ground)
+        console.print(
+            f"PostgreSQL, {'in haste' if given.hasty else 'durable'}; a submit is "
+            f"{record.statements()} statements and {record.ends(COMMIT)} commits; "
+            f"{rounds} rounds of {jobs:,} in turn"
+        )
+        table = Table("clients", "comfyfleet /s", "bare asyncpg /s", "ratio", "target")
+        for clients in CLIENTS:
+            ours, bares = await _in_turn(ground, record, template, clients, jobs, rounds)
+            ratio = statistics.median(a / b for a, b in zip(ours, bares, strict=True))
+            table.add_row(
+                str(clients),
+                f"{statistics.median(ours):,.0f}",
+                f"{statistics.median(bares):,.0f}",
+                f"{ratio:.2f}",
+                f"≥ {RATIO_MIN}",
+            )
+        console.print(table)
+        if given.profile:
+            await _profiled(ground, jobs)
+
+
+async def _recorded(ground: Ground) -> tuple[Record, dict[str, Any]]:
+    """One submit, when caches are warm and connections open."""
+    user_id, key = (await ground.users(1))[0], "key-of-the-recorded-one"
+    for number in range(JOBS_PER_USER - 1):
+        await ground.submit(user_id, f"warm-{number}")
+    plane = ground.plane
+    with recording(
+        plane.central.engine.sync_engine, plane.pools["main"].engine.sync_engine
+    ) as record:
+        job = await ground.submit(user_id, key)
+    return record, {"user_id": user_id, "job_id": job.id, "key": key}
+
+
+async def _number_from_far(ground: Ground) -> None:
+    for database in (ground.plane.central, ground.plane.pools["main"]):
+        async with database.begin() as tx:
+            found = await tx.execute(text("SELECT sequencename FROM pg_sequences"))
+            for (name,) in found.all():
+                await tx.execute(text(f'ALTER SEQUENCE "{name}" RESTART WITH {bare.NUMBERS_BEGIN}'))
+
+
+async def _in_turn(
+    ground: Ground,
+    record: Record,
+    template: dict[str, Any],
+    clients: int,
+    jobs: int,
+    rounds: int,
+) -> tuple[list[float], list[float]]:
+    plane = ground.plane
+    urls = {"central": plane.central.url, "tenant": plane.pools["main"].url}
+    pools = await bare.open_pools(urls, clients)
+
+    async def one_of_ours(user_id: UUID) -> None:
+        await ground.submit(user_id, str(uuid4()))
+
+    async def bare_one(user_id: UUID) -> None:
+        new = {
+            template["user_id"]: user_id,
+            template["job_id"]: uuid4(),
+            template["key"]: str(uuid4()),
+        }
+        new |= {str(old): str(fresh) for old, fresh in new.items()}
+        await bare.say(pools, record, new)
+
+    ours, bares = [], []
+    for _ in range(rounds):
+        ours.append(await _speed(ground, one_of_ours, clients, jobs))
+        bares.append(await _speed(ground, bare_one, clients, jobs))
+    for pool in pools.values():
+        await pool.close()
+    return ours, bares
+
+
+async def _speed(ground: Ground, one: One, clients: int, jobs: int) -> float:
+    """Submits a second by so many clients, each for users of its own."""
+    users = await ground.users(jobs // JOBS_PER_USER + clients)
+    for user_id in users[:clients]:
+        await one(user_id)
+    left = iter([each for each in users[clients:] for _ in range(JOBS_PER_USER)])
+
+    async def client(mine: Iterator[UUID]) -> int:
+        count = 0
+        for user_id in mine:
+            await one(user_id)
+            count += 1
+        return count
+
+    start = time.perf_counter()
+    counts = await asyncio.gather(*(client(left) for _ in range(clients)))
+    return sum(counts) / (time.perf_counter() - start)
+
+
+async def _profiled(ground: Ground, jobs: int) -> None:
+    import cProfile
+    import pstats
+
+    profile = cProfile.Profile()
+    profile.enable()
+    await _speed(ground, lambda user_id: ground.submit(user_id, str(uuid4())), 1, jobs)
+    profile.disable()
+    pstats.Stats(profile).sort_stats("cumulative").print_stats(60)

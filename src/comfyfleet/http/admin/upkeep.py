@@ -1,0 +1,56 @@
+"""Erasing a tenant, and whether the books add up."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Query, status
+from pydantic import Field
+
+from comfyfleet.http.admin.routing import Answer, Operator, admin_router
+from comfyfleet.http.admin.tenants import TenantAnswer, answer_of
+from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.ledger.model import Fault
+from comfyfleet.upkeep import erasing, verifying
+
+router = admin_router()
+SHOWN_MAX = 1000
+
+
+class DriftAnswer(Answer):
+    fault: Fault
+    tenant_id: UUID
+    user_id: UUID | None
+    job_id: UUID | None
+    message: str
+
+
+class Books(Answer):
+    is_sound: bool
+    found: int = Field(description="How many drifts there are.")
+    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_MAX:,} of them.")
+
+
+@router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
+async def erase(
+    tenant_id: UUID, plane: GivenPlane, now: GivenNow, operator: Operator
+) -> TenantAnswer:
+    """Removes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
+
+    Its keys are dead with the answer and nothing new is taken. Jobs that are active are cancelled and
+    refunded, and the rest is done by a sweep: `erased_at` of the tenant tells when. There is no way back.
+    """
+    return answer_of(await erasing.begin(plane.sides, tenant_id, actor=operator, now=now))
+
+
+@router.get("/ledger")
+async def verify(
+    plane: GivenPlane,
+    tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
+) -> Books:
+    """Wallets against their transactions, transactions against jobs. Changes nothing."""
+    drifts = await verifying.verify(plane.sides, tenant_id)
+    shown = [
+        DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
+        for each in drifts[:SHOWN_MAX]
+    ]
+    return Books(is_sound=not drifts, found=len(drifts), drifts=shown)

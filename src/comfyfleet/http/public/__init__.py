@@ -1,0 +1,42 @@
+"""The customers' API: effects, media, jobs, wallet, keys, webhooks, behind a user's key."""
+
+from fastapi import FastAPI
+
+from comfyfleet.http.public import (
+    ai_jobs,
+    batches,
+    candidates,
+    effects,
+    events,
+    keys,
+    pipelines,
+    uploads,
+    videos,
+    wallet,
+    webhooks,
+)
+from comfyfleet.http.public.rates import Fetches, Rates
+from comfyfleet.plane import Plane
+
+# Batches stand before jobs: their paths would else be taken for a job's id.
+_MODULES = (
+    effects,
+    uploads,
+    videos,
+    batches,
+    ai_jobs,
+    events,
+    wallet,
+    keys,
+    webhooks,
+    pipelines,
+    candidates,
+)
+
+
+def install(app: FastAPI, plane: Plane) -> None:
+    settings = plane.settings
+    app.state.rates = Rates(per_second=settings.calls_per_second, at_once=settings.calls_at_once)
+    app.state.fetches = Fetches()
+    for module in _MODULES:
+        app.include_router(module.router)

@@ -1,0 +1,165 @@
+"""A user's media (pictures and sounds, too): what they uploaded, and get back processed."""
+
+from datetime import datetime
+from uuid import UUID
+
+from fastapi import Response, status
+from pydantic import Field, model_validator
+
+from comfyfleet.db import Tx
+from comfyfleet.fetching.targets import URL_CHARACTERS_MAX
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File
+from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.problems import problems
+from comfyfleet.http.public import arriving, showing
+from comfyfleet.http.public.auth import GivenFetches, Reader, Writer
+from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
+from comfyfleet.jobs import service as jobs
+from comfyfleet.jobs.model import Job
+from comfyfleet.kernel.errors import NotFound
+from comfyfleet.media import service as media
+from comfyfleet.media.kinds import MediaKind
+from comfyfleet.media.model import Media, MediaStatus, status_of
+from comfyfleet.plane import Plane
+
+router = public_router("videos")
+
+
+class NewVideo(Body):
+    """Either of the two."""
+
+    file_id: UUID | None = Field(default=None, description="A file that was uploaded.")
+    url: Text | None = Field(
+        default=None,
+        max_length=URL_CHARACTERS_MAX,
+        description="Or where we fetch it from: http or https, at a public address.",
+        examples=["https://pictures.example/cat.png"],
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> "NewVideo":
+        if (self.file_id is None) == (self.url is None):
+            raise ValueError("either file_id or url is needed")
+        return self
+
+
+class VideoSummary(Answer):
+    id: UUID
+    kind: MediaKind
+    status: MediaStatus = Field(description="That of its latest job.")
+    progress: float | None = Field(description="Percent; null as long as nobody knows.")
+    error: str | None = Field(description="Why its latest job failed.")
+    job_id: UUID | None = Field(description="Its latest job.")
+    created_at: datetime
+    expired_at: datetime | None
+
+
+class Video(VideoSummary):
+    estimated_seconds_left: float | None = Field(
+        description="From the effect's history, without the wait in the queue.", examples=[8.5]
+    )
+    original_file_url: str | None = Field(description="Lives for 15 minutes.")
+    processed_file_url: str | None = Field(
+        description="The latest result; lives for 15 minutes, ask again for a new one."
+    )
+    processed_content_type: str | None = Field(examples=["image/png"])
+
+
+class Videos(Answer):
+    videos: list[VideoSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+@router.post(
+    "/videos",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": Video, "description": "It was linked before"}, **problems(404, 409)},
+)
+async def link(
+    body: NewVideo,
+    plane: GivenPlane,
+    now: GivenNow,
+    caller: Writer,
+    fetches: GivenFetches,
+    response: Response,
+) -> Video:
+    """Media of an uploaded file, which must be what it was announced as; or of one at a URL."""
+    if body.file_id is not None:
+        linked, is_new = await arriving.link(plane, caller, body.file_id)
+    else:
+        with fetches.one_of(caller.user_id):
+            linked, is_new = await arriving.fetch(plane, caller, body.url or ""), True
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    async with plane.pools[caller.tenant.pool].look() as tx:
+        seen = await _look(tx, linked)
+    return await _video(plane, *seen, now=now)
+
+
+@router.get("/videos", responses=problems(404))
+async def list_videos(
+    plane: GivenPlane, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> Videos:
+    """Without URLs: ask for one of them to get those."""
+    async with plane.pools[caller.tenant.pool].look() as tx:
+        found = await media.all_of(
+            tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
+        )
+        seen = [(each, await _job_of(tx, each)) for each in found[:limit]]
+    return Videos(
+        videos=[_summary(plane, each, job) for each, job in seen],
+        next=seen[-1][0].id if len(found) > limit else None,
+    )
+
+
+@router.get("/videos/{video_id}", responses=problems(404))
+async def show(video_id: UUID, plane: GivenPlane, now: GivenNow, caller: Reader) -> Video:
+    """How far it is, and the result once there is one."""
+    async with plane.pools[caller.tenant.pool].look() as tx:
+        found = await media.get(tx, caller.tenant.id, caller.user_id, video_id)
+        seen = await _look(tx, found)
+    return await _video(plane, *seen, now=now)
+
+
+async def _look(tx: Tx, found: Media) -> tuple[Media, Job | None, dict[UUID, File]]:
+    kept = {}
+    for file_id in found.file_ids:
+        try:
+            kept[file_id] = await files.get(tx, found.tenant_id, file_id)
+        except NotFound:
+            continue  # it expired a moment ago
+    return found, await _job_of(tx, found), kept
+
+
+async def _job_of(tx: Tx, found: Media) -> Job | None:
+    try:
+        return await jobs.get(tx, found.tenant_id, found.job_id) if found.job_id else None
+    except NotFound:
+        return None
+
+
+def _summary(plane: Plane, found: Media, job: Job | None) -> VideoSummary:
+    return VideoSummary(
+        id=found.id,
+        kind=found.kind,
+        status=status_of(found, job.status if job else None),
+        progress=showing.percent_of(plane, job) if job else None,
+        error=job.error_message if job else None,
+        job_id=found.job_id,
+        created_at=found.created_at,
+        expired_at=found.expired_at,
+    )
+
+
+async def _video(
+    plane: Plane, found: Media, job: Job | None, kept: dict[UUID, File], *, now: datetime
+) -> Video:
+    original = kept.get(found.original_file_id) if found.original_file_id else None
+    processed = kept.get(found.processed_file_id) if found.processed_file_id else None
+    return Video(
+        **_summary(plane, found, job).model_dump(),
+        estimated_seconds_left=await showing.seconds_left(plane, job, now) if job else None,
+        original_file_url=await showing.url_of(plane, original) if original else None,
+        processed_file_url=await showing.url_of(plane, processed) if processed else None,
+        processed_content_type=processed.mime_type if processed else None,
+    )

@@ -1,0 +1,93 @@
+"""The sweeps that keep the house: retention, leftovers, erasing, webhooks, events, the books."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+
+from comfyfleet.events import service as events
+from comfyfleet.kernel.errors import FleetError
+from comfyfleet.loops.sweeping import Sweep
+from comfyfleet.loops.webhooks import deliver_due
+from comfyfleet.plane import Plane
+from comfyfleet.upkeep.checking import PAGE, check_files
+from comfyfleet.upkeep.erasing import erase_pending
+from comfyfleet.upkeep.leftovers import remove_leftovers
+from comfyfleet.upkeep.retaining import expire_old
+from comfyfleet.upkeep.verifying import record, verify
+from comfyfleet.webhooks import service as webhooks
+
+log = logging.getLogger(__name__)
+ROWS_PER_PASS_MAX = 5000
+ERASING_SECONDS = 5.0
+WEBHOOK_SECONDS = 2.0
+HOUR_SECONDS = 3600.0
+
+
+def upkeep_sweeps(plane: Plane) -> Iterator[Sweep]:
+    often = plane.settings.sweep_seconds
+    yield Sweep("webhooks", partial(deliver_due, plane), min(often, WEBHOOK_SECONDS))
+    yield Sweep("files", partial(check, plane), often)
+    yield Sweep("erasing", partial(erase_pending, plane.sides), ERASING_SECONDS)
+    yield Sweep("retention", partial(retain, plane), HOUR_SECONDS)
+    yield Sweep("leftovers", partial(clear_leftovers, plane), HOUR_SECONDS)
+    yield Sweep("prune", partial(prune, plane), HOUR_SECONDS)
+    yield Sweep("ledger", partial(check_ledger, plane), HOUR_SECONDS)
+
+
+async def check(plane: Plane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    has_more = False
+    for name, pool in plane.pools.items():
+        try:
+            has_more |= await check_files(plane.sides, pool) == PAGE
+        except FleetError as error:
+            log.warning("files of pool %s were not checked: %s", name, error.message)
+    return has_more
+
+
+async def retain(plane: Plane) -> None:
+    for tenant_id, count in (await expire_old(plane.sides)).items():
+        plane.meters.removed.labels("retention").inc(count)
+        log.info("%s files of tenant %s went: their time was up", count, tenant_id)
+
+
+async def clear_leftovers(plane: Plane) -> None:
+    count = await remove_leftovers(plane.sides)
+    plane.meters.removed.labels("leftover").inc(count)
+    if count:
+        log.info("%s objects that no row named were removed", count)
+
+
+async def prune(plane: Plane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    now, settings, has_more = plane.clock(), plane.settings, False
+    for name, pool in plane.pools.items():
+        try:
+            async with pool.begin() as tx:
+                before = now - timedelta(days=settings.event_keep_days)
+                gone = await events.prune(tx, before=before, limit=ROWS_PER_PASS_MAX)
+            async with pool.begin() as tx:
+                before = now - timedelta(days=settings.delivery_keep_days)
+                told = await webhooks.prune(tx, before=before, limit=ROWS_PER_PASS_MAX)
+        except FleetError as error:
+            log.warning("pool %s was not pruned: %s", name, error.message)
+            continue
+        has_more |= ROWS_PER_PASS_MAX in (gone, told)
+    return has_more
+
+
+async def check_ledger(plane: Plane) -> None:
+    drifts = await verify(plane.sides)
+    plane.meters.drifts.set(len(drifts))
+    for drift in drifts:
+        log.error(
+            "the ledger of tenant %s does not add up (%s, user %s, job %s): %s",
+            drift.tenant_id,
+            drift.fault,
+            drift.user_id,
+            drift.job_id,
+            drift.message,
+        )
+    if drifts:
+        await record(plane.sides, drifts, now=plane.clock())

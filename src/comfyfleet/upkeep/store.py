@@ -1,0 +1,189 @@
+"""SQL over several of a tenant's tables at once, as only upkeep needs it."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Table, and_, delete, null, or_, select, tuple_, update
+
+from comfyfleet.db import Tx
+from comfyfleet.db.central import dispatches
+from comfyfleet.db.dialect import locked
+from comfyfleet.db.tenant import (
+    ai_jobs,
+    batches,
+    files,
+    job_events,
+    users,
+    videos,
+    webhook_deliveries,
+    webhooks,
+)
+from comfyfleet.files.model import File
+from comfyfleet.ledger.model import JobFacts
+
+_ACTIVE = ai_jobs.c.status.in_(("queued", "processing"))
+# In this order nothing is left that names what is gone.
+PRIVATE: Mapping[str, Table] = {
+    each.name: each for each in (job_events, webhook_deliveries, webhooks, batches, videos, files)
+}
+_SCRUBBED: Mapping[str, Any] = {
+    "prompt": {},
+    "properties": {},
+    "assets": [],
+    "input_file_id": None,
+    "output_file_id": None,
+    "video_id": None,
+    "result_metadata": null(),
+    "error_message": None,
+    "raw_error": None,
+    "idempotency_key": None,
+    "request_hash": None,
+}
+
+
+async def known_paths(tx: Tx, paths: Collection[str]) -> set[str]:
+    found = await tx.execute(select(files.c.path).where(files.c.path.in_(paths)))
+    return {row.path for row in found}
+
+
+async def active_among(tx: Tx, job_ids: Collection[UUID]) -> set[UUID]:
+    found = await tx.execute(select(ai_jobs.c.id).where(ai_jobs.c.id.in_(job_ids), _ACTIVE))
+    return {row.id for row in found}
+
+
+async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[File]:
+    """The oldest first; what was announced only lately may still be on its way."""
+    query = (
+        select(files)
+        .where(
+            files.c.checked_at.is_(None),
+            or_(files.c.size.is_not(None), files.c.created_at < announced_before),
+        )
+        .order_by(files.c.created_at)
+        .limit(limit)
+    )
+    return [File(**row) for row in (await tx.execute(query)).mappings()]
+
+
+async def note_checked(tx: Tx, file: File, values: Mapping[str, Any]) -> None:
+    await tx.execute(
+        update(files)
+        .where(files.c.id == file.id, files.c.checked_at.is_(None))
+        .values(dict(values))
+    )
+
+
+async def old_files(
+    tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
+) -> list[File]:
+    """The oldest first, on from the last one of the page before."""
+    query = select(files).where(files.c.tenant_id == tenant_id, files.c.created_at < before)
+    if after is not None:
+        at = files.c.created_at
+        query = query.where(
+            or_(at > after.created_at, and_(at == after.created_at, files.c.id > after.id))
+        )
+    query = query.order_by(files.c.created_at, files.c.id).limit(limit)
+    return [File(**row) for row in (await tx.execute(query)).mappings()]
+
+
+async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> set[UUID]:
+    """Which of them belong to media that have not expired."""
+    query = select(videos.c.original_file_id, videos.c.processed_file_id).where(
+        videos.c.tenant_id == tenant_id,
+        videos.c.expired_at.is_(None),
+        or_(
+            videos.c.original_file_id.in_(file_ids),
+            videos.c.processed_file_id.in_(file_ids),
+        ),
+    )
+    return {each for row in await tx.execute(query) for each in row if each}
+
+
+async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
+    query = select(ai_jobs.c.assets).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
+    return {UUID(asset["file_id"]) for row in await tx.execute(query) for asset in row.assets}
+
+
+async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
+    await tx.execute(delete(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids)))
+
+
+async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
+    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE).limit(limit)
+    return [row.id for row in await tx.execute(query)]
+
+
+async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
+    table = PRIVATE[name]
+    some = select(table.c.id).where(table.c.tenant_id == tenant_id).limit(limit)
+    gone = await tx.execute(delete(table).where(table.c.id.in_(some)).returning(table.c.id))
+    return len(gone.all())
+
+
+async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int) -> UUID | None:
+    """What was asked for and what came of it goes; that there was a job stays, for the ledger."""
+    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, ~_ACTIVE)
+    if after is not None:
+        query = query.where(ai_jobs.c.id > after)
+    ids: list[UUID] = [
+        row.id for row in await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))
+    ]
+    if not ids:
+        return None
+    await tx.execute(update(ai_jobs).where(ai_jobs.c.id.in_(ids)).values(dict(_SCRUBBED)))
+    return ids[-1]
+
+
+async def scrub_users(tx: Tx, tenant_id: UUID) -> None:
+    await tx.execute(
+        update(users)
+        .where(users.c.tenant_id == tenant_id)
+        .values(email=None, name=None, is_active=False)
+    )
+
+
+async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
+    """In the central database: errors may quote what was asked for."""
+    await tx.execute(
+        update(dispatches)
+        .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))
+        .values(last_error=None)
+    )
+
+
+async def priced_jobs(
+    tx: Tx, *, tenant_id: UUID | None, after: tuple[UUID, UUID] | None, limit: int
+) -> list[tuple[UUID, JobFacts]]:
+    """(tenant, what the ledger must know) of jobs that reserved tokens, page by page."""
+    query = select(
+        ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status
+    ).where(ai_jobs.c.reserved_tokens > 0)
+    if tenant_id is not None:
+        query = query.where(ai_jobs.c.tenant_id == tenant_id)
+    place = (ai_jobs.c.tenant_id, ai_jobs.c.id)
+    if after is not None:
+        query = query.where(tuple_(*place) > tuple_(*after))
+    found = await tx.execute(query.order_by(*place).limit(limit))
+    return [(row.tenant_id, _facts(row)) for row in found]
+
+
+async def facts_held(tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]) -> list[JobFacts]:
+    """Of jobs that nobody can end while the transaction lasts."""
+    query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
+        ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id.in_(job_ids)
+    )
+    return [_facts(row) for row in await tx.execute(locked(tx, query))]
+
+
+def _facts(row: Any) -> JobFacts:
+    is_ended = row.status not in ("queued", "processing")
+    return JobFacts(row.id, row.reserved_tokens, is_ended, row.status == "completed")
+
+
+async def remove_announced(tx: Tx, file: File) -> bool:
+    """False: it has arrived meanwhile."""
+    statement = delete(files).where(files.c.id == file.id, files.c.size.is_(None))
+    return (await tx.execute(statement.returning(files.c.id))).first() is not None

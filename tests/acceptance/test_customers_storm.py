@@ -1,0 +1,175 @@
+"""Many customers at once while processes die: nothing is lost, nothing is paid twice."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.acceptancekit.jobs import FLEET, WORKFLOW, prepare
+from tests.acceptancekit.stage import Stage, WorkerProcess
+
+PRICE, CREDIT = 3, 10_000
+AWAY_SECONDS_MAX = 60.0
+END_SECONDS_MAX = 120.0
+ENDED = ("completed", "failed", "cancelled")
+SETTINGS = {
+    "heartbeat_seconds": "1",
+    "lease_seconds": "8",
+    "outage_seconds": "5",
+    "max_attempts": "9",
+    "sweep_seconds": "1",
+}
+
+
+@dataclass
+class Customer:
+    """Submits one job after another, each under a key of its own, and repeats what got no answer."""
+
+    url: str
+    key: str
+    effect_id: str
+    name: str
+    jobs: dict[str, str] = field(default_factory=dict)  # by idempotency key
+
+    async def work(self, until: float) -> None:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=10) as client:
+            number = 0
+            while time.monotonic() < until:
+                number += 1
+                job_id = await self.submit(client, f"{self.name}-{number}", number)
+                if number % 5 == 0:
+                    await self.ask(client, "DELETE", f"/api/ai-jobs/{job_id}")
+                await self.ask(client, "GET", f"/api/ai-jobs/{job_id}?wait=3")
+
+    async def submit(self, client: httpx.AsyncClient, key: str, color: int) -> str:
+        body = {
+            "effect_id": self.effect_id,
+            "idempotency_key": key,
+            "properties": {"color": color + 1000 * hash_of(self.name), "steps": 2},
+        }
+        found = await self.ask(client, "POST", "/api/ai-jobs", json=body)
+        assert self.jobs.setdefault(key, found["id"]) == found["id"], "one key, one job"
+        return str(found["id"])
+
+    async def ask(self, client: httpx.AsyncClient, method: str, path: str, **more: Any) -> Any:
+        """Again and again while the control plane is away, or says that it is busy."""
+        deadline = time.monotonic() + AWAY_SECONDS_MAX
+        while True:
+            try:
+                answer = await client.request(method, path, **more)
+            except httpx.TransportError:
+                assert time.monotonic() < deadline, "it never came back"
+            else:
+                if answer.is_success:
+                    return answer.json()
+                assert answer.status_code in (429, 500, 503), answer.text
+                assert time.monotonic() < deadline, answer.text
+            await asyncio.sleep(0.2)
+
+
+def hash_of(name: str) -> int:
+    return int(name.removeprefix("customer"))
+
+
+async def storm(folder: Path, *, customers: int, seconds: float, kills: int) -> None:
+    async with Stage(folder, None, **SETTINGS) as stage:
+        secret, _ = prepare(stage)
+        effect_id = _effect(stage)
+        engines = stage.start_engines("engine-1", "engine-2")
+        workers = [
+            stage.start_worker(f"worker-{n}", engine, fleet=FLEET, secret=secret)
+            for n, engine in enumerate(engines)
+        ]
+        tenants = [_tenant(stage, f"tenant {n}") for n in range(4)]
+        people = [
+            Customer(stage.url, tenants[n % 4]["key"], effect_id, f"customer{n}")
+            for n in range(customers)
+        ]
+        until = time.monotonic() + seconds
+        killing = asyncio.to_thread(_kill, stage, workers, secret, until, kills)
+        await asyncio.gather(killing, *(each.work(until) for each in people))
+        await asyncio.to_thread(_require_all_ended, people)
+        for tenant in tenants:
+            _require_sound(stage, tenant)
+
+
+def _effect(stage: Stage) -> str:
+    body = {
+        "slug": "steps",
+        "workflow_slug": WORKFLOW,
+        "price_tokens": PRICE,
+        "overrides": {},
+        "published": True,
+    }
+    return str(stage.admin.ask("POST", "/api/admin/effects", json=body)["id"])
+
+
+def _tenant(stage: Stage, name: str) -> dict[str, str]:
+    made: dict[str, str] = stage.admin.ask("POST", "/api/admin/tenants", json={"name": name})
+    path = f"/api/admin/tenants/{made['id']}/wallets/{made['user_id']}/credits"
+    body = {"amount": CREDIT, "provider_transaction_id": f"paid {name}"}
+    stage.admin.ask("POST", path, json=body)
+    return made
+
+
+def _kill(
+    stage: Stage, workers: list[WorkerProcess], secret: str, until: float, kills: int
+) -> None:
+    """In turn the control plane and a worker, at random moments; each comes back as itself."""
+    chance = random.Random(4711)
+    pause = max(1.0, (until - time.monotonic()) / (kills + 1))
+    for number in range(kills):
+        time.sleep(pause * chance.uniform(0.5, 1.0))
+        if number % 2 == 0:
+            stage.restart_control()
+            continue
+        place = chance.randrange(len(workers))
+        dead = workers[place]
+        dead.process.kill()
+        workers[place] = stage.start_worker(dead.worker_id, dead.engine, fleet=FLEET, secret=secret)
+
+
+def _require_all_ended(people: list[Customer]) -> None:
+    deadline = time.monotonic() + END_SECONDS_MAX
+    for customer in people:
+        headers = {"Authorization": f"Bearer {customer.key}"}
+        assert customer.jobs
+        for job_id in customer.jobs.values():
+            while True:
+                found = httpx.get(f"{customer.url}/api/ai-jobs/{job_id}", headers=headers)
+                if found.status_code == 200 and found.json()["status"] in ENDED:
+                    break
+                assert time.monotonic() < deadline, found.text
+                time.sleep(0.2)
+
+
+def _require_sound(stage: Stage, tenant: dict[str, str]) -> None:
+    """What was paid is what was completed: nothing more, nothing less."""
+    headers = {"Authorization": f"Bearer {tenant['key']}"}
+    with httpx.Client(base_url=stage.url, headers=headers, timeout=30) as client:
+        jobs: list[dict[str, Any]] = []
+        query: dict[str, Any] = {"limit": 100}
+        while True:
+            page = client.get("/api/ai-jobs", params=query).json()
+            jobs += page["jobs"]
+            if page["next"] is None:
+                break
+            query["before"] = page["next"]
+        completed = sum(job["status"] == "completed" for job in jobs)
+        assert completed
+        assert not [job for job in jobs if job["status"] == "failed"]
+        assert client.get("/api/wallet").json()["balance"] == CREDIT - PRICE * completed
+
+
+async def test_customers_lose_nothing_when_processes_die(tmp_path: Path) -> None:
+    await storm(tmp_path, customers=8, seconds=12, kills=2)
+
+
+@pytest.mark.slow
+async def test_thirty_two_customers_lose_nothing_in_two_minutes(tmp_path: Path) -> None:
+    await storm(tmp_path, customers=32, seconds=120, kills=16)

@@ -1,0 +1,34 @@
+"""A job that takes longer than its URLs live, with its files in an S3 that checks signatures."""
+
+from pathlib import Path
+
+import httpx
+from tests.acceptancekit.jobs import FLEET, prepare, submit
+from tests.acceptancekit.stage import Stage
+from tests.storagekit.s3 import running_s3
+
+JOB_STEPS = 60  # of 100 ms: twice as long as a URL lives
+END_SECONDS_MAX = 60.0
+
+
+async def test_a_job_longer_than_its_urls_live_succeeds(tmp_path: Path) -> None:
+    with running_s3() as s3:
+        stage = Stage(
+            tmp_path, environ=s3.env, url_seconds="3", storage_url=s3.url, heartbeat_seconds="1"
+        )
+        async with stage:
+            secret, tenant_id = prepare(stage)
+            (engine,) = stage.start_engines("engine-1")
+            stage.start_worker("worker-1", engine, fleet=FLEET, secret=secret)
+            (job_id,) = submit(stage, tenant_id, (1,), steps=JOB_STEPS)
+
+            ended = stage.admin.wait_until_ended(tenant_id, [job_id], seconds=END_SECONDS_MAX)
+            job = ended[job_id]
+            assert (job["status"], job["dispatch"]["attempts"]) == ("completed", 1)
+            assert job["dispatch"]["duration_seconds"] > 3
+            (output,) = job["outputs"]
+            assert output["url"].startswith(s3.endpoint)
+            async with httpx.AsyncClient() as client:
+                found = await client.get(output["url"])
+            assert len(found.content) == output["size"] > 0
+            assert found.headers["content-type"] == "image/png"

@@ -1,0 +1,84 @@
+"""The queue as operators see it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import Yard, yard_on
+
+
+@pytest.fixture
+async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
+    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+        yield yard
+
+
+async def listed(yard: Yard, **query: Any) -> dict[str, Any]:
+    found = await yard.admin.get("/api/admin/dispatches", params=query)
+    assert found.status_code == 200, found.text
+    page: dict[str, Any] = found.json()
+    return page
+
+
+async def test_dispatches_are_listed_by_status_workflow_and_page(yard: Yard) -> None:
+    for _ in range(3):
+        await yard.submit()
+    async with yard.worker() as worker:
+        await worker.job()
+        assert len((await listed(yard, status="queued"))["dispatches"]) == 2
+        (leased,) = (await listed(yard, status="leased", worker="w1"))["dispatches"]
+    assert (leased["workflow"], leased["worker_id"]) == ("invert", "w1")
+    first = await listed(yard, limit=2, workflow="invert")
+    rest = await listed(yard, limit=2, before=first["next"])
+    ids = [each["id"] for each in (*first["dispatches"], *rest["dispatches"])]
+    assert ids == sorted(ids, reverse=True)
+    assert len(ids) == 3
+
+
+async def test_one_is_shown_with_all_its_attempts(yard: Yard) -> None:
+    await yard.submit()
+    async with yard.worker() as worker:
+        job = await worker.job()
+        await worker.of(job, "requeue", reason="spot")
+        await worker.deliver(await worker.job())
+    found = (await yard.admin.get(f"/api/admin/dispatches/{job['dispatch_id']}")).json()
+    actions = [each["action"] for each in found["attempts"]]
+    assert actions == ["submit", "lease", "requeue", "lease", "complete"]
+    assert found["why"] == "The job has ended: completed."
+    assert job["lease_token"] not in str(found)
+
+
+async def test_a_failed_one_is_retried_as_a_new_job(yard: Yard) -> None:
+    await yard.submit()
+    async with yard.worker() as worker:
+        job = await worker.job()
+        await worker.of(job, "fail", error="no")
+        made = await yard.act(f"dispatches/{job['dispatch_id']}/retry")
+        again = await worker.job()
+    assert again["job_id"] == made["job_id"] != job["job_id"]
+    assert again["prompt"] == job["prompt"]
+    assert [each["actor"] for each in await yard.audited("retry")] == ["admin"]
+
+
+async def test_one_that_waits_is_cancelled_or_moved_ahead(yard: Yard) -> None:
+    first, second, third = [await yard.submit() for _ in range(3)]
+    ids = {each: (await yard.job(each))["dispatch"]["id"] for each in (first, second, third)}
+    assert (await yard.act(f"dispatches/{ids[first]}/cancel"))["status"] == "cancelled"
+    moved = await yard.act(f"dispatches/{ids[third]}/reprioritise", priority=5)
+    assert moved["priority"] == 5
+    async with yard.worker() as worker:
+        assert (await worker.job())["job_id"] == str(third)
+        assert (await worker.job(current_load=1))["job_id"] == str(second)
+
+
+@pytest.mark.parametrize("path", ["dispatches/99", "dispatches/99/why", f"jobs/{uuid4()}"])
+async def test_what_is_not_there_is_not_found(yard: Yard, path: str) -> None:
+    assert (await yard.admin.get(f"/api/admin/{path}")).status_code == 404
+
+
+async def test_reconcile_tells_what_it_repaired(yard: Yard) -> None:
+    assert (await yard.act("reconcile"))["dispatches_made"] == 0

@@ -1,0 +1,199 @@
+"""Effects, wallet, keys and webhooks."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import jsonschema
+from tests.dbkit.databases import Databases
+from tests.jobskit.sides import ByHand
+from tests.planekit import client_of, plane_on
+from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, shop_on
+
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.webhooks import service as webhooks
+from comfyfleet.webhooks.model import Answer
+
+
+async def test_an_effect_tells_all_that_a_form_needs(shop: Shop, ada: Customer) -> None:
+    found = await ada.get(f"effects/{shop.draw.id}")
+    assert (found["slug"], found["title"], found["price_tokens"]) == ("draw", "draw", PRICE)
+    assert found["takes"] is None
+    schema = found["properties"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["properties"]["width"]["maximum"] == 512
+    jsonschema.validate({"width": 32}, schema)
+    takes = (await ada.get(f"effects/{shop.invert.id}"))["takes"]
+    assert (takes["kind"], takes["media_types"]) == ("image", [])
+    assert "input" not in (await ada.get(f"effects/{shop.invert.id}"))["properties"]["properties"]
+
+
+async def test_the_catalogue_is_read_page_by_page(ada: Customer) -> None:
+    first = await ada.get("effects", limit=1)
+    assert ([each["slug"] for each in first["effects"]], first["next"]) == (["draw"], "draw")
+    rest = await ada.get("effects", limit=1, after="draw")
+    assert ([each["slug"] for each in rest["effects"]], rest["next"]) == (["invert"], None)
+
+
+async def test_the_wallet_is_the_sum_of_its_transactions(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    await ada.client.delete(f"/api/ai-jobs/{job_id}")
+    await ada.job(shop.draw, properties={"width": 32})
+    await shop.work()
+    page = await ada.get("wallet/transactions", limit=3)
+    rest = await ada.get("wallet/transactions", limit=3, before=page["next"])
+    lines = page["transactions"] + rest["transactions"]
+    assert [(each["type"], each["amount"]) for each in lines] == [
+        ("JOB_CONSUME", 0),
+        ("JOB_RESERVE", -PRICE),
+        ("JOB_REFUND", PRICE),
+        ("JOB_RESERVE", -PRICE),
+        ("PAYMENT_CREDIT", TOKENS),
+    ]
+    assert rest["next"] is None
+    assert sum(each["amount"] for each in lines) == await ada.balance()
+
+
+async def test_a_key_is_made_used_and_revoked(shop: Shop, ada: Customer) -> None:
+    made = await ada.client.post("/api/keys", json={"name": "reader", "scopes": ["read"]})
+    assert made.status_code == 201
+    async with client_of(shop.plane, made.json()["key"]) as reader:
+        assert (await reader.get("/api/wallet")).status_code == 200
+        for refused in (
+            await reader.post("/api/keys", json={"name": "x"}),
+            await reader.delete(f"/api/ai-jobs/{uuid4()}"),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        listed = (await ada.get("keys"))["keys"]
+        assert "key" not in listed[0]
+        assert (listed[0]["prefix"], len(listed)) == (made.json()["key"][:11], 2)
+        assert listed[0]["last_used_at"] is not None
+        for _ in range(2):
+            revoked = await ada.client.delete(f"/api/keys/{made.json()['id']}")
+            assert revoked.json()["revoked_at"] is not None
+        assert (await reader.get("/api/wallet")).status_code == 401
+
+
+async def test_no_key_makes_one_that_may_more_or_lives_longer(shop: Shop) -> None:
+    until = utc_now() + timedelta(days=1)
+    limited = await shop.customer(scopes=["read", "keys"], expires_at=until)
+    more = await limited.client.post("/api/keys", json={"name": "x", "scopes": ["write"]})
+    assert more.status_code == 403
+    made = await limited.client.post("/api/keys", json={"name": "x"})
+    assert made.json()["scopes"] == ["keys", "read"]
+    assert made.json()["expires_at"] is not None
+    later = {"name": "x", "expires_at": "2999-01-01T00:00:00Z"}
+    capped = await limited.client.post("/api/keys", json=later)
+    assert capped.json()["expires_at"] == made.json()["expires_at"]
+
+
+async def test_a_key_needs_a_name_scopes_and_a_future(ada: Customer) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"name": ""},
+        {"name": "x\0"},
+        {"name": "x", "scopes": []},
+        {"name": "x", "scopes": ["everything"]},
+        {"name": "x", "expires_at": "2001-01-01T00:00:00Z"},
+        {"name": "x", "expires_at": "2031-01-01T00:00:00"},
+        {"name": "x", "expires_at": "0001-01-01T00:00:00+14:00"},
+    ]
+    for body in wrong:
+        refused = await ada.client.post("/api/keys", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_input")
+
+
+async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> None:
+    made = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
+    assert made.status_code == 201
+    assert made.json()["secret"].startswith("whsec_")
+    path = f"/api/webhooks/{made.json()['id']}"
+    (listed,) = (await ada.get("webhooks"))["webhooks"]
+    assert "secret" not in listed
+    assert len(listed["events"]) == 3
+
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    await ada.client.delete(f"/api/ai-jobs/{job_id}")
+    (pending,) = (await ada.get(f"webhooks/{made.json()['id']}/deliveries"))["deliveries"]
+    assert (pending["event"], pending["status"], pending["tries"]) == (
+        "job.cancelled",
+        "pending",
+        0,
+    )
+    assert pending["job_id"] == job_id
+    await note_answer(shop, ada, 204)
+    (sent,) = (await ada.client.get(f"{path}/deliveries")).json()["deliveries"]
+    assert (sent["status"], sent["tries"], sent["last_status"]) == ("delivered", 1, 204)
+    assert sent["next_try_at"] is None
+
+    assert (await ada.client.delete(path)).status_code == 204
+    assert (await ada.client.delete(path)).status_code == 404
+    assert (await ada.client.get(f"{path}/deliveries")).status_code == 404
+
+
+async def note_answer(shop: Shop, customer: Customer, status: int) -> None:
+    now = shop.plane.clock()
+    pool = await shop.plane.sides.pool_of(customer.tenant_id)
+    async with pool.begin() as tx:
+        for delivery, _ in await webhooks.take_due(tx, now=now, limit=10):
+            await webhooks.note(tx, delivery, Answer(status=status), now=now, chance=0)
+
+
+async def test_a_webhook_needs_a_url_that_can_be_called(ada: Customer) -> None:
+    wrong = [{"url": "ftp://x.example"}, {"url": "https://x.example", "events": ["job.exploded"]}]
+    for body in (*wrong, {}):
+        assert (await ada.client.post("/api/webhooks", json=body)).status_code == 422
+
+
+async def test_a_user_has_so_many_webhooks(ada: Customer) -> None:
+    body = {"url": "https://shop.example/hook"}
+    answers = [await ada.client.post("/api/webhooks", json=body) for _ in range(21)]
+    assert [each.status_code for each in answers] == [201] * 20 + [413]
+
+
+async def test_a_key_that_calls_too_often_is_told_when_to_come_again(
+    sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    clock = ByHand()
+    limits = {"calls_per_second": 2.0, "calls_at_once": 3}
+    async with (
+        plane_on(sqlite_databases, tmp_path, clock=clock, **limits) as plane,
+        shop_on(plane) as shop,
+    ):
+        ada, bob = await shop.customer(), await shop.customer()
+
+        async def call(who: Customer) -> httpx.Response:
+            return await who.client.get("/api/wallet")
+
+        assert [(await call(ada)).status_code for _ in range(4)] == [200, 200, 200, 429]
+        refused = await call(ada)
+        assert refused.json()["error"]["code"] == "too_many_calls"
+        assert refused.json()["error"]["details"] == {"retry_after_seconds": 0.5}
+        assert refused.headers["retry-after"] == "1"
+        assert (await call(bob)).status_code == 200
+        clock.go_on(seconds=1)
+        assert [(await call(ada)).status_code for _ in range(3)] == [200, 200, 429]
+
+
+async def test_a_body_is_no_larger_than_allowed(
+    sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    async with (
+        plane_on(sqlite_databases, tmp_path, max_body_bytes=1000) as plane,
+        shop_on(plane) as shop,
+    ):
+        ada = await shop.customer()
+        refused = await ada.submit(shop.draw, properties={"prefix": "x" * 1000})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit_exceeded")
+        assert UUID((await ada.submit(shop.draw)).json()["id"])
+
+
+async def test_a_body_that_can_not_be_read_is_told_in_our_shape(ada: Customer) -> None:
+    headers = {"Content-Type": "application/json"}
+    half = b'{"name": "\\ud800"}'
+    wrong = ((b"{", 422), (b'{"name": "\xff"}', 400), (b"", 422), (b"[]", 422), (half, 422))
+    for content, status in wrong:
+        answer = await ada.client.post("/api/keys", content=content, headers=headers)
+        assert answer.status_code == status, content
+        assert answer.json()["error"]["code"] == "invalid_input"

@@ -1,0 +1,192 @@
+"""Effects at work, as a customer sees it."""
+
+from typing import Any
+from uuid import uuid4
+
+from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png
+
+
+async def test_media_goes_up_is_processed_and_comes_back(shop: Shop, ada: Customer) -> None:
+    video_id = await ada.video()
+    before = await ada.get(f"videos/{video_id}")
+    assert (before["status"], before["kind"], before["progress"]) == ("uploaded", "image", None)
+    assert (await ada.client.get(before["original_file_url"])).content == png()
+
+    made = await ada.submit(shop.invert, video_id=video_id)
+    assert made.status_code == 201
+    assert made.json()["price_tokens"] == PRICE
+    assert (await ada.get(f"videos/{video_id}"))["status"] == "queued"
+    assert await ada.balance() == TOKENS - PRICE
+
+    await shop.work(b"inverted")
+    after = await ada.get(f"videos/{video_id}")
+    assert (after["status"], after["progress"], after["error"]) == ("completed", 100.0, None)
+    assert (await ada.client.get(after["processed_file_url"])).content == b"inverted"
+    job = await ada.get(f"ai-jobs/{made.json()['id']}")
+    assert job["status"] == "completed"
+    assert (await ada.client.get(job["outputs"][0]["url"])).content == b"inverted"
+    assert (await ada.client.get(job["processed_file_url"])).content == b"inverted"
+    assert await ada.balance() == TOKENS - PRICE
+
+
+async def test_a_failure_is_told_in_words_and_refunded(shop: Shop, ada: Customer) -> None:
+    video_id = await ada.video()
+    job_id = await ada.job(shop.invert, video_id=video_id)
+    await shop.fail("RuntimeError: out of memory at /srv/secret.py")
+    job = await ada.get(f"ai-jobs/{job_id}")
+    assert job["status"] == "failed"
+    assert job["error"].startswith("out of memory")
+    assert (await ada.get(f"videos/{video_id}"))["error"] == job["error"]
+    assert await ada.balance() == TOKENS
+
+    again = await ada.client.post(f"/api/ai-jobs/{job_id}/retry")
+    assert (again.status_code, again.json()["retry_of"]) == (201, job_id)
+    twice = await ada.client.post(f"/api/ai-jobs/{job_id}/retry")
+    assert (twice.status_code, twice.json()["id"]) == (200, again.json()["id"])
+    assert await ada.balance() == TOKENS - PRICE
+    assert (await ada.client.post(f"/api/ai-jobs/{again.json()['id']}/retry")).status_code == 409
+
+
+async def test_the_same_key_is_the_same_job_and_another_body_a_conflict(
+    shop: Shop, ada: Customer
+) -> None:
+    first = await ada.submit(shop.draw, idempotency_key="k", properties={"width": 32})
+    again = await ada.submit(shop.draw, idempotency_key="k", properties={"width": 32})
+    other = await ada.submit(shop.draw, idempotency_key="k", properties={"width": 33})
+    assert [each.status_code for each in (first, again, other)] == [201, 200, 409]
+    assert first.json()["id"] == again.json()["id"]
+    assert other.json()["error"]["code"] == "conflict"
+    assert await ada.balance() == TOKENS - PRICE
+
+
+async def test_too_few_tokens_are_told_and_nothing_is_written(shop: Shop) -> None:
+    poor = await shop.customer(tokens=PRICE - 1)
+    refused = await poor.submit(shop.draw, properties={"width": 32})
+    assert refused.status_code == 422
+    assert refused.json()["error"] == {
+        "code": "insufficient_tokens",
+        "message": "Insufficient token balance.",
+        "details": {"required_tokens": PRICE, "balance": PRICE - 1},
+    }
+    assert (await poor.get("ai-jobs"))["jobs"] == []
+
+
+async def test_a_user_has_so_many_active_jobs_at_most(shop: Shop, ada: Customer) -> None:
+    for _ in range(5):
+        await ada.job(shop.draw, properties={"width": 32})
+    refused = await ada.submit(shop.draw, properties={"width": 32})
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "too_many_active_jobs"
+    assert "retry-after" in refused.headers
+
+
+async def test_cancelling_refunds_and_can_be_repeated(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    for _ in range(2):
+        cancelled = await ada.client.delete(f"/api/ai-jobs/{job_id}")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    assert await ada.balance() == TOKENS
+
+
+async def test_each_property_is_checked(shop: Shop, ada: Customer) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"width": 15},
+        {"width": 32.5},
+        {"width": "wide"},
+        {"width": 32, "prefix": 7},
+        {"width": 32, "prefix": "a\0b"},
+        {"width": 32, "height": 1},
+        {"width": 10**400},
+    ]
+    for properties in wrong:
+        refused = await ada.submit(shop.draw, properties=properties)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_value")
+    assert await ada.balance() == TOKENS
+
+
+async def test_media_must_fit_the_effect(shop: Shop, ada: Customer) -> None:
+    video_id = await ada.video()
+    missing = await ada.submit(shop.invert)
+    unwanted = await ada.submit(shop.draw, video_id=video_id, properties={"width": 32})
+    unknown = await ada.submit(shop.invert, video_id=str(uuid4()))
+    assert [each.status_code for each in (missing, unwanted, unknown)] == [422, 422, 404]
+    small = await shop.publish("small", "invert", max_upload_bytes=10)
+    assert (await ada.submit(small, video_id=video_id)).status_code == 413
+    jpegs = await shop.publish("jpegs", "invert", media_types=("image/jpeg",))
+    assert (await ada.submit(jpegs, video_id=video_id)).status_code == 422
+
+
+async def test_a_second_job_while_one_is_active_is_a_conflict(shop: Shop, ada: Customer) -> None:
+    video_id = await ada.video()
+    await ada.job(shop.invert, video_id=video_id)
+    second = await ada.submit(shop.invert, video_id=video_id)
+    assert (second.status_code, second.json()["error"]["code"]) == (409, "conflict")
+    assert await ada.balance() == TOKENS - PRICE
+
+
+async def test_whoever_waits_is_answered_at_the_end_or_in_time(shop: Shop, ada: Customer) -> None:
+    queued = await ada.submit(shop.draw, properties={"width": 32}, wait=0.1)
+    assert (queued.status_code, queued.json()["status"]) == (201, "queued")
+    await shop.work()
+    job_id = queued.json()["id"]
+    assert (await ada.get(f"ai-jobs/{job_id}", wait=30))["status"] == "completed"
+    assert (await ada.client.get(f"/api/ai-jobs/{job_id}", params={"wait": 61})).status_code == 422
+
+
+async def test_polling_with_the_etag_costs_nothing_until_something_changes(
+    shop: Shop, ada: Customer
+) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    path = f"/api/ai-jobs/{job_id}"
+    etag = (await ada.client.get(path)).headers["etag"]
+    unchanged = await ada.client.get(path, headers={"If-None-Match": f'"x", {etag}'})
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+    async with shop.yard.worker() as worker:
+        job = await worker.job()
+        leased = await ada.client.get(path, headers={"If-None-Match": etag})
+        assert (leased.status_code, leased.json()["status"]) == (200, "processing")
+        await worker.of(job, "heartbeat", started=True, progress={"percent": 40})
+        further = await ada.client.get(path, headers={"If-None-Match": leased.headers["etag"]})
+        assert (further.status_code, further.json()["progress"]) == (200, 40.0)
+
+
+async def test_jobs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
+    made = [await ada.job(shop.draw, properties={"width": 32}) for _ in range(3)]
+    await ada.client.delete(f"/api/ai-jobs/{made[0]}")
+    first = await ada.get("ai-jobs", limit=2)
+    assert [each["id"] for each in first["jobs"]] == made[:0:-1]
+    rest = await ada.get("ai-jobs", limit=2, before=first["next"])
+    assert ([each["id"] for each in rest["jobs"]], rest["next"]) == ([made[0]], None)
+    cancelled = await ada.get("ai-jobs", status="cancelled")
+    assert [each["id"] for each in cancelled["jobs"]] == [made[0]]
+
+
+async def test_why_a_job_waits_is_told(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("No worker has workflow")
+
+
+async def test_what_is_left_is_estimated_from_history(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    assert (await ada.get(f"ai-jobs/{job_id}"))["estimated_seconds_left"] is None
+    await shop.work()
+    video_id = await ada.video()
+    next_id = await ada.job(shop.draw, properties={"width": 32})
+    told = (await ada.get(f"ai-jobs/{next_id}"))["estimated_seconds_left"]
+    assert told is None or told >= 0
+    assert (await ada.get(f"videos/{video_id}"))["estimated_seconds_left"] is None
+
+
+async def test_an_effect_that_is_not_published_is_not_there(shop: Shop, ada: Customer) -> None:
+    hidden = await shop.publish("hidden", "draw", is_published=False)
+    assert (await ada.submit(hidden, properties={"width": 32})).status_code == 404
+    assert (await ada.client.get(f"/api/effects/{hidden.id}")).status_code == 404
+    listed = (await ada.get("effects"))["effects"]
+    assert [each["slug"] for each in listed] == ["draw", "invert"]
+
+
+async def test_a_job_keeps_the_price_that_it_was_submitted_at(shop: Shop, ada: Customer) -> None:
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    await shop.change(shop.draw, price_tokens=50)
+    await ada.client.delete(f"/api/ai-jobs/{job_id}")
+    assert await ada.balance() == TOKENS

@@ -1,0 +1,219 @@
+"""The Python client against everything: control plane, worker and engine, over HTTP."""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from tests.clientkit import CLIP, PHOTO, Shop, shop_in
+
+from comfyfleet.client import Client, JobEvent
+from comfyfleet.kernel.errors import (
+    Conflict,
+    FleetError,
+    InsufficientTokens,
+    InvalidInput,
+    NotFound,
+    RunFailed,
+    RunTimedOut,
+    Unauthenticated,
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+async def test_upload_apply_wait_download(shop: Shop, tmp_path: Path) -> None:
+    sent: list[tuple[int, int | None]] = []
+    told: list[JobEvent] = []
+    async with shop.client() as client:
+        media = await client.upload(
+            PHOTO, effect="soften", progress=lambda *each: sent.append(each)
+        )
+        assert media.status == "uploaded"
+        handle = await client.apply("soften", media)
+        job = await handle.wait(timeout_seconds=60, on_event=told.append)
+        files = await handle.download(tmp_path)
+        again = await handle.download(tmp_path)
+        wallet = await client.wallet()
+        lines = [each async for each in client.transactions(page_size=2)]
+        seen = await client.media(media.id)
+    assert sent[-1] == (PHOTO.stat().st_size, PHOTO.stat().st_size)
+    assert job.status == "completed"
+    assert [each.data["status"] for each in told if each.kind == "status"][-1] == "completed"
+    assert len(files) == len(job.outputs) == 2
+    assert not set(files) & set(again)
+    with PIL.Image.open(files[0]) as picture:
+        assert picture.format == "PNG"
+    assert wallet.balance == 1_000 - 3
+    assert sum(each.amount for each in lines) == wallet.balance
+    assert [each.type for each in lines] == ["JOB_CONSUME", "JOB_RESERVE", "PAYMENT_CREDIT"]
+    assert seen.status == "completed"
+    assert seen.processed_file_url
+
+
+async def test_bytes_and_videos_are_taken_as_well(shop: Shop, tmp_path: Path) -> None:
+    async with shop.client() as client:
+        picture = await client.upload(PHOTO.read_bytes(), filename="photo.png")
+        clip = await client.upload(str(CLIP))
+        handles = [await client.apply("soften", picture), await client.apply("video", clip.id)]
+        for handle in handles:
+            await handle.wait(timeout_seconds=60)
+        (made,) = await handles[1].download(tmp_path)
+        items = [each.id async for each in client.all_media(page_size=1)]
+    assert made.suffix == ".mp4"
+    assert items == [clip.id, picture.id]
+
+
+async def test_a_url_of_this_machine_is_not_fetched(shop: Shop) -> None:
+    async with shop.client() as client:
+        with pytest.raises(FleetError) as caught:
+            await client.upload(f"{shop.url}/healthz")
+    assert caught.value.details["status"] == 422
+
+
+async def test_the_catalogue_tells_what_a_form_needs(shop: Shop) -> None:
+    async with shop.client() as client:
+        effects = {each.slug: each for each in await client.effects()}
+        with pytest.raises(NotFound):
+            await client.apply("nothing")
+    assert effects["negative"].price_tokens == 2
+    assert effects["negative"].takes is None
+    assert effects["negative"].properties["properties"]["width"]["maximum"] == 1024
+    assert effects["soften"].takes
+    assert effects["soften"].takes.kind == "image"
+
+
+async def test_the_same_key_is_the_same_job_and_paid_once(shop: Shop) -> None:
+    async with shop.client() as client:
+        width = {"width": 64}
+        first, second = await asyncio.gather(
+            *(client.apply("negative", properties=width, idempotency_key="one") for _ in range(2))
+        )
+        assert first.id == second.id
+        with pytest.raises(Conflict):
+            await client.apply("negative", properties={"width": 65}, idempotency_key="one")
+        await first.wait(timeout_seconds=60)
+        assert (await client.wallet()).balance == 1_000 - 2
+
+
+async def test_what_is_refused_is_told_with_its_code_and_details(shop: Shop) -> None:
+    async with shop.client(tokens=0) as client:
+        with pytest.raises(InsufficientTokens) as poor:
+            await client.apply("negative")
+        with pytest.raises(InvalidInput):
+            await client.apply("negative", properties={"width": 1_000_000})
+        with pytest.raises(InvalidInput):
+            await client.upload(PHOTO, effect="video")
+    assert poor.value.message == "Insufficient token balance."
+    assert poor.value.details == {"required_tokens": 2, "balance": 0}
+    async with Client(shop.url, "cf_nobody") as nobody:
+        with pytest.raises(Unauthenticated):
+            await nobody.wallet()
+
+
+async def test_a_job_is_cancelled_and_refunded(shop: Shop) -> None:
+    async with shop.client() as client:
+        handle = await client.apply("slow")
+        with pytest.raises(RunTimedOut):
+            await handle.wait(timeout_seconds=1)
+        assert (await client.wallet()).balance == 999
+        assert (await handle.cancel()).status == "cancelled"
+        with pytest.raises(RunFailed):
+            await handle.wait()
+        assert (await handle.wait(check=False)).status == "cancelled"
+        assert (await client.wallet()).balance == 1_000
+        assert [each.id async for each in client.jobs(status="cancelled")] == [handle.id]
+
+
+async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: Shop) -> None:
+    async with shop.client() as client:
+        handle = await client.apply("failing")
+        with pytest.raises(RunFailed) as failed:
+            await handle.wait(timeout_seconds=60)
+        assert handle.job.error
+        assert handle.job.error in failed.value.message
+        again = await handle.retry()
+        assert again.job.retry_of == handle.id
+        assert (await handle.retry()).id == again.id
+        assert (await again.wait(timeout_seconds=60, check=False)).status == "failed"
+        assert await again.why()
+        assert (await client.wallet()).balance == 1_000
+
+
+async def test_events_are_resumed_where_a_reader_stopped(shop: Shop) -> None:
+    async with shop.client() as client:
+        handle = await client.apply("slow", properties={"steps": 5})
+        first = await anext(handle.events())
+        rest = [each async for each in handle.events(last_id=first.id)]
+        numbered = [each.id for each in rest if each.kind != "progress"]
+        assert all(each > first.id for each in numbered)
+        assert numbered == sorted(set(numbered))
+        assert rest[-1].id == numbered[-1]
+        assert (await handle.refresh()).status == "completed"
+        assert [each async for each in handle.events(last_id=rest[-1].id)] == []
+
+
+async def test_a_batch_is_waited_for_as_one(shop: Shop) -> None:
+    async with shop.client() as client:
+        sets = [{"width": 16 * number} for number in range(1, 9)]
+        handle = await client.apply_many("negative", sets, idempotency_key="many")
+        same = await client.apply_many("negative", sets, idempotency_key="many")
+        assert same.id == handle.id
+        batch = await handle.wait(timeout_seconds=90)
+        jobs = [each.job async for each in handle.jobs()]
+        balance = (await client.wallet()).balance
+        assert (await client.batch(handle.id)).batch.is_ended
+    assert batch.counts == {"completed": 8}
+    assert batch.consumed_tokens == 16
+    assert len(jobs) == 8
+    assert balance == 1_000 - 16
+
+
+async def test_a_batch_is_cancelled_as_one(shop: Shop) -> None:
+    async with shop.client() as client:
+        handle = await client.apply_many("slow", [{}] * 7)
+        batch = await handle.cancel()
+        assert batch.is_ended
+        assert (await client.wallet()).balance == 1_000
+
+
+async def test_keys_are_made_used_and_revoked(shop: Shop) -> None:
+    async with shop.client() as client:
+        made = await client.create_key("reader", scopes={"read"})
+        assert made.key
+        async with Client(shop.url, made.key) as reader:
+            assert (await reader.wallet()).balance == 1_000
+            with pytest.raises(FleetError, match="scope"):
+                await reader.apply("negative")
+            await client.revoke_key(made)
+            with pytest.raises(Unauthenticated):
+                await reader.wallet()
+        names = {each.name: each.revoked_at for each in await client.keys()}
+    assert names["reader"] is not None
+
+
+async def test_webhooks_are_set_up_and_removed(shop: Shop) -> None:
+    async with shop.client() as client:
+        made = await client.webhooks.create("https://shop.example/hook", events={"job.failed"})
+        assert made.secret
+        (listed,) = await client.webhooks.all()
+        assert listed.secret is None
+        assert listed.events == ("job.failed",)
+        assert await client.webhooks.deliveries(made) == []
+        await client.webhooks.remove(made)
+        assert await client.webhooks.all() == []
+
+
+async def test_another_customers_things_are_not_there(shop: Shop) -> None:
+    async with shop.client() as mine, shop.client() as other:
+        media = await mine.upload(io.BytesIO(PHOTO.read_bytes()).getvalue(), filename="a.png")
+        with pytest.raises(NotFound):
+            await other.media(media.id)
+        with pytest.raises(NotFound):
+            await other.apply("soften", media)

@@ -1,0 +1,104 @@
+"""What the documentation tells people to run is run here, as written."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from tests.clientkit import KEY, Shop, shop_in
+from tests.integration.processes import started
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 120
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str], folder: Path, **environ: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def test_the_quickstart_is_run_as_written(tmp_path: Path) -> None:
+    """Against a server as it comes up for the first time."""
+    script = "set -euo pipefail\n" + "\n".join(blocks("quickstart.md", "bash"))
+    with started("up", "--port", "0", folder=tmp_path) as running:
+        url, key = running.hears(KEY).groups()
+        ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-2:] == ["completed", "97"]
+    with PIL.Image.open(tmp_path / "softened.png") as picture:
+        assert max(picture.size) == 320
+
+
+def test_the_example_of_the_python_client_is_run_as_written(shop: Shop, tmp_path: Path) -> None:
+    program = ROOT / "examples" / "python_client.py"
+    ran = run(
+        [sys.executable, str(program), str(ROOT / "examples/inputs/photo.png"), str(tmp_path)],
+        tmp_path,
+        COMFYFLEET_URL=shop.url,
+        COMFYFLEET_KEY=shop.customer(),
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1000 tokens" in ran.stdout
+    assert "997 tokens" in ran.stdout
+    assert len(list(tmp_path.glob("softened*.png"))) == 2
+
+
+def test_the_page_of_the_python_client_shows_that_example() -> None:
+    (shown, *_) = blocks("how-to/python-client.md", "python")
+    assert shown.strip() in (ROOT / "examples" / "python_client.py").read_text(encoding="utf-8")
+
+
+def test_pieces_of_the_python_clients_page_run(shop: Shop, tmp_path: Path) -> None:
+    """Each by itself, with a client at hand."""
+    _, *pieces = blocks("how-to/python-client.md", "python")
+    body = "\n".join(f"    {line}" for line in "\n".join(pieces).splitlines())
+    program = f"""
+import asyncio
+from pathlib import Path
+from comfyfleet.client import Client
+
+async def main(client):
+{body}
+
+async def opened():
+    async with Client({shop.url!r}, {shop.customer()!r}) as client:
+        await main(client)
+
+asyncio.run(opened())
+"""
+    ran = run([sys.executable, "-c", program], tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_demo_shows_the_balance_before_and_after(tmp_path: Path) -> None:
+    """In a copy: it writes beside itself."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "demo.py").write_text((ROOT / "tools" / "demo.py").read_text())
+    ran = run([sys.executable, "tools/demo.py"], tmp_path, DEMO_ONCE="1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Balance before: 100, after: 85" in ran.stdout
+    made = {each.suffix for each in (tmp_path / "demo-output").iterdir() if each.is_file()}
+    assert made == {".png", ".mp4", ".log"}
