@@ -53,7 +53,7 @@ DRAW_TAKES = [
     Property("width", "integer", binding="1.width", default=8),
 ]
 CHANGE_TAKES = [Property("input", "image", binding="1.image", required=True)]
-THREE_STEPS = {
+THREE_STEPS: dict[str, Any] = {
     "name": "Three steps",
     "steps": [
         {"name": "Base", "workflow": "draw", "properties": {"width": "{{ variables.width }}"}},
@@ -70,7 +70,7 @@ THREE_STEPS = {
         },
     ],
 }
-ONE_STEP = {"name": "One step", "steps": [{"name": "Base", "workflow": "draw"}]}
+ONE_STEP: dict[str, Any] = {"name": "One step", "steps": [{"name": "Base", "workflow": "draw"}]}
 
 
 def png(pixel: int = 0) -> bytes:
@@ -141,7 +141,7 @@ class Studio:
                 DeliveredOutput(name=name, size=len(data), content_type=content_type, filename=name)
             )
         said = Complete(
-            dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, outputs=outputs
+            dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, outputs=tuple(outputs)
         )
         return await ending.complete(self.sides, said)
 

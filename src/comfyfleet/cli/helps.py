@@ -85,3 +85,15 @@ comfyfleet up
 comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
 ```
 """
+
+PIPELINE = """Runs that make candidates step by step, day and night: create, run, status, tree, export.
+
+`COMFYFLEET_URL` says where the control plane is, `COMFYFLEET_KEY` is a key of yours.
+
+```
+comfyfleet pipeline create examples/pipelines/soft-colours.yaml
+comfyfleet pipeline run PIPELINE --base 3 --set colour=3368601 --set width=384 --wait
+comfyfleet pipeline status RUN
+comfyfleet pipeline export RUN results
+```
+"""

@@ -51,7 +51,7 @@ async def jury_of(studio: Studio, base: int) -> tuple[Jury, list[Candidate]]:
 
 NEEDS_APPROVAL = {
     **THREE_STEPS,
-    "steps": [{**THREE_STEPS["steps"][0], "needs_approval": True}, THREE_STEPS["steps"][1]],  # type: ignore[index]
+    "steps": [{**THREE_STEPS["steps"][0], "needs_approval": True}, THREE_STEPS["steps"][1]],
 }
 
 

@@ -17,6 +17,7 @@ from comfyfleet.kernel import errors
 from comfyfleet.kernel.errors import AccessDenied, FleetError, ServerUnavailable, UnexpectedAnswer
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
+ADMIN, PUBLIC = "/api/admin", "/api"
 URL_DEFAULT = "http://127.0.0.1:8000"
 CONNECT_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 60.0
@@ -45,7 +46,7 @@ USUALLY = Asking()
 
 
 @contextmanager
-def control(asking: Asking, world: World) -> Iterator["Control"]:
+def control(asking: Asking, world: World, *, root: str = ADMIN) -> Iterator["Control"]:
     """The key comes from the environment only: arguments of a process can be seen by others."""
     url = base_url(asking.url or world.environ.get(URL) or URL_DEFAULT)
     key = world.environ.get(KEY, "")
@@ -60,14 +61,15 @@ def control(asking: Asking, world: World) -> Iterator["Control"]:
         world.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
     timeout = httpx.Timeout(ANSWER_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
     with httpx.Client(timeout=timeout) as client:
-        yield Control(client, url, key)
+        yield Control(client, url, key, root)
 
 
 class Control:
     """One control plane. Answers are JSON objects; anything else is an error."""
 
-    def __init__(self, client: httpx.Client, url: str, key: str) -> None:
+    def __init__(self, client: httpx.Client, url: str, key: str, root: str = ADMIN) -> None:
         self._client = client
+        self._root = root
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}
 
@@ -140,7 +142,7 @@ class Control:
         return answer
 
     def _address(self, path: tuple[object, ...]) -> str:
-        return "/".join((f"{self._url}/api/admin", *(quote(str(part), safe="") for part in path)))
+        return "/".join((f"{self._url}{self._root}", *(quote(str(part), safe="") for part in path)))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
