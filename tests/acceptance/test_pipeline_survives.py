@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ class Customer:
         self._http = httpx.Client(
             base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=20
         )
+
+    def close(self) -> None:
+        self._http.close()
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         answer = self._http.post(f"/api/{path}", json=body)
@@ -149,7 +153,7 @@ def kill_on_the_way(
             stage.restart_control()
 
 
-def require_right(customer: Customer, run_id: str, folder: Path) -> None:
+def require_right(customer: Customer, run_id: str) -> None:
     run = customer.get(f"pipeline-runs/{run_id}")
     assert [each["made"] for each in run["steps"]] == CANDIDATES
     assert run["jobs"] == {"done": sum(CANDIDATES)}
@@ -170,19 +174,23 @@ def require_right(customer: Customer, run_id: str, folder: Path) -> None:
 
 
 async def survived(folder: Path, kills: int) -> None:
-    async with Stage(folder, **SETTINGS) as stage:
+    async with Stage(folder, None, **SETTINGS) as stage:
         secret, customer = prepared(stage)
-        engines = stage.start_engines("engine-a", "engine-b")
-        pipeline = customer.post("pipelines", document=PIPELINE)
-        limits = {"concurrent_jobs": 4}
-        run = customer.post(f"pipelines/{pipeline['id']}/runs", base_candidates=BASE, limits=limits)
-        kill_on_the_way(stage, customer, run["id"], engines, secret, kills)
-        until(
-            lambda: customer.get(f"pipeline-runs/{run['id']}")["reason"] == "complete",
-            seconds=END_SECONDS_MAX,
-            what=lambda: json.dumps(customer.get(f"pipeline-runs/{run['id']}")),
-        )
-        require_right(customer, run["id"], folder)
+        with closing(customer):
+            engines = stage.start_engines("engine-a", "engine-b")
+            pipeline = customer.post("pipelines", document=PIPELINE)
+            run_id = customer.post(
+                f"pipelines/{pipeline['id']}/runs",
+                base_candidates=BASE,
+                limits={"concurrent_jobs": 4},
+            )["id"]
+            kill_on_the_way(stage, customer, run_id, engines, secret, kills)
+            until(
+                lambda: customer.get(f"pipeline-runs/{run_id}")["reason"] == "complete",
+                seconds=END_SECONDS_MAX,
+                what=lambda: json.dumps(customer.get(f"pipeline-runs/{run_id}")),
+            )
+            require_right(customer, run_id)
 
 
 async def test_a_pipeline_makes_its_thirty_candidates_though_processes_are_killed(
