@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format docs bench constraints clean
+.PHONY: help setup demo demo-pipeline test test-all check format docs bench constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 
 demo: setup  ## Start everything here, and apply three effects as a customer
 	@$(BIN)/python tools/demo.py
+
+demo-pipeline: setup  ## Run an example pipeline to its contact sheet
+	@$(BIN)/python tools/pipeline.py
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest

@@ -16,7 +16,7 @@ from comfyfleet.http.app import create_app
 from comfyfleet.http.errors import STATUS_OF
 from comfyfleet.kernel import errors
 from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import PREFIX, Settings
+from comfyfleet.kernel.settings import Settings, variable_of
 from comfyfleet.plane import open_plane
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -35,7 +35,7 @@ def pages() -> dict[str, str]:
 
 def settings_page() -> str:
     rows = [
-        f"| `{PREFIX}{each.name.upper()}` | {_default(each.default)} | {_remark(each.name)} |"
+        f"| `{variable_of(each.name)}` | {_default(each.default)} | {_remark(each.name)} |"
         for each in fields(Settings)
     ]
     return "\n".join(

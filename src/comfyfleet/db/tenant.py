@@ -11,7 +11,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    MetaData,
     String,
     Table,
     Text,
@@ -21,10 +20,11 @@ from sqlalchemy import (
     text,
 )
 
-from comfyfleet.db.central import NAMES
+from comfyfleet.db import pipelines as _pipelines  # noqa: F401 - tables of the same pools
+from comfyfleet.db.belonging import tenant
 from comfyfleet.db.types import Document, Json, Moment, RowId
 
-tenant = MetaData(naming_convention=NAMES)
+__all__ = ["tenant"]
 
 ai_jobs = Table(
     "ai_jobs",

@@ -22,6 +22,7 @@ TAGS = [
     {"name": "videos", "description": "A user's media, pictures and sounds too: up, and back."},
     {"name": "ai-jobs", "description": "Effects at work: submit, follow, cancel, retry, in bulk."},
     {"name": "graphs", "description": "Workflows of workflows: keep, check, price, run, follow."},
+    {"name": "pipelines", "description": "Runs that go on by themselves, and are judged."},
     {"name": "wallet", "description": "Tokens: what there is, and how it came to that."},
     {"name": "keys", "description": "A user's own API keys."},
     {"name": "webhooks", "description": "Where a user's server is told how jobs ended."},

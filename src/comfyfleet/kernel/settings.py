@@ -6,12 +6,14 @@ from dataclasses import dataclass, fields
 from comfyfleet.kernel.errors import InvalidInput
 
 PREFIX = "COMFYFLEET_"
+# Names that were there before us are read as they are.
+KNOWN_BEFORE = "comfyui_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Each field is read from `COMFYFLEET_` + its name in capitals; the comments are its reference."""
+    """Each field is read from its variable (see `variable_of`); the comments are its reference."""
 
     admin_key: str = ""  # of operators; else made at the first start and printed once
     central_database_url: str = ""  # else central.sqlite3 in the data folder
@@ -50,6 +52,14 @@ class Settings:
     cloudwatch_namespace: str = ""  # where figures of fleets go; none: nowhere
     cloudwatch_seconds: int = 60  # between two of them
     scale_target_seconds: int = 300  # within which all that waits shall have started
+    comfyui_submit_interval: float = 10.0  # seconds; runs are looked at so often at least
+    comfyui_poll_interval: float = 5.0  # seconds; ended jobs of runs are, too
+    abandoned_job_hours: int = 24  # a run's job without any word for so long is failed
+    pipeline_concurrent_jobs: int = 1  # in flight, of a run without a limit of its own
+    pipeline_max_bytes: int = 50 * 1024**3  # of a run's files; then it is paused
+    pipeline_alert_failures: int = 5  # failed jobs of a run that raise an alert
+    pipeline_alert_seconds: int = 600  # if they fail within so long
+    pipeline_keep_days: int = 90  # files of a run are kept, after the last act in it
 
     @property
     def grace_seconds(self) -> int:
@@ -57,13 +67,16 @@ class Settings:
         return 3 * self.heartbeat_seconds
 
 
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return name.upper() if name.startswith(KNOWN_BEFORE) else PREFIX + name.upper()
+
+
 def read_settings(environ: Mapping[str, str]) -> Settings:
     values = {
-        each.name: _parsed(
-            PREFIX + each.name.upper(), environ[PREFIX + each.name.upper()], each.type
-        )
+        each.name: _parsed(variable_of(each.name), environ[variable_of(each.name)], each.type)
         for each in fields(Settings)
-        if PREFIX + each.name.upper() in environ
+        if variable_of(each.name) in environ
     }
     return Settings(**values)  # type: ignore[arg-type]
 

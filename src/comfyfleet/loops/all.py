@@ -1,6 +1,7 @@
 """Which sweeps a control plane runs."""
 
 from comfyfleet.loops.graphs import graph_sweeps
+from comfyfleet.loops.pipelines import pipeline_sweeps
 from comfyfleet.loops.publishing import scaling_sweeps
 from comfyfleet.loops.queue import queue_sweeps
 from comfyfleet.loops.sweeping import Sweep
@@ -12,6 +13,7 @@ def sweeps_of(plane: Plane) -> list[Sweep]:
     return [
         *queue_sweeps(plane),
         *graph_sweeps(plane),
+        *pipeline_sweeps(plane),
         *scaling_sweeps(plane),
         *upkeep_sweeps(plane),
     ]

@@ -54,6 +54,7 @@ class Limits:
     tokens: int | None = None
     concurrent_jobs: int = 1
     until: datetime | None = None
+    bytes: int | None = None  # of its candidates' files; then it is paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,78 @@ class Candidate:
     properties: Mapping[str, Any] = field(default_factory=dict)
     job_id: UUID | None = None
     output_index: int = 0
+
+
+class JobState(StrEnum):
+    """How a job stands with its run; the job's own row says how it is run."""
+
+    IN_FLIGHT = "in_flight"
+    DONE = "done"  # its candidates are written
+    FAILED = "failed"  # holds its place
+    RETRIED = "retried"  # was failed, and has given its place free
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineJob:
+    id: UUID
+    run_id: UUID
+    step: int
+    parent: UUID | None
+    number: int  # of those with this step and parent
+    seed: int | None
+    state: JobState
+    tokens: int
+    timeout_seconds: int
+    error: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPipeline:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    pipeline: Pipeline
+    document: Mapping[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run, whose it is, and how the sweep last found it."""
+
+    run: PipelineRun
+    tenant_id: UUID
+    user_id: UUID
+    pipeline_id: UUID
+    request_hash: str
+    created_at: datetime
+    changed_at: datetime
+    pause_reason: str | None = None
+    reason: str | None = None
+    trouble: str | None = None
+    idempotency_key: str | None = None
+    look_at: datetime | None = None
+    served_at: datetime | None = None
+    alerted_at: datetime | None = None
+    files_removed_at: datetime | None = None
+
+    @property
+    def id(self) -> UUID:
+        return self.run.id
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineEvent:
+    id: int
+    tenant_id: UUID
+    run_id: UUID
+    kind: str
+    actor: str
+    data: Mapping[str, Any]
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ from uuid import UUID
 
 from sqlalchemy import Table, and_, delete, null, or_, select, tuple_, update
 
-from comfyfleet.db import Tx
+from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
 from comfyfleet.db.dialect import locked
 from comfyfleet.db.tenant import (
     ai_jobs,
     batches,
     files,
+    graph_runs,
+    graphs,
     job_events,
     users,
     videos,
@@ -24,10 +26,18 @@ from comfyfleet.files.model import File
 from comfyfleet.ledger.model import JobFacts
 
 _ACTIVE = ai_jobs.c.status.in_(("queued", "processing"))
-# In this order nothing is left that names what is gone. A new table belongs here or into KEPT.
+# In this order nothing is left that names what is gone. A new table belongs here, or below.
 PRIVATE: Mapping[str, Table] = {
-    each.name: each for each in (job_events, webhook_deliveries, webhooks, batches, videos, files)
+    each.name: each
+    for each in (
+        *(pipelines.pipeline_events, pipelines.pipeline_votes, pipelines.pipeline_judgements),
+        *(pipelines.pipeline_candidates, pipelines.pipeline_jobs, pipelines.pipeline_runs),
+        *(pipelines.pipelines, graph_runs, graphs),
+        *(job_events, webhook_deliveries, webhooks, batches, videos, files),
+    )
 }
+# Their rows go with the rows that they belong to.
+GO_ALONG = frozenset({"graph_executions", "graph_versions"})
 # Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
 KEPT = frozenset({"ai_jobs", "users", "outbox", "token_wallets", "token_transactions"})
 _SCRUBBED: Mapping[str, Any] = {

@@ -19,6 +19,8 @@ class WebhookEvent(StrEnum):
     COMPLETED = "job.completed"
     FAILED = "job.failed"
     CANCELLED = "job.cancelled"
+    PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
+    PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
 
 
 class DeliveryStatus(StrEnum):

@@ -5,11 +5,13 @@ from fastapi import FastAPI
 from comfyfleet.http.public import (
     ai_jobs,
     batches,
+    candidates,
     effects,
     events,
     graph_runs,
     graphs,
     keys,
+    pipelines,
     uploads,
     videos,
     wallet,
@@ -31,6 +33,8 @@ _MODULES = (
     wallet,
     keys,
     webhooks,
+    pipelines,
+    candidates,
 )
 
 

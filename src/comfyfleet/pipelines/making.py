@@ -1,0 +1,256 @@
+"""The loop's one step: what a run makes next goes through the one door, like every job.
+
+Decided twice: before the payload is built, and again under the run's lock. Between the two somebody may
+have paused the run or another control plane may have submitted the same.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from random import SystemRandom
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from comfyfleet.db import Database, Tx
+from comfyfleet.effects.model import SEED_MAX
+from comfyfleet.graphs.catalogue import WorkflowFacts
+from comfyfleet.jobs import service as jobs
+from comfyfleet.jobs import submitting
+from comfyfleet.jobs.model import Job, Submission
+from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.settling import deliver
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import FleetError, InvalidInput, QueueFull, Refused, Unavailable
+from comfyfleet.pipelines import journal
+from comfyfleet.pipelines.acting import RUN_KIND
+from comfyfleet.pipelines.decide import (
+    ChildGeneration,
+    Generation,
+    NoWork,
+    Reason,
+    in_turn,
+    next_jobs,
+)
+from comfyfleet.pipelines.model import Candidate, JobState, PipelineJob, Step, StoredRun
+from comfyfleet.pipelines.state import State, read_state
+from comfyfleet.pipelines.store import candidates, runs
+from comfyfleet.pipelines.store import jobs as job_rows
+from comfyfleet.pipelines.templates import render
+from comfyfleet.pipelines.workflows import facts_by_step
+
+log = logging.getLogger(__name__)
+RUNS_PER_PASS_MAX = 200
+JOBS_PER_PASS_MAX = 200
+# What somebody must put right (a price, a workflow, a variable) is looked at again this late.
+TROUBLE_SECONDS = 60
+# Only time or an act changes these; an ended job makes the run due anyway.
+_UNTIL_SOMETHING_ENDS = (Reason.BUSY, Reason.IN_FLIGHT)
+_dice = SystemRandom()
+
+
+class Made(NamedTuple):
+    """A job as it would be submitted."""
+
+    generation: Generation
+    asked: Submission
+    seed: int
+    timeout_seconds: int
+
+
+def job_id_of(run_id: UUID, step: int, parent: UUID | None, number: int) -> UUID:
+    """The same for the same place in the tree: a repeat adds nothing."""
+    return uuid5(run_id, f"{step}/{parent or 'base'}/{number}")
+
+
+async def submit_due(sides: Sides, pool: Database) -> bool:
+    """A pass over the runs of a pool that are due. True: there is more to do at once."""
+    async with pool.look() as tx:
+        due = await runs.due(tx, now=sides.clock(), limit=RUNS_PER_PASS_MAX)
+    by_tenant: defaultdict[UUID, list[StoredRun]] = defaultdict(list)
+    for stored in due:
+        by_tenant[stored.tenant_id].append(stored)
+    has_more = len(due) == RUNS_PER_PASS_MAX
+    for tenant_id, theirs in by_tenant.items():
+        has_more |= await _serve(sides, pool, tenant_id, theirs)
+    return has_more
+
+
+async def _serve(sides: Sides, pool: Database, tenant_id: UUID, due: Sequence[StoredRun]) -> bool:
+    """Runs of one tenant, one job each in turn."""
+    work: dict[UUID, list[Generation]] = {}
+    seen = {stored.id: stored for stored in due}
+    for stored in due:
+        generations = await _work_of(sides, pool, stored)
+        if generations:
+            work[stored.id] = generations
+    async with pool.look() as tx:
+        after = await runs.last_served(tx, tenant_id)
+    stuck: set[UUID] = set()
+    for run_id, generation in in_turn(work, after=after, limit=JOBS_PER_PASS_MAX):
+        if run_id in stuck:
+            continue
+        try:
+            await make(sides, pool, tenant_id, run_id, generation)
+        except FleetError as error:
+            stuck.add(run_id)
+            await _note_trouble(sides, pool, seen[run_id], error)
+    return sum(map(len, work.values())) > JOBS_PER_PASS_MAX
+
+
+async def _work_of(sides: Sides, pool: Database, stored: StoredRun) -> list[Generation]:
+    async with pool.look() as tx:
+        state = await read_state(tx, stored.tenant_id, stored.id)
+    found = next_jobs(
+        state.pipeline,
+        state.run,
+        state.tree,
+        state.in_flight,
+        now=sides.clock(),
+        prices=await _prices(sides, state),
+    )
+    generations = [each for each in found if not isinstance(each, NoWork)]
+    if not generations:
+        await _note_no_work(sides, pool, state.stored, found)
+    return generations
+
+
+async def _prices(sides: Sides, state: State) -> dict[int, int]:
+    async with sides.central.look() as tx:
+        facts = await facts_by_step(tx, state.pipeline)
+    return {number: each.price_tokens for number, each in facts.items()}
+
+
+async def _note_no_work(
+    sides: Sides, pool: Database, seen: StoredRun, found: Sequence[Generation | NoWork]
+) -> None:
+    reason = next(each.reason for each in found if isinstance(each, NoWork))
+    again: datetime | None = None
+    if reason in _UNTIL_SOMETHING_ENDS:
+        again = sides.clock() + timedelta(seconds=sides.settings.comfyui_submit_interval)
+    async with pool.begin() as tx:
+        await runs.note_look(tx, seen, {"reason": reason, "trouble": None, "look_at": again})
+        if seen.reason != reason and reason not in _UNTIL_SOMETHING_ENDS:
+            await journal.record(tx, seen, "no_work", {"reason": reason}, now=sides.clock())
+    sides.news.tell(seen.id)
+
+
+async def _note_trouble(sides: Sides, pool: Database, seen: StoredRun, error: FleetError) -> None:
+    """Tried again later; only the look is put off, so an act makes it due at once."""
+    is_passing = isinstance(error, Unavailable | QueueFull)
+    seconds = sides.settings.comfyui_submit_interval if is_passing else TROUBLE_SECONDS
+    log.warning("pipeline run %s can't go on for now: %s", seen.id, error.message)
+    later = sides.clock() + timedelta(seconds=seconds)
+    async with pool.begin() as tx:
+        await runs.note_look(tx, seen, {"look_at": later, "trouble": error.message})
+
+
+async def make(
+    sides: Sides, pool: Database, tenant_id: UUID, run_id: UUID, generation: Generation
+) -> Job | None:
+    """None: it is no longer wanted, or is there already."""
+    async with pool.look() as tx:
+        state = await read_state(tx, tenant_id, run_id)
+        parent = await _parent(tx, run_id, generation)
+    made = await _built(sides, state, generation, parent)
+    wanted = await submitting.admissible(sides, tenant_id, {sides.new_id(): made.asked})
+    made = made._replace(asked=next(iter(wanted.values())))
+    prices = await _prices(sides, state)
+    async with pool.begin() as tx:
+        state = await read_state(tx, tenant_id, run_id, is_locked=True)
+        now = sides.clock()
+        still = next_jobs(
+            state.pipeline, state.run, state.tree, state.in_flight, now=now, prices=prices
+        )
+        if generation not in still:
+            return None
+        added, words = await _submit(tx, state, made, now)
+    await deliver(sides, pool, added, words)
+    sides.news.tell(run_id)
+    return added[0] if added else None
+
+
+async def _parent(tx: Tx, run_id: UUID, generation: Generation) -> Candidate | None:
+    if not isinstance(generation, ChildGeneration):
+        return None
+    return await candidates.get(tx, run_id, generation.parent)
+
+
+async def _built(
+    sides: Sides, state: State, generation: Generation, parent: Candidate | None
+) -> Made:
+    step = state.pipeline.steps[generation.step]
+    async with sides.central.look() as tx:
+        facts = (await facts_by_step(tx, state.pipeline)).get(generation.step)
+    if facts is None:
+        raise Refused(f"step {step.name!r}: the workflow {step.workflow} takes no jobs")
+    seed = step.seed if step.seed is not None else _dice.randint(0, SEED_MAX)
+    if parent is not None and not (parent.file or {}).get("file_id"):
+        raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
+    values = render(step, variables=state.run.variables, parent=parent, seed=seed)
+    order = Order(
+        slug=step.workflow,
+        version=step.version,
+        values={**_seeds(step, facts, seed), **_by_reference(values)},
+        user_id=state.stored.user_id,
+    )
+    try:
+        asked = await submission(sides, state.stored.tenant_id, order)
+    except InvalidInput as error:
+        error.message = f"step {step.name!r}: {error.message}"
+        raise
+    asked = replace(
+        asked, price_tokens=facts.price_tokens, run_kind=RUN_KIND, run_id=state.stored.id
+    )
+    return Made(generation, asked, seed, step.timeout_seconds)
+
+
+def _seeds(step: Step, facts: WorkflowFacts, seed: int) -> dict[str, int]:
+    """Seeds that the step leaves open: all the same, so that it can be told which it was."""
+    return {
+        each.name: seed
+        for each in facts.properties
+        if each.type == "seed" and each.name not in step.properties
+    }
+
+
+def _by_reference(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A picture is handed on by its file's id; nothing is copied."""
+    return {
+        name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+        for name, value in values.items()
+    }
+
+
+async def _submit(tx: Tx, state: State, made: Made, now: datetime) -> tuple[list[Job], list[int]]:
+    run_id, tenant_id = state.stored.id, state.stored.tenant_id
+    step = made.generation.step
+    parent = made.generation.parent if isinstance(made.generation, ChildGeneration) else None
+    number = await job_rows.next_number(tx, run_id, step, parent)
+    job_id = job_id_of(run_id, step, parent, number)
+    added, words = await jobs.submit(tx, tenant_id, {job_id: made.asked}, now=now)
+    if not added:
+        return [], []
+    row = PipelineJob(
+        id=job_id,
+        run_id=run_id,
+        step=step,
+        parent=parent,
+        number=number,
+        seed=made.seed,
+        state=JobState.IN_FLIGHT,
+        tokens=made.asked.price_tokens,
+        timeout_seconds=made.timeout_seconds,
+        error=None,
+        created_at=now,
+        ended_at=None,
+    )
+    await job_rows.add(tx, tenant_id, row)
+    await runs.change_run(
+        tx, run_id, {"served_at": now, "changed_at": now, "trouble": None, "reason": None}
+    )
+    told = {"job_id": str(job_id), "step": state.pipeline.steps[step].name}
+    told["parent"] = str(parent) if parent else ""
+    await journal.record(tx, state.stored, "submitted", told, now=now)
+    return added, words

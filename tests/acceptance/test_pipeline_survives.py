@@ -1,0 +1,204 @@
+"""A three-step pipeline on two engines, whose control plane and workers are killed on the way."""
+
+import json
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.acceptancekit.admin import until
+from tests.acceptancekit.stage import EngineProcess, Stage
+
+FLEET = "gpus"
+STEP_MS = 50
+PRICES = {"draw": 3, "fix": 2, "upscale": 1}
+# 6 + 12 + 12 candidates.
+BASE, CANDIDATES = 6, [6, 12, 12]
+TOKENS = 1000
+SETTINGS = {
+    "lease_seconds": "8",
+    "heartbeat_seconds": "1",
+    "sweep_seconds": "0.5",
+    "outage_seconds": "2",
+    "max_attempts": "12",
+}
+END_SECONDS_MAX = 150.0
+STEPS = {
+    "class_type": "ComfyfleetSteps",
+    "inputs": {"steps": 8, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]},
+}
+SAVE = {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "made"}}
+DRAW = {
+    "1": {
+        "class_type": "EmptyImage",
+        "inputs": {"width": 16, "height": 16, "batch_size": 1, "color": 0},
+    },
+    "2": STEPS,
+    "3": SAVE,
+}
+CHANGE = {"1": {"class_type": "LoadImage", "inputs": {"image": "x.png"}}, "2": STEPS, "3": SAVE}
+PICTURE = {"name": "input", "type": "image", "binding": "1.image", "required": True}
+STEP_COUNT = {"name": "steps", "type": "integer", "binding": "2.steps", "default": 8}
+PIPELINE = {
+    "name": "Base, fix, upscale",
+    "steps": [
+        {"name": "Base", "workflow": "draw", "timeout": 120},
+        {
+            "name": "Fix",
+            "workflow": "fix",
+            "properties": {"input": "{{ parent.file }}"},
+            "children_per_parent": 2,
+            "timeout": 120,
+        },
+        {
+            "name": "Upscale",
+            "workflow": "upscale",
+            "properties": {"input": "{{ parent.file }}"},
+            "timeout": 120,
+        },
+    ],
+}
+
+
+class Customer:
+    """Waits out a control plane that is away."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=20
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        answer = self._http.post(f"/api/{path}", json=body)
+        assert answer.is_success, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def is_there() -> bool:
+            try:
+                answer = self._http.get(f"/api/{path}", params=query)
+            except httpx.TransportError:
+                return False
+            found.update(answer.json() if answer.is_success else {})
+            return answer.is_success
+
+        until(is_there, seconds=30)
+        return found
+
+    def fetch(self, url: str) -> bytes:
+        return self._http.get(url).content
+
+
+def prepared(stage: Stage) -> tuple[str, Customer]:
+    """The fleet's secret, and a customer with tokens."""
+    stage.start_control()
+    secret = stage.admin.create_fleet(FLEET)
+    for slug, price in PRICES.items():
+        is_first = slug == "draw"
+        body = {
+            "slug": slug,
+            "document": DRAW if is_first else CHANGE,
+            "properties": [STEP_COUNT] if is_first else [PICTURE, STEP_COUNT],
+            "output_node_id": "3",
+            "price_tokens": price,
+        }
+        stage.admin.ask("POST", "/api/admin/workflows", json=body)
+    stage.admin.assign(FLEET, *PRICES)
+    tenant = stage.admin.ask("POST", "/api/admin/tenants", json={"name": "studio"})
+    wallet = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
+    stage.admin.ask("POST", wallet, json={"amount": TOKENS, "provider_transaction_id": "p"})
+    return secret, Customer(stage.url, tenant["key"])
+
+
+def made(customer: Customer, run_id: str) -> int:
+    return sum(each["made"] for each in customer.get(f"pipeline-runs/{run_id}")["steps"])
+
+
+def kill_on_the_way(
+    stage: Stage,
+    customer: Customer,
+    run_id: str,
+    engines: list[EngineProcess],
+    secret: str,
+    kills: int,
+) -> None:
+    """Every other time the control plane, every other time a worker, as the run goes on."""
+    workers = [
+        stage.start_worker(f"w{number}", engine, fleet=FLEET, secret=secret)
+        for number, engine in enumerate(engines)
+    ]
+    per_kill = sum(CANDIDATES) // (kills + 1)
+    for number in range(kills):
+        wanted = (number + 1) * per_kill
+        until(
+            lambda wanted=wanted: made(customer, run_id) >= wanted,  # type: ignore[misc]
+            seconds=END_SECONDS_MAX,
+            what=lambda: json.dumps(customer.get(f"pipeline-runs/{run_id}")),
+        )
+        if number % 2:
+            which = number // 2 % len(workers)
+            workers[which].process.kill()
+            workers[which] = stage.start_worker(
+                f"w{which}", engines[which], fleet=FLEET, secret=secret
+            )
+        else:
+            stage.restart_control()
+
+
+def require_right(customer: Customer, run_id: str) -> None:
+    run = customer.get(f"pipeline-runs/{run_id}")
+    assert [each["made"] for each in run["steps"]] == CANDIDATES
+    assert run["jobs"] == {"done": sum(CANDIDATES)}
+    found = customer.get(f"pipeline-runs/{run_id}/candidates", limit=100)["candidates"]
+    children = Counter(each["parent"] for each in found)
+    for each in found:
+        wanted = {0: 2, 1: 1, 2: 0}[each["step"]]
+        assert each["child_count"] == children[each["id"]] == wanted
+    assert children[None] == BASE
+    assert len({each["path"] for each in found}) == len(found)
+    for each in found:
+        data = customer.fetch(each["url"])
+        assert len(data) == each["size"]
+        assert data.startswith(b"\x89PNG")
+    spent = sum(count * price for count, price in zip(CANDIDATES, PRICES.values(), strict=True))
+    assert run["tokens"] == spent
+    assert customer.get("wallet")["balance"] == TOKENS - spent
+
+
+async def survived(folder: Path, kills: int) -> None:
+    async with Stage(folder, None, **SETTINGS) as stage:
+        secret, customer = prepared(stage)
+        with closing(customer):
+            engines = stage.start_engines("engine-a", "engine-b")
+            pipeline = customer.post("pipelines", document=PIPELINE)
+            run_id = customer.post(
+                f"pipelines/{pipeline['id']}/runs",
+                base_candidates=BASE,
+                limits={"concurrent_jobs": 4},
+            )["id"]
+            kill_on_the_way(stage, customer, run_id, engines, secret, kills)
+            until(
+                lambda: customer.get(f"pipeline-runs/{run_id}")["reason"] == "complete",
+                seconds=END_SECONDS_MAX,
+                what=lambda: json.dumps(customer.get(f"pipeline-runs/{run_id}")),
+            )
+            require_right(customer, run_id)
+
+
+async def test_a_pipeline_makes_its_thirty_candidates_though_processes_are_killed(
+    tmp_path: Path,
+) -> None:
+    await survived(tmp_path, kills=3)
+
+
+@pytest.mark.slow
+async def test_a_pipeline_outlives_ten_kills(tmp_path: Path) -> None:
+    await survived(tmp_path, kills=10)

@@ -1,0 +1,183 @@
+"""Approve, reject, crown, compare, undo: what each does to the tree, and that it is written down."""
+
+from uuid import UUID, uuid4
+
+import pytest
+from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, Studio
+
+from comfyfleet.audit import service as audit
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.pipelines import elo, judging
+from comfyfleet.pipelines.judging import Whose
+from comfyfleet.pipelines.model import Candidate, Status, StoredRun
+
+
+class Jury:
+    """A run with some base candidates, and one who judges them."""
+
+    def __init__(self, studio: Studio, run: StoredRun) -> None:
+        self.studio, self.run = studio, run
+
+    def on(self, candidate: Candidate) -> Whose:
+        return Whose(*self.studio.whose, self.run.id, candidate.id)
+
+    async def say(self, candidate: Candidate, verdict: Status) -> Status:
+        return (await judging.judge(self.studio.sides, self.on(candidate), verdict)).status
+
+    async def undo(self, candidate: Candidate) -> Status:
+        return (await judging.undo(self.studio.sides, self.on(candidate))).status
+
+    async def vote(self, winner: Candidate, loser: Candidate) -> tuple[UUID, dict[UUID, float]]:
+        vote_id = uuid4()
+        scores = await judging.vote(
+            self.studio.sides,
+            *self.studio.whose,
+            self.run.id,
+            vote_id=vote_id,
+            winner=winner.id,
+            loser=loser.id,
+        )
+        return vote_id, scores
+
+    async def scores(self) -> dict[UUID, float]:
+        return {each.id: each.score for each in await self.studio.candidates(self.run)}
+
+
+async def jury_of(studio: Studio, base: int) -> tuple[Jury, list[Candidate]]:
+    run = await studio.start(ONE_STEP, base=base)
+    await studio.work_off()
+    return Jury(studio, run), await studio.candidates(run)
+
+
+NEEDS_APPROVAL = {
+    **THREE_STEPS,
+    "steps": [{**THREE_STEPS["steps"][0], "needs_approval": True}, THREE_STEPS["steps"][1]],
+}
+
+
+async def test_only_approved_candidates_get_children_where_approval_is_needed(
+    studio: Studio,
+) -> None:
+    run = await studio.start(NEEDS_APPROVAL, base=2)
+    jury = Jury(studio, run)
+    assert await studio.work_off() == 2
+    assert (await studio.state(run)).stored.reason == "waiting_for_judgement"
+    first, second = await studio.candidates(run)
+    assert await jury.say(second, Status.APPROVED) == Status.APPROVED
+    assert await studio.work_off() == 2
+    children = await studio.candidates(run, step=1)
+    assert {each.parent for each in children} == {second.id}
+    assert await jury.say(first, Status.WINNER) == Status.WINNER
+    assert await studio.work_off() == 2
+
+
+async def test_rejecting_stops_the_branch_and_undoing_lets_it_go_on(studio: Studio) -> None:
+    run = await studio.start(base=1, limits={"concurrent_jobs": 2})
+    jury = Jury(studio, run)
+    await studio.sweep()
+    await studio.finish(await studio.leased())
+    await studio.sweep()
+    running = await studio.leased()
+    (base,) = await studio.candidates(run)
+    assert await jury.say(base, Status.REJECTED) == Status.REJECTED
+    assert await studio.lease() is None  # the child that was queued is cancelled
+    await studio.finish(running)
+    assert await studio.work_off() == 0
+    assert await studio.made(run) == [1, 1]
+    assert (await studio.state(run)).run.tokens == 3 + 2
+    assert await jury.undo(base) == Status.ACTIVE
+    assert await studio.work_off() == 1 + 2
+    assert await studio.made(run) == [1, 2, 2]
+
+
+async def test_undo_gives_back_what_was_before_act_by_act(studio: Studio) -> None:
+    jury, (one,) = await jury_of(studio, 1)
+    await jury.say(one, Status.APPROVED)
+    await jury.say(one, Status.WINNER)
+    await jury.say(one, Status.WINNER)
+    assert await jury.undo(one) == Status.APPROVED
+    assert await jury.undo(one) == Status.ACTIVE
+    with pytest.raises(Conflict):
+        await jury.undo(one)
+
+
+async def test_a_vote_moves_points_and_its_undo_moves_them_back(studio: Studio) -> None:
+    jury, (one, two, three) = await jury_of(studio, 3)
+    first, scores = await jury.vote(one, two)
+    assert scores == {one.id: 1016.0, two.id: 984.0}
+    second, _ = await jury.vote(three, one)
+    expected = elo.replayed([elo.Vote(second, three.id, one.id)])
+    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, first)
+    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, first)
+    assert await jury.scores() == {**{two.id: 1000.0}, **expected}
+
+
+async def test_a_vote_counts_once_however_often_it_is_sent(studio: Studio) -> None:
+    jury, (one, two) = await jury_of(studio, 2)
+    vote_id, scores = await jury.vote(one, two)
+    again = await judging.vote(
+        studio.sides, *studio.whose, jury.run.id, vote_id=vote_id, winner=one.id, loser=two.id
+    )
+    assert again == scores
+    with pytest.raises(Conflict):
+        await judging.vote(
+            studio.sides, *studio.whose, jury.run.id, vote_id=vote_id, winner=two.id, loser=one.id
+        )
+
+
+async def test_a_pair_is_of_one_step_and_new_to_each_other(studio: Studio) -> None:
+    jury, found = await jury_of(studio, 3)
+    met = set()
+    for _ in range(3):
+        pair = await judging.pair(studio.sides, *studio.whose, jury.run.id)
+        assert pair
+        met.add(frozenset(each.id for each in pair))
+        await jury.vote(*pair)
+    assert len(met) == 3
+    await jury.say(found[0], Status.REJECTED)
+    await jury.say(found[1], Status.REJECTED)
+    assert await judging.pair(studio.sides, *studio.whose, jury.run.id) is None
+
+
+async def test_only_two_different_candidates_of_one_step_are_compared(studio: Studio) -> None:
+    run = await studio.start(base=1)
+    await studio.work_off()
+    jury = Jury(studio, run)
+    base, child = (await studio.candidates(run))[:2]
+    with pytest.raises(InvalidInput, match="one step"):
+        await jury.vote(base, child)
+    with pytest.raises(InvalidInput, match="itself"):
+        await jury.vote(base, base)
+
+
+async def test_every_act_is_audited(studio: Studio) -> None:
+    jury, (one, two) = await jury_of(studio, 2)
+    await jury.say(one, Status.APPROVED)
+    await jury.undo(one)
+    await jury.say(one, Status.REJECTED)
+    await jury.say(two, Status.WINNER)
+    vote_id, _ = await jury.vote(one, two)
+    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, vote_id)
+    async with studio.sides.central.look() as tx:
+        found = await audit.find(tx, subject=f"pipeline_run:{jury.run.id}", limit=50)
+    said = [each.action for each in reversed(found) if each.actor.startswith("tenant:")]
+    assert said == [
+        "pipeline_started",
+        "pipeline_approved",
+        "pipeline_undone",
+        "pipeline_rejected",
+        "pipeline_crowned",
+        "pipeline_voted",
+        "pipeline_vote_undone",
+    ]
+    assert all(each.details.get("user_id") for each in found if each.actor != "sweep")
+
+
+async def test_a_candidate_of_another_run_is_not_there(studio: Studio) -> None:
+    jury, (one,) = await jury_of(studio, 1)
+    other, _ = await jury_of(studio, 1)
+    with pytest.raises(NotFound):
+        await other.say(one, Status.APPROVED)
+    stranger = Whose(studio.tenant_id, uuid4(), jury.run.id, one.id)
+    with pytest.raises(NotFound):
+        await judging.judge(studio.sides, stranger, Status.APPROVED)

@@ -1,0 +1,100 @@
+"""Bursts of failures raise an alert, a full store pauses, old files go and the index stays."""
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.pipelinekit.studio import ONE_STEP, Studio, png, studio_on
+
+from comfyfleet.kernel.settings import Settings, read_settings
+from comfyfleet.pipelines import service
+from comfyfleet.pipelines.model import RunStatus
+from comfyfleet.pipelines.upkeep import remove_old_files
+from comfyfleet.webhooks import service as webhooks
+
+
+async def fail_next(studio: Studio, times: int) -> None:
+    for _ in range(times):
+        await studio.sweep()
+        await studio.fail(await studio.leased())
+    await studio.sweep()
+
+
+async def deliveries(studio: Studio) -> list[str]:
+    async with studio.pool.begin() as tx:
+        due = await webhooks.take_due(tx, now=studio.clock() + timedelta(hours=1), limit=50)
+    return [delivery.event for delivery, _ in due]
+
+
+async def test_a_burst_of_failures_is_told_once(
+    databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with studio_on(databases, tmp_path, pipeline_alert_failures=3) as studio:
+        async with studio.pool.begin() as tx:
+            await webhooks.create(
+                tx,
+                webhook_id=uuid4(),
+                tenant_id=studio.tenant_id,
+                user_id=studio.user_id,
+                url="https://example.com/hook",
+                secret="whsec_x",
+                events=["pipeline.alert"],
+                now=studio.clock(),
+            )
+        await studio.start(ONE_STEP, base=20)
+        with caplog.at_level(logging.ERROR, logger="comfyfleet.pipelines"):
+            await fail_next(studio, 2)
+            assert not caplog.records
+            await fail_next(studio, 3)
+        assert len(caplog.records) == 1
+        assert "out of memory" in caplog.text
+        assert await deliveries(studio) == ["pipeline.alert"]
+
+
+async def test_failures_far_apart_are_no_burst(
+    databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with studio_on(databases, tmp_path, pipeline_alert_failures=2) as studio:
+        await studio.start(ONE_STEP, base=20)
+        for _ in range(3):
+            await fail_next(studio, 1)
+            studio.clock.go_on(seconds=700)
+        assert "alert" not in caplog.text
+
+
+async def test_a_run_that_fills_its_room_is_paused_and_goes_on_with_more(studio: Studio) -> None:
+    run = await studio.start(ONE_STEP, base=5, limits={"bytes": 2 * len(png())})
+    assert await studio.work_off() == 2
+    paused = await service.get_run(studio.sides, *studio.whose, run.id)
+    assert (paused.run.status, paused.pause_reason) == (RunStatus.PAUSED, "storage_limit")
+    await service.change(studio.sides, *studio.whose, run.id, limits={"bytes": None})
+    await service.resume(studio.sides, *studio.whose, run.id)
+    assert await studio.work_off() == 3
+
+
+async def test_old_runs_lose_their_files_and_keep_their_index(studio: Studio) -> None:
+    run = await studio.start(ONE_STEP, base=2)
+    await studio.work_off()
+    before = await studio.candidates(run)
+    await remove_old_files(studio.sides, studio.pool)
+    assert await studio.candidates(run) == before
+    studio.clock.go_on(days=91)
+    await remove_old_files(studio.sides, studio.pool)
+    after = await studio.candidates(run)
+    assert [each.id for each in after] == [each.id for each in before]
+    assert all((each.file or {})["path"] for each in after)
+    assert all((each.file or {})["file_id"] is None for each in after)
+    kept = [key async for key in studio.sides.store.keys(f"tenants/{studio.tenant_id}/")]
+    assert kept == []
+    stored = await service.get_run(studio.sides, *studio.whose, run.id)
+    assert stored.files_removed_at == studio.clock()
+
+
+def test_the_intervals_have_the_names_that_people_know() -> None:
+    read = read_settings({"COMFYUI_SUBMIT_INTERVAL": "3", "COMFYUI_POLL_INTERVAL": "0.5"})
+    assert (read.comfyui_submit_interval, read.comfyui_poll_interval) == (3.0, 0.5)
+    usual = Settings()
+    assert (usual.comfyui_submit_interval, usual.comfyui_poll_interval) == (10.0, 5.0)

@@ -1,0 +1,1 @@
+"""Pipelines on real databases, with a worker that is played by hand."""
