@@ -46,11 +46,6 @@ async def those_of(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[
     return {file.id: file for file in await store.find(tx, tenant_id, file_ids)}
 
 
-async def those_of(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
-    """Those of them that there are, by id."""
-    return {file.id: file for file in await store.find(tx, tenant_id, file_ids)}
-
-
 async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
     """The tenant's oldest file with this content: the same bytes needn't be sent again."""
     return await store.by_hash(tx, tenant_id, checked_hash(content_hash))
