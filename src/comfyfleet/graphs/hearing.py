@@ -29,13 +29,14 @@ _PICTURES = "image/"
 
 async def files_of(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
     """What completed jobs have made, by id; a file that has expired since is left out."""
-    wanted = [
-        UUID(each["file_id"])
-        for job in jobs
-        if job.status == JobStatus.COMPLETED
-        for each in (job.result_metadata or {}).get("outputs", ())
-    ]
-    return await files.those_of(tx, tenant_id, wanted) if wanted else {}
+    found: dict[UUID, File] = {}
+    for job in jobs:
+        # Job by job: each has fewer files than may be looked up at once, all of them may not.
+        outputs = (job.result_metadata or {}).get("outputs", ())
+        if job.status == JobStatus.COMPLETED and outputs:
+            wanted = [UUID(each["file_id"]) for each in outputs]
+            found |= await files.those_of(tx, tenant_id, wanted)
+    return found
 
 
 def told(
