@@ -26,12 +26,7 @@ WORDS_NOT_USED = {
     "cron": "sweep",
     "dag": "graph",
 }
-# A migration is history: written down once, read by nobody.
-MODULES = sorted(
-    path
-    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("bench/**/*.py")]
-    if path.parent.name != "versions"
-)
+MODULES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("bench/**/*.py")])
 
 
 def public_names(tree: ast.Module) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """The queue: what it needs of the central database."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -96,44 +98,8 @@ def _workflows() -> None:
 def _ai_job_dispatches() -> None:
     op.create_table(
         "ai_job_dispatches",
-        sa.Column("id", RowId, nullable=False),
-        sa.Column("tenant_id", sa.Uuid(), nullable=False),
-        sa.Column("tenant_job_id", sa.Uuid(), nullable=False),
-        sa.Column("workflow_id", sa.BigInteger(), nullable=False),
-        sa.Column("stage", sa.String(length=50), server_default="production", nullable=False),
-        sa.Column("provider", sa.String(length=20), nullable=False),
-        sa.Column("status", sa.String(length=20), nullable=False),
-        sa.Column("priority", sa.Integer(), nullable=False),
-        sa.Column("rank", sa.BigInteger(), nullable=False),
-        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("max_attempts", sa.Integer(), server_default="3", nullable=False),
-        sa.Column("requeues", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("lease_number", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("lease_token", sa.Uuid(), nullable=True),
-        sa.Column("lease_expires_at", Moment(), nullable=True),
-        sa.Column("worker_id", sa.String(length=200), nullable=True),
-        sa.Column("not_before", Moment(), nullable=True),
-        sa.Column("avoid_worker_id", sa.String(length=200), nullable=True),
-        sa.Column("avoid_until", Moment(), nullable=True),
-        sa.Column("model_key", sa.String(length=300), nullable=True),
-        sa.Column("model_set", sa.String(length=64), nullable=True),
-        sa.Column("backend_affinity", sa.String(length=300), nullable=True),
-        sa.Column("is_poisoned", sa.Boolean(), server_default=sa.text("false"), nullable=False),
-        sa.Column(
-            "cancel_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False
-        ),
-        sa.Column(
-            "recall_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False
-        ),
-        sa.Column("is_prefetched", sa.Boolean(), server_default=sa.text("false"), nullable=False),
-        sa.Column("duration_seconds", sa.Float(), nullable=True),
-        sa.Column("last_error", sa.Text(), nullable=True),
-        sa.Column("created_at", Moment(), nullable=False),
-        sa.Column("queued_at", Moment(), nullable=False),
-        sa.Column("leased_at", Moment(), nullable=True),
-        sa.Column("started_at", Moment(), nullable=True),
-        sa.Column("heard_at", Moment(), nullable=True),
-        sa.Column("ended_at", Moment(), nullable=True),
+        *_ai_job_dispatches_asked(),
+        *_ai_job_dispatches_happened(),
         sa.CheckConstraint(
             "provider IN ('self_hosted', 'cloud')", name=op.f("ai_job_dispatches_provider_check")
         ),
@@ -159,6 +125,59 @@ def _ai_job_dispatches() -> None:
             "autovacuum_vacuum_cost_delay": "0",
         },
     )
+    _ai_job_dispatches_indexes()
+    _ai_job_dispatches_more_indexes()
+
+
+def _ai_job_dispatches_asked() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("id", RowId, nullable=False),
+        sa.Column("tenant_id", sa.Uuid(), nullable=False),
+        sa.Column("tenant_job_id", sa.Uuid(), nullable=False),
+        sa.Column("workflow_id", sa.BigInteger(), nullable=False),
+        sa.Column("stage", sa.String(length=50), server_default="production", nullable=False),
+        sa.Column("provider", sa.String(length=20), nullable=False),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("rank", sa.BigInteger(), nullable=False),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("max_attempts", sa.Integer(), server_default="3", nullable=False),
+        sa.Column("requeues", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("lease_number", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("lease_token", sa.Uuid(), nullable=True),
+        sa.Column("lease_expires_at", Moment(), nullable=True),
+        sa.Column("worker_id", sa.String(length=200), nullable=True),
+        sa.Column("not_before", Moment(), nullable=True),
+    ]
+
+
+def _ai_job_dispatches_happened() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("avoid_worker_id", sa.String(length=200), nullable=True),
+        sa.Column("avoid_until", Moment(), nullable=True),
+        sa.Column("model_key", sa.String(length=300), nullable=True),
+        sa.Column("model_set", sa.String(length=64), nullable=True),
+        sa.Column("backend_affinity", sa.String(length=300), nullable=True),
+        sa.Column("is_poisoned", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column(
+            "cancel_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False
+        ),
+        sa.Column(
+            "recall_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False
+        ),
+        sa.Column("is_prefetched", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("duration_seconds", sa.Float(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("created_at", Moment(), nullable=False),
+        sa.Column("queued_at", Moment(), nullable=False),
+        sa.Column("leased_at", Moment(), nullable=True),
+        sa.Column("started_at", Moment(), nullable=True),
+        sa.Column("heard_at", Moment(), nullable=True),
+        sa.Column("ended_at", Moment(), nullable=True),
+    ]
+
+
+def _ai_job_dispatches_indexes() -> None:
     op.create_index(
         "ai_job_dispatches_bound",
         "ai_job_dispatches",
@@ -203,6 +222,9 @@ def _ai_job_dispatches() -> None:
         postgresql_where=sa.text("status = 'leased'"),
         sqlite_where=sa.text("status = 'leased'"),
     )
+
+
+def _ai_job_dispatches_more_indexes() -> None:
     op.create_index(
         "ai_job_dispatches_held",
         "ai_job_dispatches",

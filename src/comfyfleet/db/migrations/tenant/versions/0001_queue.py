@@ -1,5 +1,7 @@
 """The queue: what it needs of a tenant pool."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -19,6 +21,22 @@ def upgrade() -> None:
 def _ai_jobs() -> None:
     op.create_table(
         "ai_jobs",
+        *_ai_jobs_asked(),
+        *_ai_jobs_happened(),
+        sa.CheckConstraint(
+            "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')",
+            name=op.f("ai_jobs_status_check"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("ai_jobs_pkey")),
+        sa.UniqueConstraint(
+            "tenant_id", "idempotency_key", name=op.f("ai_jobs_tenant_id_idempotency_key_unique")
+        ),
+    )
+    _ai_jobs_indexes()
+
+
+def _ai_jobs_asked() -> list[sa.Column[Any]]:
+    return [
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("tenant_id", sa.Uuid(), nullable=False),
         sa.Column("user_id", sa.Uuid(), nullable=True),
@@ -36,6 +54,11 @@ def _ai_jobs() -> None:
         sa.Column("prompt", Document, nullable=False),
         sa.Column("properties", Json, nullable=False),
         sa.Column("assets", Json, nullable=False),
+    ]
+
+
+def _ai_jobs_happened() -> list[sa.Column[Any]]:
+    return [
         sa.Column("output_node_id", sa.String(length=200), nullable=True),
         sa.Column("input_file_id", sa.Uuid(), nullable=True),
         sa.Column("output_file_id", sa.Uuid(), nullable=True),
@@ -53,15 +76,10 @@ def _ai_jobs() -> None:
         sa.Column("submitted_at", Moment(), nullable=False),
         sa.Column("started_at", Moment(), nullable=True),
         sa.Column("completed_at", Moment(), nullable=True),
-        sa.CheckConstraint(
-            "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')",
-            name=op.f("ai_jobs_status_check"),
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("ai_jobs_pkey")),
-        sa.UniqueConstraint(
-            "tenant_id", "idempotency_key", name=op.f("ai_jobs_tenant_id_idempotency_key_unique")
-        ),
-    )
+    ]
+
+
+def _ai_jobs_indexes() -> None:
     op.create_index(
         "ai_jobs_active",
         "ai_jobs",
