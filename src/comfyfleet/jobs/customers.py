@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
@@ -18,6 +18,7 @@ from comfyfleet.files.model import File
 from comfyfleet.jobs import service, store, submitting
 from comfyfleet.jobs.model import Job, JobStatus, Submission
 from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.retrying import once_more, retry_id
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.why import why as why_queued
 from comfyfleet.kernel.errors import Conflict, InvalidInput, InvalidValue, NotFound, Refused
@@ -195,16 +196,8 @@ async def retry(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> t
     failed = await get(sides, tenant_id, user_id, job_id)
     if failed.status != JobStatus.FAILED:
         raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
-    new_id = uuid5(failed.id, "retry")
-    asked = replace(
-        failed.asked,
-        retry_of=failed.id,
-        idempotency_key=None,
-        request_hash=None,
-        batch_id=None,
-        batch_position=None,
-        price_tokens=await _price_today(sides, failed),
-    )
+    new_id = retry_id(failed)
+    asked = replace(once_more(failed), price_tokens=await _price_today(sides, failed))
     added = await submitting.submit_many(
         sides, tenant_id, {new_id: asked}, active_max=sides.settings.max_active_jobs_per_user
     )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from uuid import UUID, uuid5
 
-from comfyfleet.jobs.model import Job, JobStatus
+from comfyfleet.jobs.model import Job, JobStatus, Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.submitting import get, submit_many
 from comfyfleet.kernel.errors import Conflict
@@ -16,7 +16,26 @@ async def retry(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:
         raise Conflict(
             f"only a job that failed or was cancelled can be retried, not one that is {ended.status}"
         )
-    again = replace(ended.asked, retry_of=ended.id, idempotency_key=None, request_hash=None)
-    new_id = uuid5(ended.id, "retry")
-    added = await submit_many(sides, tenant_id, {new_id: again})
+    new_id = retry_id(ended)
+    added = await submit_many(sides, tenant_id, {new_id: once_more(ended)})
     return added[0] if added else await get(sides, tenant_id, new_id)
+
+
+def retry_id(ended: Job) -> UUID:
+    """Derived: however often a retry is asked for, it is one."""
+    return uuid5(ended.id, "retry")
+
+
+def once_more(ended: Job) -> Submission:
+    """The same prompt and files. Its batch or run has counted the old job, and knows no other."""
+    return replace(
+        ended.asked,
+        retry_of=ended.id,
+        idempotency_key=None,
+        request_hash=None,
+        batch_id=None,
+        batch_position=None,
+        run_kind=None,
+        run_id=None,
+        is_held=False,
+    )

@@ -248,6 +248,14 @@ async def test_a_retry_is_a_new_job_and_the_old_one_stays(place: Place) -> None:
     assert (await place.lease()).job_id == again.id
 
 
+async def test_a_retry_belongs_to_no_batch_and_no_run(place: Place) -> None:
+    job = await place.submit(batch_id=uuid4(), batch_position=0, run_kind="graph", run_id=uuid4())
+    await place.fail(await place.lease())
+    asked_again = (await retry(place.sides, place.tenant_id, job.id)).asked
+    assert (asked_again.batch_id, asked_again.batch_position) == (None, None)
+    assert (asked_again.run_kind, asked_again.run_id) == (None, None)
+
+
 async def test_outputs_must_lie_where_their_urls_led(place: Place) -> None:
     await place.submit()
     handed = await place.lease()
