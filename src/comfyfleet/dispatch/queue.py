@@ -53,10 +53,17 @@ class Queue:
         self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self.dismissals = 0  # how often waits were ended from outside
 
-    async def lease(self, waiter: Waiter, *, wait_seconds: float) -> Lease | None:
-        """The best job for this worker now, or the first that comes while it waits."""
-        if self._is_closed:
+    async def lease(
+        self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
+    ) -> Lease | None:
+        """The best job for this worker now, or the first that comes while it waits.
+
+        `as_of` is the number of dismissals before the caller looked at what the waiter may run:
+        after another one it may be wrong, and the caller must look again.
+        """
+        if self._is_closed or as_of not in {None, self.dismissals}:
             return None
         loop = asyncio.get_running_loop()
         asked = Asked(waiter, loop.create_future(), loop.time() + wait_seconds)
@@ -88,6 +95,7 @@ class Queue:
 
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
         """Ends waits with nothing, so that these workers (or all) ask anew, as what they are now."""
+        self.dismissals += 1
         those = None if worker_ids is None else set(worker_ids)
         for asked in [*self._waiting, *self._asking]:
             if those is None or asked.waiter.worker_id in those:

@@ -28,10 +28,12 @@ PAYLOAD_DELAY = timedelta(seconds=30)
 ENDED_IN_A_ROW_MAX = 50
 
 
-async def next_job(sides: Sides, waiter: Waiter, *, wait_seconds: float) -> wire.Job | None:
+async def next_job(
+    sides: Sides, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
+) -> wire.Job | None:
     """Leases until a job is found that can be run, or none is left."""
     for _ in range(ENDED_IN_A_ROW_MAX):
-        lease = await sides.queue.lease(waiter, wait_seconds=wait_seconds)
+        lease = await sides.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
         if lease is None:
             return None
         handed = await hand_out(sides, lease)

@@ -31,6 +31,7 @@ class Standing:
     held: tuple[Dispatch, ...]
     is_alone: bool
     maintenance: bool
+    as_of: int  # waits that were ended since then mean that this may have changed
 
 
 async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
@@ -57,17 +58,17 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
 
 
 async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> Job | None:
-    waiter = _waiter(standing, asked)
-    job = await next_job(sides, waiter, wait_seconds=0)
+    waiter, as_of = _waiter(standing, asked), standing.as_of
+    job = await next_job(sides, waiter, wait_seconds=0, as_of=as_of)
     if job or not left:
         return job
     if not waiter.is_prefetch:
         await _recall_for(sides, waiter)
-    return await next_job(sides, waiter, wait_seconds=left)
+    return await next_job(sides, waiter, wait_seconds=left, as_of=as_of)
 
 
 async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
-    now = sides.clock()
+    now, as_of = sides.clock(), sides.queue.dismissals
     seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     known = await _seen(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
@@ -78,6 +79,7 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
             held=tuple(await dispatch.held_by(tx, worker.worker_id)),
             is_alone=await fleets.is_alone(tx, known, lanes, seen_since=seen_since),
             maintenance=await in_maintenance(tx),
+            as_of=as_of,
         )
 
 

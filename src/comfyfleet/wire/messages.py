@@ -70,7 +70,7 @@ class Register(Message):
     capabilities: tuple[str, ...] = ()
     workflow_slugs: tuple[str, ...] | None = Field(default=None, min_length=1)
     providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
-    protocol_version: int = PROTOCOL_VERSION
+    protocol_version: int = Field(default=PROTOCOL_VERSION, ge=1, le=2**31 - 1)
     backend: BackendFacts | None = None
 
 

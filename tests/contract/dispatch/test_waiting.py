@@ -253,6 +253,16 @@ async def test_a_lease_that_was_made_and_not_fetched_is_given_back(central: Data
     assert (row.status, row.attempts) == (Status.QUEUED, 0)
 
 
+async def test_a_dismissal_is_not_missed_by_one_who_is_about_to_wait(central: Database) -> None:
+    async with opened(central) as queue:
+        looked = queue.dismissals
+        queue.dismiss(["gpu-1"])
+        asking = queue.lease(waiter(), wait_seconds=20, as_of=looked)
+        assert await asyncio.wait_for(asking, 5) is None
+        async with waiting(queue, waiter()) as waits:
+            assert not waits["gpu-1"].done(), "it looked after the dismissal"
+
+
 async def test_those_dismissed_ask_anew(central: Database) -> None:
     async with opened(central) as queue, waiting(queue, waiter("gpu-1"), waiter("gpu-2")) as waits:
         queue.dismiss(["gpu-1"])

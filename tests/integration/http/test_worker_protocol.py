@@ -9,6 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from tests.dbkit.databases import Databases
+from tests.dbkit.dispatches import parked
 from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
@@ -93,9 +94,9 @@ async def test_nothing_to_do_comes_with_the_reason(yard: Yard) -> None:
 async def test_a_worker_waits_and_is_woken(yard: Yard) -> None:
     async with yard.worker() as worker:
         polling = asyncio.create_task(worker.job(wait_seconds=20))
-        await asyncio.sleep(0.3)
+        await parked(yard.plane.queue, 1)
         await yard.submit()
-        await asyncio.wait_for(polling, 3)
+        await asyncio.wait_for(polling, 5)
 
 
 async def test_an_assignment_wakes_those_who_wait(yard: Yard) -> None:
@@ -103,8 +104,7 @@ async def test_an_assignment_wakes_those_who_wait(yard: Yard) -> None:
     await yard.submit("other")
     async with yard.worker() as worker:
         polling = asyncio.create_task(worker.job(wait_seconds=20))
-        await asyncio.sleep(0.3)
-        assert not polling.done()
+        await parked(yard.plane.queue, 1)
         await yard.assign("invert", "other")
         assert (await asyncio.wait_for(polling, 5))["workflow_slug"] == "other"
 
@@ -152,7 +152,7 @@ async def test_a_prefetched_job_is_recalled_for_an_idle_worker(yard: Yard) -> No
         await busy.of(running, "heartbeat", started=True)
         spare = await busy.job(current_load=1)
         polling = asyncio.create_task(idle.job(wait_seconds=10))
-        await asyncio.sleep(0.3)
+        await parked(yard.plane.queue, 1)
         assert (await busy.of(spare, "heartbeat")).json()["recall"]
         assert not (await busy.of(running, "heartbeat")).json()["recall"]
         await busy.of(spare, "requeue", reason="recall")

@@ -13,6 +13,7 @@ from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
 from comfyfleet.http.auth import admin
 from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.numbers import VersionNumber
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.ordering import Order, submission
@@ -26,7 +27,9 @@ router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(ad
 
 class NewJobs(BaseModel):
     workflow_slug: str
-    version: int | None = Field(default=None, description="The newest, unless another is named.")
+    version: VersionNumber | None = Field(
+        default=None, description="The newest, unless another is named."
+    )
     tenant_id: UUID | None = Field(default=None, description="The tenant `default`, unless named.")
     properties: dict[str, Any] = Field(default_factory=dict)
     files: dict[str, UUID] = Field(default_factory=dict, description="By property.")

@@ -19,11 +19,12 @@ from comfyfleet.http.admin.properties import PropertyAnswer, answer_of
 from comfyfleet.http.admin.registering import NewWorkflow, Registered, TermsBody, register
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.numbers import VersionNumber
 from comfyfleet.plane import Plane
 
 router = admin_router()
 Slug = Annotated[str, Path(description="The workflow's slug.")]
-Number = Annotated[int | None, Query(description="Else the one that new jobs get.")]
+Number = Annotated[VersionNumber | None, Query(description="Else the one that new jobs get.")]
 
 
 class WorkflowAnswer(Answer):
@@ -58,7 +59,9 @@ class WorkflowDetail(WorkflowAnswer):
 
 
 class Chosen(Body):
-    version: int | None = Field(default=None, description="The version that new jobs get.")
+    version: VersionNumber | None = Field(
+        default=None, description="The version that new jobs get."
+    )
     break_effects: bool = Field(
         default=False, description="Though published effects don't fit it; they refuse jobs then."
     )

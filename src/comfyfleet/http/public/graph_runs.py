@@ -16,6 +16,7 @@ from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.runs import Choice, Key, Run
 from comfyfleet.graphs.service import NewRun, Owner
 from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.numbers import ItemIndex, VersionNumber
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import run_answers
 from comfyfleet.http.public.auth import Reader, Writer
@@ -48,7 +49,9 @@ class RunBody(Body):
         description="By input node. A file is named by its id.",
         examples=[{"width": 640}],
     )
-    version: int | None = Field(default=None, description="The newest, unless another is named.")
+    version: VersionNumber | None = Field(
+        default=None, description="The newest, unless another is named."
+    )
     max_tokens: int | None = Field(
         default=None, ge=0, le=TOKENS_MAX, description="Nothing starts that could cost more."
     )
@@ -63,7 +66,7 @@ class RetryBody(Body):
 
 class AnswerBody(Body):
     node: Text | None = Field(default=None, description="May be left out if one node asks.")
-    index: list[int] = Field(default_factory=list, max_length=10)
+    index: list[ItemIndex] = Field(default_factory=list, max_length=10)
     choice: Choice
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
 

@@ -15,6 +15,7 @@ from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.service import Owner
 from comfyfleet.graphs.stored import StoredGraph
 from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.numbers import VersionNumber
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.routing import Answer, Body, public_router
@@ -63,7 +64,7 @@ class QuoteBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict, description="Without them, lists are as long as they may be."
     )
-    version: int | None = None
+    version: VersionNumber | None = None
 
 
 class QuoteAnswer(Answer):
@@ -99,7 +100,7 @@ async def validate(body: Document, plane: GivenPlane, caller: Reader) -> Verdict
 
 @router.get("/graphs/{graph_id}", responses=problems(404))
 async def show(
-    graph_id: UUID, plane: GivenPlane, caller: Reader, version: int | None = None
+    graph_id: UUID, plane: GivenPlane, caller: Reader, version: VersionNumber | None = None
 ) -> GraphAnswer:
     return _seen(await service.get(plane.graphs, owner_of(caller), graph_id, version))
 

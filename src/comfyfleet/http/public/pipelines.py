@@ -158,7 +158,7 @@ def _document(body: NewPipeline) -> dict[str, Any]:
     return read
 
 
-@router.get("/pipelines")
+@router.get("/pipelines", responses=problems(404))
 async def list_pipelines(
     plane: GivenPlane, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> PipelinePage:
@@ -202,7 +202,7 @@ async def start(
     return await _answer(plane, caller, run.id)
 
 
-@router.get("/pipeline-runs")
+@router.get("/pipeline-runs", responses=problems(404))
 async def list_runs(
     plane: GivenPlane,
     caller: Reader,

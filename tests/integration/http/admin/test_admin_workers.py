@@ -6,6 +6,7 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from tests.dbkit.dispatches import parked
 from tests.fleetkit.making import a_fleet, a_worker, a_workflow, key_of
 
 from comfyfleet.audit import service as audit
@@ -109,7 +110,7 @@ async def test_a_worker_that_waits_asks_anew_when_something_was_decided_about_it
     await join(plane, "gpu-7")
     lanes = frozenset({Lane(1, "production", "self_hosted")})
     waiting = asyncio.create_task(plane.queue.lease(Waiter("gpu-7", lanes), wait_seconds=60))
-    await asyncio.sleep(0.05)
+    await parked(plane.queue, 1)
     await act(client, "gpu-7", "drain")
     assert await asyncio.wait_for(waiting, 5) is None
 

@@ -104,7 +104,7 @@ async def test_silence_is_filled_with_comments(
     monkeypatch.setattr("comfyfleet.http.public.events.HEARTBEAT_SECONDS", 0.0)
     job_id = await ada.job(shop.draw)
     following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.0)
     await ada.client.delete(f"/api/ai-jobs/{job_id}")
     text = (await asyncio.wait_for(following, 10)).text
     assert ": still there\n\n" in text
