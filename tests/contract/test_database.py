@@ -11,7 +11,7 @@ from tests.dbkit.databases import Databases
 from comfyfleet.db import Database
 from comfyfleet.db.central import tenants
 from comfyfleet.db.migrating import require_newest, upgrade
-from comfyfleet.kernel.errors import Refused
+from comfyfleet.kernel.errors import InvalidInput, Refused
 
 NOW = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
 
@@ -37,6 +37,17 @@ async def test_what_fails_leaves_nothing(central: Database) -> None:
 
     with pytest.raises(RuntimeError):
         await write_and_fail()
+    async with central.look() as tx:
+        assert await tx.scalar(select(func.count()).select_from(tenants)) == 0
+
+
+async def test_a_number_that_no_column_holds_is_refused_as_the_callers(central: Database) -> None:
+    async def write() -> None:
+        async with central.begin() as tx:
+            await tx.execute(insert(tenants).values(a_tenant(max_queued=2**70)))
+
+    with pytest.raises(InvalidInput, match="larger"):
+        await write()
     async with central.look() as tx:
         assert await tx.scalar(select(func.count()).select_from(tenants)) == 0
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from comfyfleet.db.losses import is_loss, is_loss_within
+from comfyfleet.db.losses import is_loss, is_loss_within, is_misfit_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
 Tx: TypeAlias = AsyncConnection
@@ -25,6 +25,7 @@ SQLITE_BUSY_MS = 30_000
 # More than about eight connections make the queue slower, not faster.
 POSTGRES_CONNECTIONS = 8
 WRITES = "comfyfleet_writes"
+MISFIT = "a number is larger, or a text holds other characters, than a database can keep"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 
 
@@ -45,8 +46,9 @@ class Database:
             async with _reached(self.engine.begin()) as tx:
                 yield tx
             return
-        async with self.turn, self._writing.begin() as tx:
-            yield tx
+        with _telling_loss():
+            async with self.turn, self._writing.begin() as tx:
+                yield tx
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[Tx]:
@@ -87,6 +89,12 @@ def _telling_loss() -> Iterator[None]:
     except DBAPIError as error:
         if is_loss_within(error):
             raise Unavailable("the connection to the database was lost") from error
+        if is_misfit_within(error):
+            raise InvalidInput(MISFIT) from error
+        raise
+    except OverflowError as error:
+        if "SQLite INTEGER" in str(error):  # its driver, of a number beyond 64 bits
+            raise InvalidInput(MISFIT) from error
         raise
 
 

@@ -1,4 +1,4 @@
-"""A database that is away, told apart from a statement that is wrong."""
+"""What a database's error means: it is away, a value doesn't fit, or our statement is wrong."""
 
 from sqlalchemy.exc import DBAPIError
 
@@ -21,6 +21,20 @@ def is_loss(error: BaseException) -> bool:
 
 def is_loss_within(error: DBAPIError) -> bool:
     """SQLAlchemy wraps the driver's error twice, and knows few of those that mean a loss."""
+    driver = _postgres_error(error)
+    return error.connection_invalidated or (driver is not None and is_loss(driver))
+
+
+def is_misfit_within(error: DBAPIError) -> bool:
+    """A value that no column can hold: a number too large, a text with a NUL character."""
+    driver = _postgres_error(error)
+    if driver is None:
+        return False
+    import asyncpg
+
+    return isinstance(driver, asyncpg.DataError)
+
+
+def _postgres_error(error: DBAPIError) -> BaseException | None:
     driver = error.orig.__cause__ if error.orig is not None else None
-    is_postgres = type(driver).__module__.startswith("asyncpg")
-    return error.connection_invalidated or (is_postgres and driver is not None and is_loss(driver))
+    return driver if type(driver).__module__.startswith("asyncpg") else None

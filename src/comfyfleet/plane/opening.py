@@ -5,13 +5,16 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.migrating import History, require_newest, upgrade
+from comfyfleet.db.notify import Hints
 from comfyfleet.db.turns import Turns
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.fetching.outward import Outward
+from comfyfleet.jobs.elsewhere import CHANNEL, Elsewhere
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -23,7 +26,7 @@ from comfyfleet.storage import ObjectStore, open_store
 from comfyfleet.tenants import service as tenants
 
 logger = logging.getLogger(__name__)
-QUEUE_AGAIN_SECONDS = 1.0
+AGAIN_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -40,15 +43,19 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
         stack.push_async_callback(turns.close)
         async with central.begin() as tx:
             await tenants.ensure_default(tx, pools=pools, now=clock())
+        queue = Queue(central, settings=settings, clock=clock, new_token=uuid4)
+        await stack.enter_async_context(_kept_running(queue))
         sides = Sides(
             central=central,
             pools=pools,
             store=await _store(places.storage_url, settings, central, clock, stack),
-            queue=await stack.enter_async_context(_queue(central, settings, clock)),
+            queue=queue,
             settings=settings,
             clock=clock,
             new_id=uuid4,
         )
+        others = Elsewhere(sides.progresses, Hints(central, CHANNEL), uuid4().hex)
+        await stack.enter_async_context(_kept_running(others))
         yield Plane(
             settings=settings,
             clock=clock,
@@ -84,23 +91,30 @@ async def _store(
     return store
 
 
+class Works(Protocol):
+    """Something that runs beside all else for as long as the control plane is open."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 @asynccontextmanager
-async def _queue(central: Database, settings: Settings, clock: Clock) -> AsyncIterator[Queue]:
-    queue = Queue(central, settings=settings, clock=clock, new_token=uuid4)
-    work = asyncio.create_task(_kept_running(queue), name="queue")
+async def _kept_running(works: Works) -> AsyncIterator[None]:
+    work = asyncio.create_task(_again_and_again(works), name=type(works).__name__)
     try:
-        yield queue
+        yield
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        await queue.close()
+        await works.close()
 
 
-async def _kept_running(queue: Queue) -> None:
-    """Its hints and re-checks only make things faster: what breaks them must not end the rest."""
+async def _again_and_again(works: Works) -> None:
+    """Hints and re-checks only make things faster: what breaks them must not end the rest."""
     while True:
         try:
-            await queue.run()
+            await works.run()
         except Exception:
-            logger.exception("the queue's hints broke off; they begin again")
-        await asyncio.sleep(QUEUE_AGAIN_SECONDS)
+            logger.exception("%s broke off, and begins again", type(works).__name__)
+        await asyncio.sleep(AGAIN_SECONDS)

@@ -13,13 +13,14 @@ from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
 from comfyfleet.http.auth import admin
 from comfyfleet.http.given import GivenPlane
-from comfyfleet.http.numbers import VersionNumber
+from comfyfleet.http.values import Text, VersionNumber
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.wire.files import ROW_ID_MAX
 from comfyfleet.wire.messages import Progress
 
 router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
@@ -148,9 +149,9 @@ async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
 
 
 class NewUpload(BaseModel):
-    filename: str = Field(min_length=1, max_length=300)
-    content_type: str = Field(default="application/octet-stream", max_length=200)
-    size: int = Field(ge=1)
+    filename: Text = Field(min_length=1, max_length=300)
+    content_type: Text = Field(default="application/octet-stream", max_length=200)
+    size: int = Field(ge=1, le=ROW_ID_MAX)
     tenant_id: UUID | None = None
 
 

@@ -12,6 +12,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.values import INTEGER_MAX
 from comfyfleet.tenants import service as tenants
 from comfyfleet.tenants.keys import service as keys
 from comfyfleet.tenants.keys.model import NewKey, new_api_key
@@ -43,7 +44,7 @@ class Limits(Body):
     )
     max_priority: int = Field(default=PRIORITY_MAX, description="Higher ones are lowered to it.")
     max_queued: int | None = Field(
-        default=None, description="So many of its jobs may wait at once."
+        default=None, le=INTEGER_MAX, description="So many of its jobs may wait at once."
     )
 
 

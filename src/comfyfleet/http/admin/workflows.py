@@ -19,7 +19,7 @@ from comfyfleet.http.admin.properties import PropertyAnswer, answer_of
 from comfyfleet.http.admin.registering import NewWorkflow, Registered, TermsBody, register
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
-from comfyfleet.http.numbers import VersionNumber
+from comfyfleet.http.values import VersionNumber
 from comfyfleet.plane import Plane
 
 router = admin_router()

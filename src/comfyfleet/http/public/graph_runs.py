@@ -16,13 +16,13 @@ from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.runs import Choice, Key, Run
 from comfyfleet.graphs.service import NewRun, Owner
 from comfyfleet.http.given import GivenPlane
-from comfyfleet.http.numbers import ItemIndex, VersionNumber
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import run_answers
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
 from comfyfleet.http.public.routing import Body, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
+from comfyfleet.http.values import ItemIndex, VersionNumber
 from comfyfleet.plane import Plane
 
 router = public_router("graphs")

@@ -15,10 +15,10 @@ from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.service import Owner
 from comfyfleet.graphs.stored import StoredGraph
 from comfyfleet.http.given import GivenPlane
-from comfyfleet.http.numbers import VersionNumber
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.routing import Answer, Body, public_router
+from comfyfleet.http.values import VersionNumber
 from comfyfleet.tenants.keys.model import Caller
 
 router = public_router("graphs")

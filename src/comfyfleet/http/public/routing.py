@@ -3,24 +3,16 @@
 from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.http.problems import problems
-from comfyfleet.kernel.texts import problem_with_text
+from comfyfleet.http.values import Text as Text
 
 PAGE_MAX = 100
 PAGE_USUAL = 20
 WAIT_SECONDS_MAX = 60
 
 
-def _storable(text: str) -> str:
-    if problem := problem_with_text(text):
-        raise ValueError(problem)
-    return text
-
-
-# A text that every database can keep and compare with.
-Text: TypeAlias = Annotated[str, AfterValidator(_storable)]
 Limit: TypeAlias = Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many.")]
 Wait: TypeAlias = Annotated[
     float,
