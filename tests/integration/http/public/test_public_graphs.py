@@ -1,4 +1,4 @@
-"""Graphs over the API: kept, checked, priced, run, followed, answered; and walls around them."""
+"""Graphs over the API: kept, checked, priced, run, followed, answered."""
 
 import asyncio
 import json
@@ -104,25 +104,3 @@ async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> 
     assert (await ada.client.post(f"/api/graph-runs/{run_id}/retry")).status_code == 409
     answered = await ada.client.post(f"/api/graph-runs/{run_id}/answer", json={"choice": "skip"})
     assert answered.status_code == 409
-
-
-async def test_others_see_nothing_of_it(shop: Shop, ada: Customer) -> None:
-    eve = await shop.customer()
-    graph_id = await made(ada)
-    run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
-    for method, path in (
-        ("GET", f"graphs/{graph_id}"),
-        ("POST", f"graphs/{graph_id}/validate"),
-        ("POST", f"graphs/{graph_id}/quote"),
-        ("POST", f"graphs/{graph_id}/versions"),
-        ("POST", f"graphs/{graph_id}/runs"),
-        ("GET", f"graph-runs/{run_id}"),
-        ("GET", f"graph-runs/{run_id}/events"),
-        ("POST", f"graph-runs/{run_id}/cancel"),
-        ("POST", f"graph-runs/{run_id}/retry"),
-    ):
-        answer = await eve.client.request(method, f"/api/{path}", json=GRAPH)
-        assert answer.status_code == 404, (method, path, answer.text)
-    said = {"node": "draw", "choice": "skip"}
-    answer = await eve.client.post(f"/api/graph-runs/{run_id}/answer", json=said)
-    assert answer.status_code == 404
