@@ -158,16 +158,17 @@ def _document(body: NewPipeline) -> dict[str, Any]:
     return read
 
 
-@router.get("/pipelines")
+@router.get("/pipelines", responses=problems(404))
 async def list_pipelines(
     plane: GivenPlane, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> PipelinePage:
     """The newest first."""
     found = await service.pipelines_of(
-        plane.sides, caller.tenant.id, caller.user_id, before=before, limit=limit
+        plane.sides, caller.tenant.id, caller.user_id, before=before, limit=limit + 1
     )
-    more = found[-1].id if len(found) == limit else None
-    return PipelinePage(pipelines=[_pipeline(each) for each in found], next=more)
+    page = found[:limit]
+    more = page[-1].id if len(found) > limit else None
+    return PipelinePage(pipelines=[_pipeline(each) for each in page], next=more)
 
 
 @router.get("/pipelines/{pipeline_id}", responses=problems(404))
@@ -202,7 +203,7 @@ async def start(
     return await _answer(plane, caller, run.id)
 
 
-@router.get("/pipeline-runs")
+@router.get("/pipeline-runs", responses=problems(404))
 async def list_runs(
     plane: GivenPlane,
     caller: Reader,
@@ -217,10 +218,11 @@ async def list_runs(
         caller.user_id,
         pipeline_id=pipeline_id,
         before=before,
-        limit=limit,
+        limit=limit + 1,
     )
-    more = found[-1].id if len(found) == limit else None
-    return RunPage(runs=[RunSummary(**_summary(each)) for each in found], next=more)
+    page = found[:limit]
+    more = page[-1].id if len(found) > limit else None
+    return RunPage(runs=[RunSummary(**_summary(each)) for each in page], next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404))

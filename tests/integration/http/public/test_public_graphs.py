@@ -104,3 +104,34 @@ async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> 
     assert (await ada.client.post(f"/api/graph-runs/{run_id}/retry")).status_code == 409
     answered = await ada.client.post(f"/api/graph-runs/{run_id}/answer", json={"choice": "skip"})
     assert answered.status_code == 409
+
+
+async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
+    graphs = [await made(ada) for _ in range(3)]
+    runs = []
+    for graph_id in (graphs[0], graphs[0], graphs[2]):
+        body: dict[str, Any] = {"inputs": {"width": 32}}
+        runs.append((await ada.client.post(f"/api/graphs/{graph_id}/runs", json=body)).json()["id"])
+    await ada.client.post(f"/api/graph-runs/{runs[1]}/cancel")
+    page = await ada.get("graphs", limit=2)
+    assert [each["id"] for each in page["graphs"]] == [graphs[2], graphs[1]]
+    assert page["graphs"][0].keys() == {"id", "name", "version", "created_at"}
+    rest = await ada.get("graphs", limit=2, before=page["next"])
+    assert ([each["id"] for each in rest["graphs"]], rest["next"]) == ([graphs[0]], None)
+
+    async def listed(**wanted: Any) -> list[str]:
+        return [each["id"] for each in (await ada.get("graph-runs", **wanted))["runs"]]
+
+    assert await listed() == runs[::-1]
+    first = await ada.get("graph-runs", limit=2)
+    assert await listed(limit=2, before=first["next"]) == runs[:1]
+    assert await listed(graph_id=graphs[0]) == [runs[1], runs[0]]
+    assert await listed(graph_id=graphs[1]) == []
+    assert await listed(status="cancelled") == [runs[1]]
+    assert await listed(status="running", graph_id=graphs[0]) == [runs[0]]
+    assert (await ada.get("graph-runs", limit=3))["next"] is None
+    (over,) = (await ada.get("graph-runs", status="cancelled"))["runs"]
+    assert (over["graph_id"], over["graph_version"], over["tokens"]) == (graphs[0], 1, 0)
+    assert over["ended_at"]
+    unknown = await ada.client.get("/api/graph-runs", params={"status": "lost"})
+    assert unknown.status_code == 422

@@ -237,6 +237,7 @@ async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, esta
             ("/api/ai-jobs", ids["job_id"]),
             ("/api/pipelines", ids["pipeline_id"]),
             ("/api/pipeline-runs", ids["pipeline_run_id"]),
+            ("/api/graph-runs", ids["graph_run_id"]),
         ):
             answer = await other.client.get(path, params={"before": cursor})
             assert answer.status_code == 404, (path, answer.text)
