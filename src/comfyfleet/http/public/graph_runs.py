@@ -48,7 +48,7 @@ Executions = Annotated[
 class RunBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict,
-        description="By input node. A file is named by its id.",
+        description="By input node. A file is named by its id, or by that of its media.",
         examples=[{"width": 640}],
     )
     version: int | None = Field(default=None, description="The newest, unless another is named.")

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop
+from tests.planekit.customers import Customer, Shop, png
 
 from comfyfleet.graphs.going import hear
 
@@ -135,3 +135,32 @@ async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer
     assert over["ended_at"]
     unknown = await ada.client.get("/api/graph-runs", params={"status": "lost"})
     assert unknown.status_code == 422
+
+
+async def test_a_file_is_named_by_its_id_or_that_of_its_media(shop: Shop, ada: Customer) -> None:
+    document = {
+        "name": "given",
+        "nodes": [
+            {"id": "photo", "type": "input", "value_type": "image"},
+            {"id": "invert", "type": "workflow", "workflow": "invert"},
+            {"id": "picture", "type": "output"},
+        ],
+        "connections": [
+            {"from": "photo.value", "to": "invert.input"},
+            {"from": "invert.output", "to": "picture.value"},
+        ],
+    }
+    graph_id, file_id = await made(ada, document), await ada.upload()
+    media = (await ada.client.post("/api/videos", json={"file_id": file_id})).json()
+    expected = (201, 200, 200)
+    runs = set()
+    for named, status in zip((media["id"], file_id, media["id"]), expected, strict=True):
+        body = {"inputs": {"photo": named}, "idempotency_key": "a"}
+        run = await ada.client.post(f"/api/graphs/{graph_id}/runs", json=body)
+        assert run.status_code == status, run.text
+        assert run.json()["inputs"]["photo"]["file_id"] == file_id
+        runs.add(run.json()["id"])
+    assert len(runs) == 1
+    other = {"inputs": {"photo": await ada.video(png(colour=7))}, "idempotency_key": "a"}
+    refused = await ada.client.post(f"/api/graphs/{graph_id}/runs", json=other)
+    assert refused.status_code == 409
