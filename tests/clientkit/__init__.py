@@ -93,8 +93,8 @@ class Shop:
         key: str = self.tenant(tokens)["key"]
         return key
 
-    def worker(self, worker_id: str, *slugs: str) -> None:
-        """One that is known and may run these workflows, and never asks for a job."""
+    def offline_worker(self, worker_id: str, *slugs: str) -> None:
+        """One that is known and may run these workflows, and takes no jobs."""
         fleet = {"slug": f"of-{worker_id}", "stage": "production"}
         secret = self.admin("/fleets", **fleet)["secret"]
         headers = {"Authorization": f"Bearer {self.admin_key}", "X-Fleet-Secret": secret}
@@ -112,9 +112,6 @@ class Shop:
             }
             joined = client.post(f"{self.url}/api/worker/register", json=body)
             assert joined.status_code == 200, joined.text
-
-    def drain(self, worker_id: str) -> None:
-        """It takes no more jobs: for graphs, it is offline."""
         self.admin(f"/workers/{worker_id}/drain")
 
     def client(self, tokens: int = 1_000, **options: Any) -> Client:

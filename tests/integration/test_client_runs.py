@@ -140,11 +140,10 @@ async def test_a_run_that_failed_goes_on_where_it_failed(shop: Shop) -> None:
 
 
 async def test_a_question_is_answered(shop: Shop) -> None:
-    shop.worker("away", "negative")
+    shop.offline_worker("away", "negative")
     bound = one_node("negative", backend_affinity="worker:away", fallback_strategy="ask_user")
     async with shop.client() as client:
         graph = await client.graphs.create(bound)
-        shop.drain("away")
         handle = await client.graphs.run(graph)
         run = await handle.wait(timeout_seconds=30, until_asked=True)
         (question,) = run.questions

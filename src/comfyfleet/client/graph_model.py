@@ -194,6 +194,7 @@ class GraphEvent(GraphProgress):
     kind: str  # progress, end
     run_id: UUID
     status: GraphRunStatus
+    nodes: tuple[NodeState, ...] = ()
     questions: tuple[Question, ...] = ()
     error: str | None = None
 

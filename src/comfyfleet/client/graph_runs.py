@@ -174,6 +174,7 @@ def _as_event(run: GraphRun) -> GraphEvent:
         kind="end" if run.has_ended else "progress",
         run_id=run.id,
         status=run.status,
+        nodes=run.nodes,
         questions=run.questions,
         error=run.error.message if run.error else None,
         **dict(run.progress),

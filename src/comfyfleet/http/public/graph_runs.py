@@ -228,6 +228,7 @@ def _told(kept: Kept, run: Run) -> dict[str, Any]:
         "run_id": str(run.id),
         "status": run.status,
         **progress,
+        "nodes": [each.model_dump(mode="json") for each in run_answers.nodes_seen(kept, run)],
         "questions": asked,
         "error": run.error.message if run.error else None,
     }
