@@ -29,14 +29,20 @@ FAILING = {
 }
 PROPERTIES: dict[str, list[dict[str, Any]]] = {
     "negative": [
-        {"name": "width", "type": "integer", "binding": "2.width", "minimum": 16, "maximum": 1024}
+        {"name": "width", "type": "integer", "binding": "2.width", "minimum": 16, "maximum": 1024},
+        {"name": "colour", "type": "integer", "binding": "2.color", "default": 3368601},
     ],
-    "soften": [{"name": "input", "type": "image", "binding": "1.image"}],
+    "soften": [
+        {"name": "input", "type": "image", "binding": "1.image"},
+        {"name": "radius", "type": "integer", "binding": "2:20.blur_radius", "default": 3},
+    ],
     "video": [{"name": "input", "type": "video", "binding": "1.file"}],
     "slow": [{"name": "steps", "type": "integer", "binding": "1.steps"}],
     "failing": [],
 }
 PRICES = {"negative": 2, "soften": 3, "video": 10, "slow": 1, "failing": 4}
+# What a job of a graph or a pipeline costs.
+WORKFLOW_PRICES = {"negative": 2, "soften": 3}
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,14 @@ class Shop:
 
     def stock(self) -> None:
         for slug, properties in PROPERTIES.items():
-            self.admin("/workflows", slug=slug, document=_document(slug), properties=properties)
+            price = WORKFLOW_PRICES.get(slug, 0)
+            self.admin(
+                "/workflows",
+                slug=slug,
+                document=_document(slug),
+                properties=properties,
+                price_tokens=price,
+            )
             self.admin(
                 "/effects",
                 slug=slug,
@@ -64,14 +77,42 @@ class Shop:
                 published=True,
             )
 
+    def tenant(self, tokens: int = 1_000) -> dict[str, Any]:
+        """A new one, with its first user and key."""
+        tenant = self.admin("/tenants", name="Ada")
+        if tokens:
+            self.pay(tenant, tokens)
+        return tenant
+
+    def pay(self, tenant: dict[str, Any], tokens: int, said: str = "paid-1") -> None:
+        wallet = f"/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
+        self.admin(wallet, amount=tokens, provider_transaction_id=said)
+
     def customer(self, tokens: int = 1_000) -> str:
         """The key of a new tenant's first user."""
-        tenant = self.admin("/tenants", name="Ada")
-        wallet = f"/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
-        if tokens:
-            self.admin(wallet, amount=tokens, provider_transaction_id="paid-1")
-        key: str = tenant["key"]
+        key: str = self.tenant(tokens)["key"]
         return key
+
+    def offline_worker(self, worker_id: str, *slugs: str) -> None:
+        """One that is known and may run these workflows, and takes no jobs."""
+        fleet = {"slug": f"of-{worker_id}", "stage": "production"}
+        secret = self.admin("/fleets", **fleet)["secret"]
+        headers = {"Authorization": f"Bearer {self.admin_key}", "X-Fleet-Secret": secret}
+        address = f"{self.url}/api/admin/fleets/{fleet['slug']}/production/workflows"
+        with httpx.Client(headers=headers, timeout=30) as client:
+            given = client.put(address, json={"workflow_slugs": list(slugs)})
+            assert given.status_code == 200, given.text
+            body = {
+                "worker_id": worker_id,
+                "fleet_slug": fleet["slug"],
+                "stage": "production",
+                "max_concurrency": 1,
+                "capabilities": [],
+                "protocol_version": 1,
+            }
+            joined = client.post(f"{self.url}/api/worker/register", json=body)
+            assert joined.status_code == 200, joined.text
+        self.admin(f"/workers/{worker_id}/drain")
 
     def client(self, tokens: int = 1_000, **options: Any) -> Client:
         patience = Patience(**options) if options else None

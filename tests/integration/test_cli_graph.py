@@ -1,72 +1,219 @@
 """`comfyfleet graph` as a client of a control plane that runs."""
 
 import json
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
-from tests.acceptancekit.processes import Process, finish
-from tests.awskit.ports import free_port
+import yaml
+from tests.acceptancekit.processes import finish
+from tests.clientkit import PHOTO, Shop, shop_in
+from tests.clientkit.relay import relayed
+from tests.integration.commands import Result, comfyfleet
 
-ADMIN_KEY = "a" * 64
 GRAPH = """
 name: A square
 nodes:
-  - {id: draw, type: workflow, workflow: draw}
+  - {id: draw, type: workflow, workflow: negative, properties: {width: 40}}
   - {id: picture, type: output}
 connections:
   - {from: draw.output, to: picture.value}
 """
-PROMPT = {
-    "1": {
-        "class_type": "EmptyImage",
-        "inputs": {"width": 40, "height": 40, "batch_size": 1, "color": 7},
-    },
-    "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "square"}},
-}
+# Other steps for each test: an engine knows again what it has made.
+SLOW = """
+name: Slow
+nodes:
+  - {id: wait, type: workflow, workflow: slow, properties: {steps: STEPS}}
+  - {id: picture, type: output}
+connections:
+  - {from: wait.output, to: picture.value}
+"""
+ASKING = """
+name: Asking
+nodes:
+  - {id: draw, type: workflow, workflow: negative, backend_affinity: "worker:away", fallback_strategy: ask_user}
+  - {id: picture, type: output}
+connections:
+  - {from: draw.output, to: picture.value}
+"""
+SOFTEN = """
+name: Soften
+nodes:
+  - {id: photo, type: input, value_type: image}
+  - {id: radius, type: input, value_type: integer}
+  - {id: soften, type: workflow, workflow: soften}
+  - {id: picture, type: output}
+connections:
+  - {from: photo.value, to: soften.input}
+  - {from: radius.value, to: soften.radius}
+  - {from: soften.output, to: picture.value}
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+def written(folder: Path, text: str = GRAPH) -> str:
+    file = folder / "graph.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+class Customer:
+    def __init__(self, shop: Shop, tokens: int = 1_000) -> None:
+        self.tenant = shop.tenant(tokens)
+        self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
+
+    def says(self, *arguments: str, code: int = 0, url: str | None = None) -> Result:
+        environ = {**self.environ, "COMFYFLEET_URL": url} if url else self.environ
+        done = comfyfleet("graph", *arguments, environ=environ, width=200)
+        assert done.code == code, done.out + done.err
+        return done
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.says("show", run_id, "--json").json
+        return found
 
 
 @pytest.fixture
-def customer(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Everything in one process, with a workflow and a customer's key in the environment."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    environ = {"COMFYFLEET_ADMIN_KEY": ADMIN_KEY}
-    up = Process("up", "up", "--port", str(port), folder=tmp_path, environ=environ)
-    try:
-        up.hears(r"Control plane at|ready|http://")
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        with httpx.Client(base_url=f"{url}/api/admin", headers=headers, timeout=30) as admin:
-            for _ in range(600):
-                try:
-                    if admin.get("/workers").json()["workers"]:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.1)
-            body = {"slug": "draw", "document": PROMPT, "properties": [], "output_node_id": "2"}
-            assert admin.post("/workflows", json=body).status_code == 201
-            key = admin.post("/tenants", json={"name": "acme"}).json()["key"]
-        yield {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
-    finally:
-        up.kill()
+def ada(shop: Shop) -> Customer:
+    return Customer(shop)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by their group")
-def test_a_graph_is_checked_run_watched_shown_and_exported(
-    tmp_path: Path, customer: dict[str, str]
-) -> None:
-    file = tmp_path / "square.yaml"
-    file.write_text(GRAPH)
-    assert "flowchart" in finish("graph", "show", str(file), folder=tmp_path, environ=customer)
-    finish("graph", "validate", str(file), folder=tmp_path, environ=customer)
-    said = finish("graph", "run", str(file), "--watch", "--json", folder=tmp_path, environ=customer)
-    run = json.loads(said)
+def test_a_graph_is_checked_run_watched_shown_and_exported(tmp_path: Path, ada: Customer) -> None:
+    """As a process of its own, as people have it."""
+    file = written(tmp_path)
+
+    def said(*arguments: str) -> str:
+        return finish("graph", *arguments, folder=tmp_path, environ=ada.environ)
+
+    assert "flowchart" in said("show", file)
+    said("validate", file)
+    run = json.loads(said("run", file, "--watch", "--json"))
     assert run["status"] == "completed"
-    assert run["outputs"]["picture"]["width"] == 40
-    shown = finish("graph", "show", run["id"], folder=tmp_path, environ=customer)
-    assert "A square: completed, 2 of 2 nodes, 100 %" in shown
-    exported = finish("graph", "export", run["graph_id"], folder=tmp_path, environ=customer)
-    assert "workflow: draw" in exported
+    assert run["outputs"]["picture"]["width"] == 20
+    assert "A square: completed, 2 of 2 nodes, 100 %" in said("show", run["id"])
+    assert "workflow: negative" in said("export", run["graph_id"])
+
+
+def test_what_is_exported_can_be_run_again(tmp_path: Path, ada: Customer) -> None:
+    run = ada.says("run", written(tmp_path), "--watch", "--json").json
+    exported = ada.says("export", run["graph_id"])
+    again = written(tmp_path, exported.out)
+    assert yaml.safe_load(exported.out)["nodes"][0]["properties"] == {"width": 40}
+    assert (
+        ada.says("export", run["graph_id"], "--version", "1", "--json").json["name"] == "A square"
+    )
+    assert ada.says("run", again, "--watch", "--json").json["status"] == "completed"
+    refused = ada.says("export", run["graph_id"], "--version", "2", code=1)
+    assert "version 2" in refused.err
+
+
+def test_a_graph_and_a_run_are_drawn_or_shown_as_a_tree(tmp_path: Path, ada: Customer) -> None:
+    run = ada.says("run", written(tmp_path), "--watch", "--json").json
+    drawn = ada.says("show", run["graph_id"]).out
+    assert drawn.startswith("flowchart")
+    assert ada.says("show", run["id"], "--mermaid").out == drawn
+    lines = ada.says("show", run["id"]).out.splitlines()
+    assert lines[0] == "A square: completed, 2 of 2 nodes, 100 %"
+    assert lines[1] == "├── ✓ draw  negative"
+
+
+def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
+    file = written(tmp_path, SOFTEN)
+    given = ("--input", f"photo=@{PHOTO}", "--input", "radius=2")
+    run = ada.says("run", file, *given, "--watch", "--json").json
+    assert run["status"] == "completed"
+    assert run["inputs"]["photo"]["filename"] == "photo.png"
+    bad = ada.says("run", file, "--input", "photo=@nowhere.png", code=1)
+    assert "there is no file nowhere.png" in bad.err
+    assert "radius" in ada.says("run", file, "--input", f"photo=@{PHOTO}", code=1).err
+
+
+def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> None:
+    file = written(tmp_path, GRAPH.replace("negative", "nothing"))
+    refused = ada.says("validate", file, code=1)
+    assert "draw.workflow: there is no workflow 'nothing'" in refused.out
+    assert "1 problem(s)" in refused.err
+
+
+def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: Shop) -> None:
+    ada = Customer(shop, tokens=0)
+    failed = ada.says("run", written(tmp_path), "--watch", code=1)
+    run_id = failed.out.strip()
+    assert "Node draw failed" in failed.err
+    assert ada.run(run_id)["status"] == "failed"
+    assert "Node draw failed" in ada.says("show", run_id).err
+    unknown = ada.says("retry", run_id, "--backend", "worker:nobody", code=1)
+    assert "there is no backend worker:nobody" in unknown.err
+    shop.pay(ada.tenant, 2)
+    done = ada.says("retry", run_id, "--backend", "worker:built-in", "--watch")
+    assert "A square: completed, 2 of 2 nodes, 100 %" in done.err
+    (drawn,) = [each for each in ada.run(run_id)["executions"] if each["node"] == "draw"]
+    assert drawn["backend"] == "built-in"
+    assert "only" in ada.says("retry", run_id, code=1).err
+
+
+def test_a_question_is_answered(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+    shop.offline_worker("away", "negative")
+    graph = written(tmp_path, ASKING)
+    ada.says("validate", graph)
+    runs = [ada.says("run", graph, "--json").json for _ in range(3)]
+    assert [each["status"] for each in runs] == ["waiting_for_user"] * 3
+    run_ids = [each["id"] for each in runs]
+    shown = ada.says("show", run_ids[0])
+    assert (
+        "draw asks: Backend worker:away is offline; answer backend, retry, skip, fail" in shown.out
+    )
+    assert "worker:built-in" in shown.out
+    ada.says("answer", run_ids[0], "backend", "--backend", "worker:nobody", code=1)
+    ada.says("answer", run_ids[0], "backend", "--node", "draw", "--backend", "worker:built-in")
+    assert ada.says("show", run_ids[0], "--watch", "--json").json["status"] == "completed"
+    skipped = ada.says("answer", run_ids[1], "skip", "--json").json
+    assert {each["id"]: each["status"] for each in skipped["nodes"]}["draw"] == "skipped"
+    assert "Asking: failed" in ada.says("answer", run_ids[2], "fail").err
+    assert "asking: none" in ada.says("answer", run_ids[2], "skip", code=1).err
+
+
+def test_watching_follows_the_stream(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+    """The run is looked at before and after: what happens in between is told."""
+    with relayed(shop.url) as relay:
+        done = ada.says(
+            "run", written(tmp_path, SLOW.replace("STEPS", "25")), "--watch", url=relay.url
+        )
+    assert "Slow: completed, 2 of 2 nodes, 100 %" in done.err
+    assert relay.count("GET events") == 1
+    assert relay.count("GET run") == 2
+
+
+def test_a_stream_that_breaks_is_opened_again(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+    with relayed(shop.url, cuts=1) as relay:
+        done = ada.says(
+            "run",
+            written(tmp_path, SLOW.replace("STEPS", "26")),
+            "--watch",
+            "--json",
+            url=relay.url,
+        )
+    assert done.json["status"] == "completed"
+    assert relay.count("GET events") == 2
+    assert relay.count("GET run") == 3
+
+
+def test_where_no_stream_comes_through_the_run_is_polled(
+    tmp_path: Path, shop: Shop, ada: Customer
+) -> None:
+    with relayed(shop.url, has_streams=False) as relay:
+        done = ada.says(
+            "run",
+            written(tmp_path, SLOW.replace("STEPS", "27")),
+            "--watch",
+            "--json",
+            url=relay.url,
+        )
+    assert done.json["status"] == "completed"
+    assert relay.count("GET run") >= 4

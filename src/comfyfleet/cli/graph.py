@@ -3,6 +3,7 @@
 import json
 import mimetypes
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,14 +18,23 @@ from comfyfleet.cli.admin.client import KEY, PUBLIC_BASE, USUALLY, Asking, Contr
 from comfyfleet.cli.admin.showing import print_json
 from comfyfleet.cli.graph_tree import summary, tree
 from comfyfleet.cli.world import InWorld, World
+from comfyfleet.client.stream import EventLines
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.kernel.errors import InvalidInput, NotFound, RunFailed
+from comfyfleet.kernel.errors import (
+    InvalidInput,
+    NotFound,
+    RunFailed,
+    ServerUnavailable,
+    UnexpectedAnswer,
+)
 
 app = App(name="graph", help=helps.GRAPH, help_format="markdown")
 LOOK_SECONDS = 0.5
 OVER = ("completed", "failed", "cancelled")
+PROGRESS = ("weighted_percent", "completed_nodes", "total_nodes", "running_nodes")
+TOLD = ("status", "nodes", "questions")
 KEY_HINT = f"It is an API key of yours: export {KEY}=cf_…"
 File = Annotated[Path, Parameter(metavar="FILE", help="A graph, as JSON or YAML.")]
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The run's id.")]
@@ -87,7 +97,7 @@ def run(
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
         graph = plane.post("graphs", document=document)
         started = plane.post("graphs", graph["id"], "runs", inputs=inputs, max_tokens=max_tokens)
-        if not asking.as_json or not watch:
+        if not asking.as_json:
             world.out.print(started["id"])
         if watch:
             started = _watched(plane, started["id"], world)
@@ -130,13 +140,43 @@ def _uploaded(plane: Control, path: Path) -> str:
 
 def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
     """Until it is over. Ctrl-C only stops watching: the run goes on."""
-    with Live(console=world.err, refresh_per_second=4, transient=False) as live:
-        while True:
-            seen = plane.get("graph-runs", run_id)
-            live.update(tree(seen))
-            if seen["status"] in OVER:
-                return seen
-            time.sleep(LOOK_SECONDS)
+    seen = plane.get("graph-runs", run_id)
+    with Live(tree(seen), console=world.err, refresh_per_second=4, transient=False) as live:
+        while seen["status"] not in OVER:
+            for told in _heard(plane, run_id, seen):
+                seen = told
+                live.update(tree(seen))
+            if seen["status"] not in OVER:  # the stream broke, or none came through
+                time.sleep(LOOK_SECONDS)
+                seen = plane.get("graph-runs", run_id)
+                live.update(tree(seen))
+        seen = plane.get("graph-runs", run_id)
+        live.update(tree(seen))
+    return seen
+
+
+def _heard(plane: Control, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The run as its events tell it, until it is over or they break off."""
+    lines = EventLines()
+    try:
+        for line in plane.lines("graph-runs", run_id, "events"):
+            event = lines.take(line)
+            told = _read_event(event.data) if event else None
+            if told:
+                seen = {**seen, **told}
+                yield seen
+    except (ServerUnavailable, UnexpectedAnswer):
+        return
+
+
+def _read_event(data: str) -> dict[str, Any] | None:
+    """None: nothing that this version knows."""
+    try:
+        told = json.loads(data)
+        progress = {name: told[name] for name in PROGRESS}
+        return {"progress": progress, **{name: told[name] for name in TOLD}}
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 @app.command

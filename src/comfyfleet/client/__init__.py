@@ -3,6 +3,8 @@
 from comfyfleet.client.answers import ApiError
 from comfyfleet.client.batches import BatchHandle
 from comfyfleet.client.client import Client
+from comfyfleet.client.graph_model import Graph, GraphEvent, GraphRun, Question, Quote, Verdict
+from comfyfleet.client.graph_runs import GraphRunHandle
 from comfyfleet.client.jobs import JobHandle
 from comfyfleet.client.model import (
     Batch,
@@ -18,6 +20,14 @@ from comfyfleet.client.model import (
     Webhook,
 )
 from comfyfleet.client.patience import Patience
+from comfyfleet.client.pipeline_model import (
+    Candidate,
+    Pipeline,
+    PipelineEvent,
+    PipelineRun,
+    Vote,
+)
+from comfyfleet.client.pipeline_runs import PipelineRunHandle
 from comfyfleet.client.webhooks import SIGNATURE_HEADER, verify_signature
 
 __all__ = [
@@ -25,9 +35,14 @@ __all__ = [
     "ApiError",
     "Batch",
     "BatchHandle",
+    "Candidate",
     "Client",
     "Delivery",
     "Effect",
+    "Graph",
+    "GraphEvent",
+    "GraphRun",
+    "GraphRunHandle",
     "Job",
     "JobEvent",
     "JobHandle",
@@ -35,7 +50,15 @@ __all__ = [
     "Media",
     "Output",
     "Patience",
+    "Pipeline",
+    "PipelineEvent",
+    "PipelineRun",
+    "PipelineRunHandle",
+    "Question",
+    "Quote",
     "Transaction",
+    "Verdict",
+    "Vote",
     "Wallet",
     "Webhook",
     "verify_signature",

@@ -14,6 +14,7 @@ from comfyfleet.client.answers import parsed
 from comfyfleet.client.batches import BatchHandle
 from comfyfleet.client.calls import Call, Calls
 from comfyfleet.client.following import job_of
+from comfyfleet.client.graphs import Graphs
 from comfyfleet.client.jobs import JobHandle
 from comfyfleet.client.model import (
     Announced,
@@ -31,6 +32,7 @@ from comfyfleet.client.model import (
     Wallet,
 )
 from comfyfleet.client.patience import Patience
+from comfyfleet.client.pipelines import Pipelines
 from comfyfleet.client.uploading import Transferred, put, source_of
 from comfyfleet.client.webhooks import Webhooks
 from comfyfleet.kernel.errors import InvalidInput, NotFound
@@ -60,6 +62,8 @@ class Client:
         self._calls = Calls(base_url, key, patience=patience or Patience(), transport=transport)
         self._effect_ids: dict[str, UUID] = {}
         self.webhooks = Webhooks(self._calls)
+        self.graphs = Graphs(self._calls)
+        self.pipelines = Pipelines(self._calls)
 
     async def __aenter__(self) -> Self:
         return self

@@ -104,12 +104,12 @@ class JobHandle:
         job = await self.refresh()  # for URLs that are good from now on
         saved: list[Path] = []
         for output in job.outputs:
-            path = _free(folder, output.filename)
+            path = free_path(folder, output.filename)
             saved.append(await fetch(self._calls, output.url, path, progress))
         return saved
 
 
-def _free(folder: Path, filename: str) -> Path:
+def free_path(folder: Path, filename: str) -> Path:
     """A name is what others chose: never a path, never a hidden file."""
     name = PurePosixPath(filename.replace("\\", "/").replace("\0", "")).name.lstrip(".")
     given = Path(name[-NAME_CHARACTERS_MAX:] or "output")

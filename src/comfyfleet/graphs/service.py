@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
+from comfyfleet.db import Tx
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.graphs import store
@@ -30,6 +31,7 @@ from comfyfleet.graphs.validation import Checked, check, check_inputs
 from comfyfleet.graphs.world import catalogue_for
 from comfyfleet.graphs.writing import document_of
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, QueueFull, Unavailable
+from comfyfleet.media import service as media
 
 # A backend that is gone when a run is started is what the fallback is for.
 _OF_BACKENDS = frozenset({"unknown_backend", "unable_backend"})
@@ -155,7 +157,8 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
     """The run, and whether it is new: the same idempotency key gives the same run."""
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await _find(graphs, owner, run_id)):
-        return _same(before, wanted), False
+        await _require_same(graphs, owner, before, wanted)
+        return before, False
     stored = await get(graphs, owner, graph_id, wanted.version)
     plan = await _planned(graphs, stored, wanted.inputs)
     inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
@@ -192,12 +195,13 @@ async def _find(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept | None:
         return None
 
 
-def _same(before: Kept, wanted: NewRun) -> Kept:
-    given = {name: _file_id(value) for name, value in wanted.inputs.items()}
-    known = {name: _file_id(value) for name, value in before.head.inputs.items()}
+async def _require_same(graphs: Graphs, owner: Owner, before: Kept, wanted: NewRun) -> None:
+    """The same file may be named by its own id, or by that of its media."""
+    given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
+    if given != known and given.keys() == known.keys():
+        given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
     if given != known:
         raise Conflict("idempotency_key was used for another run", field="idempotency_key")
-    return before
 
 
 async def _begun(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
@@ -236,13 +240,27 @@ async def _referred(graphs: Graphs, owner: Owner, name: str, value: Any) -> Any:
 
 
 async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
+    """By its own id, or by that of the media that it is."""
     pool = await graphs.sides.pool_of(owner.tenant_id)
     try:
+        wanted = UUID(str(named))
         async with pool.look() as tx:
-            file = await files.get(tx, owner.tenant_id, UUID(str(named)))
+            file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
     except (ValueError, NotFound):
         return None
     return file if file.user_id in (None, owner.user_id) else None
+
+
+async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
+    try:
+        found = await media.get(tx, owner.tenant_id, owner.user_id, named)
+    except NotFound:
+        return named
+    return found.original_file_id or named
+
+
+def _file_ids(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _file_id(value) for name, value in inputs.items()}
 
 
 def _file_id(value: Any) -> Any:

@@ -1,19 +1,21 @@
 """The SQL of graphs: rows of a tenant's pool, every one looked up with its tenant."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import datetime
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import RowMapping, Select, Table, insert, literal, select, tuple_, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked, upsert_all
 from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
+from comfyfleet.db.types import Moment
 from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
 from comfyfleet.graphs.saving import restored_record, saved_record
-from comfyfleet.graphs.stored import Head, StoredGraph
+from comfyfleet.graphs.stored import GraphEntry, Head, RunEntry, StoredGraph
 
 ROWS_PER_STATEMENT_MAX = 500
 GOING_ON = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING_FOR_USER)
@@ -194,3 +196,75 @@ async def records_of(tx: Tx, head: Head) -> dict[Key, Record]:
 
 def _index(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else ()
+
+
+# Lists: without documents, snapshots and records
+
+
+async def graphs_of(
+    tx: Tx, tenant_id: UUID, *, before: GraphEntry | None, limit: int
+) -> list[GraphEntry]:
+    """The newest first."""
+    query = _entries(graphs, GraphEntry).where(graphs.c.tenant_id == tenant_id)
+    found = await tx.execute(_newest(graphs, query, before, limit))
+    return [GraphEntry(**row) for row in found.mappings()]
+
+
+async def graph_entry(tx: Tx, tenant_id: UUID, graph_id: UUID) -> GraphEntry | None:
+    query = _entries(graphs, GraphEntry).where(
+        graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return GraphEntry(**row) if row else None
+
+
+async def runs_of(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    graph_id: UUID | None,
+    status: RunStatus | None,
+    before: RunEntry | None,
+    limit: int,
+) -> list[RunEntry]:
+    """The newest first."""
+    query = _entries(graph_runs, RunEntry).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.user_id == user_id
+    )
+    if graph_id:
+        query = query.where(graph_runs.c.graph_id == graph_id)
+    if status:
+        query = query.where(graph_runs.c.status == status)
+    found = await tx.execute(_newest(graph_runs, query, before, limit))
+    return [_run_entry(row) for row in found.mappings()]
+
+
+async def run_entry(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunEntry | None:
+    query = _entries(graph_runs, RunEntry).where(
+        graph_runs.c.tenant_id == tenant_id,
+        graph_runs.c.user_id == user_id,
+        graph_runs.c.id == run_id,
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _run_entry(row) if row else None
+
+
+def _entries(table: Table, entry: type[GraphEntry] | type[RunEntry]) -> Select[Any]:
+    return select(*(table.c[each.name] for each in fields(entry)))
+
+
+def _newest(
+    table: Table, query: Select[Any], before: GraphEntry | RunEntry | None, limit: int
+) -> Select[Any]:
+    place = (table.c.created_at, table.c.id)
+    if before:
+        last = tuple_(literal(before.created_at, Moment()), before.id)
+        query = query.where(tuple_(*place) < last)
+    return query.order_by(*(each.desc() for each in place)).limit(limit)
+
+
+def _run_entry(row: RowMapping) -> RunEntry:
+    error = row["error"]
+    values = {**row, "status": RunStatus(row["status"]), "error": error and _error(error)}
+    return RunEntry(**values)

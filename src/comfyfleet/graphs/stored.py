@@ -52,3 +52,28 @@ class Head:
             error=self.error,
             outputs=self.outputs,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEntry:
+    """A graph in a list: without its document."""
+
+    id: UUID
+    name: str
+    version: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """A run in a list: without its snapshot, inputs, outputs and executions."""
+
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    status: RunStatus
+    tokens: int
+    max_tokens: int | None
+    error: RunError | None
+    created_at: datetime
+    ended_at: datetime | None

@@ -144,6 +144,11 @@ class StoredRun:
     def id(self) -> UUID:
         return self.run.id
 
+    def reason_at(self, now: datetime) -> str | None:
+        """None while it is due: something has happened since, and the reason may be gone."""
+        is_due = self.look_at is not None and self.look_at <= now
+        return None if is_due else self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineEvent:

@@ -111,10 +111,10 @@ async def list_candidates(
 ) -> CandidatePage:
     wanted = Filter(step=step, status=status, parent=parent)
     found, files = await viewing.page(
-        plane.sides, caller.tenant.id, caller.user_id, run_id, wanted, after=after, limit=limit
+        plane.sides, caller.tenant.id, caller.user_id, run_id, wanted, after=after, limit=limit + 1
     )
-    rows = [await _answer(plane, each, files) for each in found]
-    return CandidatePage(candidates=rows, next=found[-1].id if len(found) == limit else None)
+    rows = [await _answer(plane, each, files) for each in found[:limit]]
+    return CandidatePage(candidates=rows, next=rows[-1].id if len(found) > limit else None)
 
 
 @router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))

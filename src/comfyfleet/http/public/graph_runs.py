@@ -3,6 +3,8 @@
 import json
 from asyncio import get_running_loop
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,17 +12,18 @@ from fastapi import Query, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from comfyfleet.graphs import service
+from comfyfleet.graphs import listing, service
 from comfyfleet.graphs.events import Answer as Said
 from comfyfleet.graphs.keeping import Kept
-from comfyfleet.graphs.runs import Choice, Key, Run
+from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus
 from comfyfleet.graphs.service import NewRun, Owner
+from comfyfleet.graphs.stored import RunEntry
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import run_answers
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
-from comfyfleet.http.public.routing import Body, Text, public_router
+from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
 from comfyfleet.http.values import ItemIndex, VersionNumber
 from comfyfleet.plane import Plane
@@ -46,7 +49,7 @@ Executions = Annotated[
 class RunBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict,
-        description="By input node. A file is named by its id.",
+        description="By input node. A file is named by its id, or by that of its media.",
         examples=[{"width": 640}],
     )
     version: VersionNumber | None = Field(
@@ -58,6 +61,23 @@ class RunBody(Body):
     idempotency_key: Text | None = Field(
         default=None, min_length=1, max_length=200, description="The same key gives the same run."
     )
+
+
+class RunSummary(Answer):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    status: RunStatus
+    tokens: int = Field(description="Of jobs that are in flight or done.")
+    max_tokens: int | None
+    error: str | None = Field(description="Why it failed, in words for people.")
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class RunPage(Answer):
+    runs: list[RunSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 class RetryBody(Body):
@@ -87,6 +107,35 @@ async def start(
     kept, is_new = await service.start(plane.graphs, owner_of(caller), graph_id, wanted)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _answer(plane, kept)
+
+
+@router.get("/graph-runs", responses=problems(404))
+async def list_runs(
+    plane: GivenPlane,
+    caller: Reader,
+    graph_id: UUID | None = None,
+    status: RunStatus | None = None,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> RunPage:
+    """Without what went in and came out: ask for one of them to get that."""
+    found = await listing.runs_of(
+        plane.graphs,
+        owner_of(caller),
+        graph_id=graph_id,
+        status=status,
+        before=before,
+        limit=limit + 1,
+    )
+    page = found[:limit]
+    return RunPage(
+        runs=[_summary(each) for each in page], next=page[-1].id if len(found) > limit else None
+    )
+
+
+def _summary(entry: RunEntry) -> RunSummary:
+    error = entry.error.message if entry.error else None
+    return RunSummary(**{**asdict(entry), "error": error})
 
 
 @router.get("/graph-runs/{run_id}", responses=problems(404))
@@ -182,6 +231,7 @@ def _told(kept: Kept, run: Run) -> dict[str, Any]:
         "run_id": str(run.id),
         "status": run.status,
         **progress,
+        "nodes": [each.model_dump(mode="json") for each in run_answers.nodes_seen(kept, run)],
         "questions": asked,
         "error": run.error.message if run.error else None,
     }

@@ -1,6 +1,8 @@
 """Graphs as customers keep, check and price them."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -8,7 +10,7 @@ from fastapi import Body as FromBody
 from fastapi import status
 from pydantic import Field
 
-from comfyfleet.graphs import service
+from comfyfleet.graphs import listing, service
 from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.model import Problem
 from comfyfleet.graphs.parsing import parse_graph
@@ -17,7 +19,7 @@ from comfyfleet.graphs.stored import StoredGraph
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
-from comfyfleet.http.public.routing import Answer, Body, public_router
+from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, public_router
 from comfyfleet.http.values import VersionNumber
 from comfyfleet.tenants.keys.model import Caller
 
@@ -60,6 +62,18 @@ class GraphAnswer(Answer):
     mermaid: str = Field(description="A picture of it, in Mermaid's language.")
 
 
+class GraphSummary(Answer):
+    id: UUID
+    name: str
+    version: int = Field(description="The newest.")
+    created_at: datetime
+
+
+class GraphPage(Answer):
+    graphs: list[GraphSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
 class QuoteBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict, description="Without them, lists are as long as they may be."
@@ -89,6 +103,19 @@ def _document(body: Mapping[str, Any]) -> Any:
 async def create(body: Document, plane: GivenPlane, caller: Writer) -> GraphAnswer:
     """Refused with all its problems, if it has any."""
     return _seen(await service.create(plane.graphs, owner_of(caller), _document(body)))
+
+
+@router.get("/graphs", responses=problems(404))
+async def list_graphs(
+    plane: GivenPlane, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> GraphPage:
+    """All of the tenant, without their documents: ask for one of them to get that."""
+    found = await listing.graphs_of(plane.graphs, owner_of(caller), before=before, limit=limit + 1)
+    page = found[:limit]
+    return GraphPage(
+        graphs=[GraphSummary(**asdict(each)) for each in page],
+        next=page[-1].id if len(found) > limit else None,
+    )
 
 
 @router.post("/graphs/validate")

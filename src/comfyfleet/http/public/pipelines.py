@@ -92,7 +92,9 @@ class RunSummary(Answer):
     pipeline_id: UUID
     status: RunStatus
     pause_reason: str | None
-    reason: str | None = Field(description="Why nothing was submitted at the last look.")
+    reason: str | None = Field(
+        description="Why nothing was submitted at the last look; null while the next one is due."
+    )
     trouble: str | None = Field(description="What stands in the way of the next job.")
     target_folder: str
     base_candidates: int
@@ -164,10 +166,11 @@ async def list_pipelines(
 ) -> PipelinePage:
     """The newest first."""
     found = await service.pipelines_of(
-        plane.sides, caller.tenant.id, caller.user_id, before=before, limit=limit
+        plane.sides, caller.tenant.id, caller.user_id, before=before, limit=limit + 1
     )
-    more = found[-1].id if len(found) == limit else None
-    return PipelinePage(pipelines=[_pipeline(each) for each in found], next=more)
+    page = found[:limit]
+    more = page[-1].id if len(found) > limit else None
+    return PipelinePage(pipelines=[_pipeline(each) for each in page], next=more)
 
 
 @router.get("/pipelines/{pipeline_id}", responses=problems(404))
@@ -217,10 +220,11 @@ async def list_runs(
         caller.user_id,
         pipeline_id=pipeline_id,
         before=before,
-        limit=limit,
+        limit=limit + 1,
     )
-    more = found[-1].id if len(found) == limit else None
-    return RunPage(runs=[RunSummary(**_summary(each)) for each in found], next=more)
+    page, now = found[:limit], plane.clock()
+    more = page[-1].id if len(found) > limit else None
+    return RunPage(runs=[RunSummary(**_summary(each, now)) for each in page], next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404))
@@ -306,12 +310,13 @@ def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
 
 
 async def _answer(plane: Plane, caller: Caller, run_id: UUID) -> RunAnswer:
-    return answer_of(await viewing.view(plane.sides, caller.tenant.id, caller.user_id, run_id))
+    seen = await viewing.view(plane.sides, caller.tenant.id, caller.user_id, run_id)
+    return _seen(seen, plane.clock())
 
 
-def answer_of(seen: RunView) -> RunAnswer:
+def _seen(seen: RunView, now: datetime) -> RunAnswer:
     return RunAnswer(
-        **_summary(seen.stored),
+        **_summary(seen.stored, now),
         pipeline=seen.pipeline.name,
         steps=[StepAnswer(**each._asdict()) for each in seen.steps],
         jobs={str(state): count for state, count in seen.jobs.items()},
@@ -322,14 +327,14 @@ def answer_of(seen: RunView) -> RunAnswer:
     )
 
 
-def _summary(stored: StoredRun) -> dict[str, Any]:
+def _summary(stored: StoredRun, now: datetime) -> dict[str, Any]:
     run = stored.run
     return {
         "id": run.id,
         "pipeline_id": stored.pipeline_id,
         "status": run.status,
         "pause_reason": stored.pause_reason,
-        "reason": stored.reason,
+        "reason": stored.reason_at(now),
         "trouble": stored.trouble,
         "target_folder": run.target_folder,
         "base_candidates": run.base_candidates,

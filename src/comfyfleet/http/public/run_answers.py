@@ -118,7 +118,7 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
         error=_error(run),
         questions=list(questions(run)),
         progress=progress_seen(kept, run),
-        nodes=list(_nodes(kept, run)),
+        nodes=list(nodes_seen(kept, run)),
         executions=list(islice(_executions(kept, run), limit)),
         executions_total=len(run.records),
         created_at=head.created_at,
@@ -172,7 +172,7 @@ def _error(run: Run) -> ErrorSeen | None:
     )
 
 
-def _nodes(kept: Kept, run: Run) -> Iterator[NodeSeen]:
+def nodes_seen(kept: Kept, run: Run) -> Iterator[NodeSeen]:
     for name in kept.plan.shape.order:
         node, tally = kept.plan.node(name), run.tally(name)
         yield NodeSeen(

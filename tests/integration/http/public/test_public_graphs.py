@@ -1,10 +1,10 @@
-"""Graphs over the API: kept, checked, priced, run, followed, answered; and walls around them."""
+"""Graphs over the API: kept, checked, priced, run, followed, answered."""
 
 import asyncio
 import json
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop
+from tests.planekit.customers import Customer, Shop, png
 
 from comfyfleet.graphs.going import hear
 
@@ -106,23 +106,61 @@ async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> 
     assert answered.status_code == 409
 
 
-async def test_others_see_nothing_of_it(shop: Shop, ada: Customer) -> None:
-    eve = await shop.customer()
-    graph_id = await made(ada)
-    run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
-    for method, path in (
-        ("GET", f"graphs/{graph_id}"),
-        ("POST", f"graphs/{graph_id}/validate"),
-        ("POST", f"graphs/{graph_id}/quote"),
-        ("POST", f"graphs/{graph_id}/versions"),
-        ("POST", f"graphs/{graph_id}/runs"),
-        ("GET", f"graph-runs/{run_id}"),
-        ("GET", f"graph-runs/{run_id}/events"),
-        ("POST", f"graph-runs/{run_id}/cancel"),
-        ("POST", f"graph-runs/{run_id}/retry"),
-    ):
-        answer = await eve.client.request(method, f"/api/{path}", json=GRAPH)
-        assert answer.status_code == 404, (method, path, answer.text)
-    said = {"node": "draw", "choice": "skip"}
-    answer = await eve.client.post(f"/api/graph-runs/{run_id}/answer", json=said)
-    assert answer.status_code == 404
+async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
+    graphs = [await made(ada) for _ in range(3)]
+    runs = []
+    for graph_id in (graphs[0], graphs[0], graphs[2]):
+        body: dict[str, Any] = {"inputs": {"width": 32}}
+        runs.append((await ada.client.post(f"/api/graphs/{graph_id}/runs", json=body)).json()["id"])
+    await ada.client.post(f"/api/graph-runs/{runs[1]}/cancel")
+    page = await ada.get("graphs", limit=2)
+    assert [each["id"] for each in page["graphs"]] == [graphs[2], graphs[1]]
+    assert page["graphs"][0].keys() == {"id", "name", "version", "created_at"}
+    rest = await ada.get("graphs", limit=2, before=page["next"])
+    assert ([each["id"] for each in rest["graphs"]], rest["next"]) == ([graphs[0]], None)
+
+    async def listed(**wanted: Any) -> list[str]:
+        return [each["id"] for each in (await ada.get("graph-runs", **wanted))["runs"]]
+
+    assert await listed() == runs[::-1]
+    first = await ada.get("graph-runs", limit=2)
+    assert await listed(limit=2, before=first["next"]) == runs[:1]
+    assert await listed(graph_id=graphs[0]) == [runs[1], runs[0]]
+    assert await listed(graph_id=graphs[1]) == []
+    assert await listed(status="cancelled") == [runs[1]]
+    assert await listed(status="running", graph_id=graphs[0]) == [runs[0]]
+    assert (await ada.get("graph-runs", limit=3))["next"] is None
+    (over,) = (await ada.get("graph-runs", status="cancelled"))["runs"]
+    assert (over["graph_id"], over["graph_version"], over["tokens"]) == (graphs[0], 1, 0)
+    assert over["ended_at"]
+    unknown = await ada.client.get("/api/graph-runs", params={"status": "lost"})
+    assert unknown.status_code == 422
+
+
+async def test_a_file_is_named_by_its_id_or_that_of_its_media(shop: Shop, ada: Customer) -> None:
+    document = {
+        "name": "given",
+        "nodes": [
+            {"id": "photo", "type": "input", "value_type": "image"},
+            {"id": "invert", "type": "workflow", "workflow": "invert"},
+            {"id": "picture", "type": "output"},
+        ],
+        "connections": [
+            {"from": "photo.value", "to": "invert.input"},
+            {"from": "invert.output", "to": "picture.value"},
+        ],
+    }
+    graph_id, file_id = await made(ada, document), await ada.upload()
+    media = (await ada.client.post("/api/videos", json={"file_id": file_id})).json()
+    expected = (201, 200, 200)
+    runs = set()
+    for named, status in zip((media["id"], file_id, media["id"]), expected, strict=True):
+        body = {"inputs": {"photo": named}, "idempotency_key": "a"}
+        run = await ada.client.post(f"/api/graphs/{graph_id}/runs", json=body)
+        assert run.status_code == status, run.text
+        assert run.json()["inputs"]["photo"]["file_id"] == file_id
+        runs.add(run.json()["id"])
+    assert len(runs) == 1
+    other = {"inputs": {"photo": await ada.video(png(colour=7))}, "idempotency_key": "a"}
+    refused = await ada.client.post(f"/api/graphs/{graph_id}/runs", json=other)
+    assert refused.status_code == 409

@@ -1,9 +1,7 @@
 """Pipelines by the customers' API: a run from its start to its tree, judged on the way."""
 
 from typing import Any
-from uuid import uuid4
 
-import pytest
 from tests.planekit.customers import Customer, Shop, png
 
 from comfyfleet.loops.pipelines import carry_on
@@ -109,16 +107,3 @@ async def test_a_run_is_paused_changed_and_cancelled_by_the_api(shop: Shop, ada:
 async def test_what_is_wrong_with_a_pipeline_is_told_with_its_step(ada: Customer) -> None:
     told = await post(ada, "pipelines", 422, name="x", steps=[{"name": "A", "workflow": "none"}])
     assert told["error"]["details"]["problems"][0]["step"] == "A"
-
-
-@pytest.mark.parametrize(
-    "path", ["", "/candidates", "/tree", "/pair", "/events", "/failures"], ids=lambda each: each
-)
-async def test_strangers_find_no_run(shop: Shop, ada: Customer, path: str) -> None:
-    run_id = await started(ada)
-    eve = await shop.customer()
-    answer = await eve.client.get(f"/api/pipeline-runs/{run_id}{path}")
-    assert answer.status_code == 404
-    assert (await eve.client.post(f"/api/pipeline-runs/{run_id}/pause")).status_code == 404
-    judged = f"/api/pipeline-runs/{run_id}/candidates/{uuid4()}/approve"
-    assert (await eve.client.post(judged)).status_code == 404

@@ -18,15 +18,39 @@ from tests.planekit.customers import Customer, Shop, png
 
 from comfyfleet.http.app import create_app
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.loops.pipelines import carry_on
 from comfyfleet.tenants.keys import service as keys
 
 FACES = ("/api/admin/", "/api/worker/")
-# Graphs are their tenant's, not one user's, and runs need more to be owned: their own tests try
-# strangers on them (test_public_graphs.py, test_public_pipelines.py). Keys are tried on them here, too.
-RUNS = ("/api/graph", "/api/pipeline")
+# A graph is its tenant's, not one user's: whoever works there may run it, and improve it.
+TENANTS = ("/api/graphs",)
 NOBODYS = str(UUID(int=1))
 # What all customers see: there is nothing of anybody's behind it.
 EVERYBODYS = {"effect_id"}
+# These answer a question that needs a body, and change nothing.
+QUESTIONS = ("/validate", "/quote")
+GRAPH: dict[str, Any] = {
+    "name": "one",
+    "nodes": [
+        {"id": "draw", "type": "workflow", "workflow": "draw"},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "draw.output", "to": "picture.value"}],
+}
+PIPELINE = {"name": "One step", "steps": [{"name": "Base", "workflow": "draw"}]}
+# What a route asks for before it looks whose the thing is.
+BODIES: dict[str, dict[str, Any]] = {
+    "/api/graphs": GRAPH,
+    "/api/graphs/validate": GRAPH,
+    "/api/graphs/{graph_id}/versions": GRAPH,
+    "/api/graphs/{graph_id}/quote": {},
+    "/api/graphs/{graph_id}/runs": {},
+    "/api/graph-runs/{run_id}/answer": {"node": "draw", "choice": "skip"},
+    "/api/pipelines": PIPELINE,
+    "/api/pipelines/{pipeline_id}/runs": {"base_candidates": 1},
+    "/api/pipeline-runs/{run_id}": {"base_candidates": 9},
+    "/api/pipeline-runs/{run_id}/vote": {"winner": NOBODYS, "loser": str(UUID(int=2))},
+}
 
 
 @dataclass(frozen=True)
@@ -38,8 +62,22 @@ class Route:
     def names(self) -> list[str]:
         return re.findall(r"{(\w+)}", self.path)
 
+    @property
+    def is_tenants(self) -> bool:
+        return self.path.partition("/{")[0] in TENANTS
+
+    @property
+    def is_question(self) -> bool:
+        return self.path.endswith(QUESTIONS)
+
     def filled(self, ids: dict[str, str]) -> str:
-        return self.path.format(**ids)
+        """A run's id is that of a graph's or of a pipeline's, as the path says."""
+        kind = "graph_run_id" if "/graph-runs" in self.path else "pipeline_run_id"
+        return self.path.format(**{**ids, "run_id": ids.get(kind, NOBODYS)})
+
+    async def asked_by(self, client: httpx.AsyncClient, ids: dict[str, str]) -> httpx.Response:
+        body = None if self.method == "GET" else BODIES.get(self.path)
+        return await client.request(self.method, self.filled(ids), json=body)
 
 
 def routes_of(shop: Shop) -> Iterator[Route]:
@@ -49,8 +87,8 @@ def routes_of(shop: Shop) -> Iterator[Route]:
                 yield Route(method.upper(), path)
 
 
-def customers_routes(shop: Shop, *, but: tuple[str, ...] = RUNS) -> list[Route]:
-    return [each for each in routes_of(shop) if not each.path.startswith((*FACES, *but))]
+def customers_routes(shop: Shop) -> list[Route]:
+    return [each for each in routes_of(shop) if not each.path.startswith(FACES)]
 
 
 @dataclass
@@ -67,16 +105,58 @@ class Estate:
         job = await self.owner.get(f"ai-jobs/{self.ids['job_id']}")
         batch = await self.owner.get(f"ai-jobs/batches/{self.ids['batch_id']}")
         keys_ = (await self.owner.get("keys"))["keys"]
+        graph = await self.owner.get(f"graphs/{self.ids['graph_id']}")
+        graph_run = await self.owner.get(f"graph-runs/{self.ids['graph_run_id']}")
+        run = f"pipeline-runs/{self.ids['pipeline_run_id']}"
+        pipeline_run = await self.owner.get(run)
+        candidates = (await self.owner.get(f"{run}/candidates"))["candidates"]
         return [
             (job["status"], batch["counts"], await self.owner.balance()),
             [(each["id"], each["revoked_at"]) for each in keys_],
             (await self.owner.get("webhooks"))["webhooks"],
             [each["id"] for each in (await self.owner.get("ai-jobs"))["jobs"]],
+            (graph["version"], graph_run["status"], graph_run["tokens"]),
+            {**pipeline_run, "changed_at": None},
+            [(each["id"], each["status"], each["score"]) for each in candidates],
         ]
+
+
+async def made(customer: Customer, path: str, **body: Any) -> dict[str, Any]:
+    answer = await customer.client.post(f"/api/{path}", json=body)
+    assert answer.status_code < 300, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def runs_of(shop: Shop, ada: Customer) -> dict[str, str]:
+    """A graph whose run goes on, and a pipeline's run with two candidates that were compared."""
+    pipeline = await made(ada, "pipelines", **PIPELINE)
+    limits = {"concurrent_jobs": 2}
+    path = f"pipelines/{pipeline['id']}/runs"
+    run = await made(ada, path, base_candidates=2, limits=limits)
+    pool = await shop.plane.sides.pool_of(ada.tenant_id)
+    await carry_on(shop.plane.sides, pool)
+    for colour in (1, 2):
+        await shop.work(png(colour=colour))
+    await carry_on(shop.plane.sides, pool)
+    found = (await ada.get(f"pipeline-runs/{run['id']}/candidates"))["candidates"]
+    one, two = (each["id"] for each in found)
+    vote = await made(ada, f"pipeline-runs/{run['id']}/vote", winner=one, loser=two)
+    graph = await made(ada, "graphs", **GRAPH)
+    going = await made(ada, f"graphs/{graph['id']}/runs")
+    return {
+        "pipeline_id": pipeline["id"],
+        "pipeline_run_id": run["id"],
+        "candidate_id": one,
+        "vote_id": vote["id"],
+        "graph_id": graph["id"],
+        "graph_run_id": going["id"],
+    }
 
 
 @pytest.fixture
 async def estate(shop: Shop, ada: Customer) -> Estate:
+    runs = await runs_of(shop, ada)
     hook = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
     hook_id = hook.json()["id"]
     await ada.client.delete(f"/api/ai-jobs/{await ada.job(shop.draw)}")
@@ -87,6 +167,7 @@ async def estate(shop: Shop, ada: Customer) -> Estate:
     )
     key = await ada.client.post("/api/keys", json={"name": "second"})
     ids = {
+        **runs,
         "video_id": video_id,
         "job_id": await ada.job(shop.invert, video_id=video_id),
         "batch_id": batch.json()["id"],
@@ -99,18 +180,31 @@ async def estate(shop: Shop, ada: Customer) -> Estate:
 
 async def test_every_id_is_its_owners_alone(shop: Shop, estate: Estate) -> None:
     before = await estate.seen()
-    others = [await shop.customer(), await shop.customer(estate.owner.tenant_id)]
+    stranger, colleague = await shop.customer(), await shop.customer(estate.owner.tenant_id)
     with_ids = [
         each for each in customers_routes(shop) if each.names and set(each.names) - EVERYBODYS
     ]
-    assert len(with_ids) >= 10
+    assert len(with_ids) >= 40
     for route in with_ids:
-        assert set(route.names) <= estate.ids.keys(), f"{route}: own one of these in the test"
-        for other in others:
-            answer = await other.client.request(route.method, route.filled(estate.ids))
+        known = {*estate.ids, "run_id"}
+        assert set(route.names) <= known, f"{route}: own one of these in the test"
+        for other in (stranger,) if route.is_tenants else (stranger, colleague):
+            answer = await route.asked_by(other.client, estate.ids)
             assert answer.status_code == 404, (route, answer.text)
             assert answer.json()["error"]["code"] == "not_found"
     assert await estate.seen() == before
+
+
+async def test_a_graph_is_its_tenants_and_each_run_its_users(shop: Shop, estate: Estate) -> None:
+    colleague = await shop.customer(estate.owner.tenant_id)
+    tenants = [each for each in customers_routes(shop) if each.names and each.is_tenants]
+    assert len(tenants) == 5
+    for route in tenants:
+        answer = await route.asked_by(colleague.client, estate.ids)
+        assert answer.status_code in (200, 201), (route, answer.text)
+    run = await made(colleague, f"graphs/{estate.ids['graph_id']}/runs")
+    theirs = await estate.owner.client.get(f"/api/graph-runs/{run['id']}")
+    assert theirs.status_code == 404
 
 
 async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, estate: Estate) -> None:
@@ -141,6 +235,9 @@ async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, esta
         for path, cursor in (
             ("/api/videos", ids["video_id"]),
             ("/api/ai-jobs", ids["job_id"]),
+            ("/api/pipelines", ids["pipeline_id"]),
+            ("/api/pipeline-runs", ids["pipeline_run_id"]),
+            ("/api/graph-runs", ids["graph_run_id"]),
         ):
             answer = await other.client.get(path, params={"before": cursor})
             assert answer.status_code == 404, (path, answer.text)
@@ -149,6 +246,55 @@ async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, esta
         listed = (await other.get("videos"))["videos"]
         assert [each["id"] for each in listed] == [own]
     assert await estate.seen() == before
+
+
+async def test_candidates_and_votes_are_of_one_run_alone(shop: Shop, estate: Estate) -> None:
+    """A run of one's own opens no candidate of another's."""
+    before = await estate.seen()
+    other = await shop.customer(estate.owner.tenant_id)
+    pipeline = await made(other, "pipelines", **PIPELINE)
+    own = await made(other, f"pipelines/{pipeline['id']}/runs", base_candidates=1)
+    mixed = {**estate.ids, "pipeline_run_id": own["id"]}
+    inner = [each for each in customers_routes(shop) if {"candidate_id", "vote_id"} & {*each.names}]
+    assert len(inner) >= 6
+    for route in inner:
+        answer = await route.asked_by(other.client, mixed)
+        assert answer.status_code == 404, (route, answer.text)
+    seen = (await estate.owner.get(f"pipeline-runs/{estate.ids['pipeline_run_id']}/candidates"))[
+        "candidates"
+    ]
+    body = {"winner": seen[0]["id"], "loser": seen[1]["id"]}
+    answer = await other.client.post(f"/api/pipeline-runs/{own['id']}/vote", json=body)
+    assert answer.status_code == 404, answer.text
+    theirs = {"parent": estate.ids["candidate_id"]}
+    listed = await other.get(f"pipeline-runs/{own['id']}/candidates", **theirs)
+    assert listed["candidates"] == []
+    filtered = await other.get("pipeline-runs", pipeline_id=estate.ids["pipeline_id"])
+    assert filtered["runs"] == []
+    assert await estate.seen() == before
+
+
+async def test_a_graph_takes_no_file_of_others(shop: Shop, estate: Estate) -> None:
+    document = {
+        "name": "given",
+        "nodes": [
+            {"id": "photo", "type": "input", "value_type": "image"},
+            {"id": "invert", "type": "workflow", "workflow": "invert"},
+            {"id": "picture", "type": "output"},
+        ],
+        "connections": [
+            {"from": "photo.value", "to": "invert.input"},
+            {"from": "invert.output", "to": "picture.value"},
+        ],
+    }
+    for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
+        graph = await made(other, "graphs", **document)
+        answer = await other.client.post(
+            f"/api/graphs/{graph['id']}/runs", json={"inputs": {"photo": estate.file_id}}
+        )
+        assert answer.status_code == 422, answer.text
+        (problem,) = answer.json()["error"]["details"]["problems"]
+        assert (problem["code"], problem["node"]) == ("unknown_file", "photo")
 
 
 async def shop_with_two_pictures(shop: Shop) -> str:
@@ -183,9 +329,8 @@ async def test_only_a_good_key_of_a_customer_opens_a_customers_route(
     async with AsyncExitStack() as stack:
         for text, status in wanted:
             client = await stack.enter_async_context(client_of(shop.plane, text))
-            for route in customers_routes(shop, but=()):
-                ids = {name: estate.ids.get(name, NOBODYS) for name in route.names}
-                answer = await client.request(route.method, route.filled(ids))
+            for route in customers_routes(shop):
+                answer = await route.asked_by(client, estate.ids)
                 assert answer.status_code == status, (route, text, answer.text)
     assert await estate.seen() == before
 
@@ -208,11 +353,12 @@ async def test_a_key_without_the_scope_is_told_so(shop: Shop, estate: Estate) ->
     text, _ = await shop.key(owner.tenant_id, owner.user_id, scopes=["read"])
     async with client_of(shop.plane, text) as reader:
         for route in customers_routes(shop):
-            if route.method == "GET" and not route.path.endswith(("/keys", "/events")):
-                answer = await reader.get(route.filled(estate.ids))
+            if route.path.endswith(("/keys", "/events")) and route.method == "GET":
+                continue
+            answer = await route.asked_by(reader, estate.ids)
+            if route.method == "GET" or route.is_question:
                 assert answer.status_code == 200, (route, answer.text)
-            elif route.method != "GET":
-                answer = await reader.request(route.method, route.filled(estate.ids))
+            else:
                 assert answer.status_code == 403, (route, answer.text)
 
 

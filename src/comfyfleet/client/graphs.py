@@ -1,0 +1,154 @@
+"""Graphs of a tenant: kept, checked, priced, run."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+from comfyfleet.client.answers import parsed
+from comfyfleet.client.calls import Call, Calls
+from comfyfleet.client.graph_model import (
+    Graph,
+    GraphEntry,
+    GraphPage,
+    GraphRun,
+    GraphRunEntry,
+    GraphRunPage,
+    Quote,
+    Verdict,
+)
+from comfyfleet.client.graph_runs import GraphRunHandle
+from comfyfleet.client.model import Media
+
+PAGE = 100
+
+
+class Graphs:
+    """A document is a mapping, or a text in JSON or YAML. A graph is named by itself or its id."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def create(self, document: Mapping[str, Any] | str) -> Graph:
+        """Raises InvalidInput with all problems in `details["problems"]`."""
+        body = {"document": _document(document)}
+        return parsed(Graph, await self._calls.ask(Call("POST", "/api/graphs", body)))
+
+    async def new_version(
+        self, graph: Graph | UUID | str, document: Mapping[str, Any] | str
+    ) -> Graph:
+        """Runs that go on keep the version that they were started with."""
+        call = Call("POST", f"{_path(graph)}/versions", {"document": _document(document)})
+        return parsed(Graph, await self._calls.ask(call))
+
+    async def validate(self, document: Mapping[str, Any] | str) -> Verdict:
+        """What is wrong with a graph, before it is stored."""
+        body = {"document": _document(document)}
+        call = Call("POST", "/api/graphs/validate", body, is_repeatable=True)
+        return parsed(Verdict, await self._calls.ask(call))
+
+    async def validate_stored(self, graph: Graph | UUID | str) -> Verdict:
+        """Whether it could be run now: workflows and workers may have changed since."""
+        call = Call("POST", f"{_path(graph)}/validate", is_repeatable=True)
+        return parsed(Verdict, await self._calls.ask(call))
+
+    async def get(self, graph: Graph | UUID | str, *, version: int | None = None) -> Graph:
+        call = Call("GET", _path(graph), query={"version": version})
+        return parsed(Graph, await self._calls.ask(call))
+
+    async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphEntry]:
+        """All of the tenant, the newest first."""
+        before: UUID | None = None
+        while True:
+            query = {"limit": page_size, "before": before}
+            answer = await self._calls.ask(Call("GET", "/api/graphs", query=query))
+            page = parsed(GraphPage, answer)
+            for each in page.graphs:
+                yield each
+            if page.next is None:
+                return
+            before = page.next
+
+    async def quote(
+        self,
+        graph: Graph | UUID | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+    ) -> Quote:
+        """Without inputs, lists are as long as they may be."""
+        body = {"inputs": _plain(inputs or {}), "version": version}
+        call = Call("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
+        return parsed(Quote, await self._calls.ask(call))
+
+    async def run(
+        self,
+        graph: Graph | UUID | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+        max_tokens: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> GraphRunHandle:
+        """A run, started once: repeats after trouble carry the same key, made here if none is given.
+
+        Inputs are named by their nodes; a file is given as the media that `upload` returned.
+        """
+        key = idempotency_key or str(uuid4())
+        body = {
+            "inputs": _plain(inputs or {}),
+            "version": version,
+            "max_tokens": max_tokens,
+            "idempotency_key": key,
+        }
+        call = Call("POST", f"{_path(graph)}/runs", body, is_repeatable=True)
+        run = parsed(GraphRun, await self._calls.ask(call))
+        return GraphRunHandle(self._calls, run, idempotency_key=key)
+
+    async def get_run(self, run_id: UUID | str) -> GraphRunHandle:
+        answer = await self._calls.ask(Call("GET", f"/api/graph-runs/{run_id}"))
+        return GraphRunHandle(self._calls, parsed(GraphRun, answer))
+
+    async def runs(
+        self,
+        *,
+        graph: Graph | UUID | str | None = None,
+        status: str | None = None,
+        page_size: int = PAGE,
+    ) -> AsyncIterator[GraphRunEntry]:
+        """All of this user's, the newest first."""
+        before: UUID | None = None
+        graph_id = None if graph is None else _id(graph)
+        while True:
+            query = {"graph_id": graph_id, "status": status, "limit": page_size, "before": before}
+            answer = await self._calls.ask(Call("GET", "/api/graph-runs", query=query))
+            page = parsed(GraphRunPage, answer)
+            for each in page.runs:
+                yield each
+            if page.next is None:
+                return
+            before = page.next
+
+
+def _id(graph: Graph | UUID | str) -> str:
+    return str(graph.id if isinstance(graph, Graph) else graph)
+
+
+def _path(graph: Graph | UUID | str) -> str:
+    return f"/api/graphs/{_id(graph)}"
+
+
+def _document(given: Mapping[str, Any] | str) -> Any:
+    return given if isinstance(given, str) else dict(given)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: media and ids by what they are called."""
+    if isinstance(value, Media):
+        return str(value.id)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,251 @@
+"""A pipeline run in hand: its board, its candidates and what people think of them."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import UUID, uuid4
+
+from pydantic import ValidationError
+
+from comfyfleet.client.answers import Answer, parsed
+from comfyfleet.client.calls import Call, Calls
+from comfyfleet.client.listening import Listening
+from comfyfleet.client.pipeline_model import (
+    Branch,
+    Candidate,
+    CandidatePage,
+    CandidateStatus,
+    CandidateTree,
+    Judgement,
+    Pair,
+    PipelineEvent,
+    PipelineFailure,
+    PipelineFailures,
+    PipelineRun,
+    Retried,
+    Vote,
+)
+from comfyfleet.client.stream import ServerEvent
+from comfyfleet.client.uploading import Transferred, fetch
+from comfyfleet.kernel.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
+
+PAGE = 100
+POLL_SECONDS = 1.0
+POLL_SECONDS_MAX = 5.0
+
+
+class PipelineRunHandle:
+    """`run` is as it was last heard of; `idempotency_key` is what it was started with, if it was here."""
+
+    def __init__(
+        self, calls: Calls, run: PipelineRun, *, idempotency_key: str | None = None
+    ) -> None:
+        self._calls = calls
+        self.run = run
+        self.idempotency_key = idempotency_key
+
+    @property
+    def id(self) -> UUID:
+        return self.run.id
+
+    @property
+    def _path(self) -> str:
+        return f"/api/pipeline-runs/{self.id}"
+
+    def __repr__(self) -> str:
+        return f"PipelineRunHandle({self.id}, {self.run.status}, {self.run.reason})"
+
+    async def _ask(self, kind: type[Answer], call: Call) -> Answer:
+        return parsed(kind, await self._calls.ask(call))
+
+    async def _now(self, call: Call) -> PipelineRun:
+        self.run = await self._ask(PipelineRun, call)
+        return self.run
+
+    # The run
+
+    async def refresh(self) -> PipelineRun:
+        return await self._now(Call("GET", self._path))
+
+    async def pause(self) -> PipelineRun:
+        """What was submitted goes on; nothing more is."""
+        return await self._now(Call("POST", f"{self._path}/pause", is_repeatable=True))
+
+    async def resume(self) -> PipelineRun:
+        return await self._now(Call("POST", f"{self._path}/resume", is_repeatable=True))
+
+    async def cancel(self) -> PipelineRun:
+        """For good, with what is queued; what runs is let end, and its candidates are kept."""
+        return await self._now(Call("POST", f"{self._path}/cancel", is_repeatable=True))
+
+    async def change(
+        self,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        base_candidates: int | None = None,
+    ) -> PipelineRun:
+        """Applies to what is submitted next; what is left out stays as it is."""
+        body: dict[str, Any] = {"base_candidates": base_candidates}
+        if variables is not None:
+            body["variables"] = dict(variables)
+        if limits is not None:
+            body["limits"] = plain_limits(limits)
+        return await self._now(Call("PATCH", self._path, body, is_repeatable=True))
+
+    async def retry(self, job_id: UUID | None = None) -> list[UUID]:
+        """Failed jobs, one or all, are made again: they are not by themselves."""
+        body = {"job_id": None if job_id is None else str(job_id)}
+        return list((await self._ask(Retried, Call("POST", f"{self._path}/retry", body))).jobs)
+
+    async def failures(self, *, limit: int = PAGE) -> list[PipelineFailure]:
+        """Jobs that failed and were not retried, the newest first."""
+        call = Call("GET", f"{self._path}/failures", query={"limit": limit})
+        return list((await self._ask(PipelineFailures, call)).failures)
+
+    async def wait(
+        self,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Callable[[PipelineRun], None] | None = None,
+    ) -> PipelineRun:
+        """The run once nothing is left that it could do by itself: `reason` says why.
+
+        Raises RunTimedOut when the time is up; the run goes on.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._rested(on_change)
+        except TimeoutError as error:
+            raise RunTimedOut(
+                f"pipeline run {self.id} is not done within {timeout_seconds} s; it goes on",
+                run_id=str(self.id),
+            ) from error
+        return self.run
+
+    async def _rested(self, on_change: Callable[[PipelineRun], None] | None) -> None:
+        said, seconds = None, POLL_SECONDS
+        while True:
+            run = await self.refresh()
+            if on_change and run != said:
+                said, seconds = run, POLL_SECONDS
+                on_change(run)
+            if run.is_resting:
+                return
+            await self._calls.patience.sleep(seconds)
+            seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
+
+    async def events(self, *, last_id: int = 0) -> AsyncGenerator[PipelineEvent, None]:
+        """Each once and in order, from after `last_id`, for as long as somebody listens.
+
+        A run may be judged at any time, so there is no last one. Raises ServerUnavailable where no
+        stream comes through.
+        """
+        last = str(last_id) if last_id else ""
+        listening = Listening(self._calls, f"{self._path}/events", _event, last_id=last)
+        async with aclosing(listening.all_heard()) as heard:
+            async for event in heard:
+                yield event
+        await self.refresh()  # says what is wrong, if more is than the stream
+        raise ServerUnavailable(f"the events of pipeline run {self.id} can't be followed")
+
+    # Candidates
+
+    async def candidates(
+        self,
+        *,
+        step: int | None = None,
+        status: CandidateStatus | None = None,
+        parent: UUID | None = None,
+        page_size: int = PAGE,
+    ) -> AsyncIterator[Candidate]:
+        """The oldest first."""
+        after: UUID | None = None
+        wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
+        while True:
+            call = Call("GET", f"{self._path}/candidates", query={**wanted, "after": after})
+            page = await self._ask(CandidatePage, call)
+            for each in page.candidates:
+                yield each
+            if page.next is None:
+                return
+            after = page.next
+
+    async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
+        return await self._ask(Candidate, Call("GET", self._of(candidate)))
+
+    async def tree(self) -> tuple[Branch, ...]:
+        """Who came out of whom."""
+        return (await self._ask(CandidateTree, Call("GET", f"{self._path}/tree"))).tree
+
+    async def judge(self, candidate: Candidate | UUID | str, verdict: Judgement) -> Candidate:
+        """`approve`, `reject` (stops its branch) or `winner`."""
+        if verdict not in ("approve", "reject", "winner"):
+            raise InvalidInput(f"a candidate is approved, rejected or a winner, not {verdict!r}")
+        call = Call("POST", f"{self._of(candidate)}/{verdict}", is_repeatable=True)
+        return await self._ask(Candidate, call)
+
+    async def undo(self, candidate: Candidate | UUID | str) -> Candidate:
+        """The last that was said of it, as if it had never been said."""
+        return await self._ask(Candidate, Call("POST", f"{self._of(candidate)}/undo"))
+
+    async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:
+        """Two that are worth comparing; None where there are not two."""
+        found = await self._ask(Pair, Call("GET", f"{self._path}/pair", query={"step": step}))
+        return (found.candidates[0], found.candidates[1]) if len(found.candidates) == 2 else None
+
+    async def vote(self, winner: Candidate | UUID | str, loser: Candidate | UUID | str) -> Vote:
+        """Counted once, however often it must be sent."""
+        body = {"winner": _id(winner), "loser": _id(loser), "id": str(uuid4())}
+        return await self._ask(Vote, Call("POST", f"{self._path}/vote", body, is_repeatable=True))
+
+    async def undo_vote(self, vote: Vote | UUID | str) -> Vote:
+        """The other votes are counted anew."""
+        vote_id = vote.id if isinstance(vote, Vote) else vote
+        return await self._ask(Vote, Call("POST", f"{self._path}/votes/{vote_id}/undo"))
+
+    async def download(
+        self,
+        candidate: Candidate | UUID | str,
+        folder: Path,
+        *,
+        progress: Transferred | None = None,
+    ) -> Path:
+        """Saved under its own path in the folder, which no other candidate has."""
+        found = await self.candidate(candidate)  # for a URL that is good from now on
+        if found.url is None:
+            raise NotFound(f"the file of candidate {found.id} was removed")
+        return await fetch(self._calls, found.url, _inside(folder, found.path), progress)
+
+    def _of(self, candidate: Candidate | UUID | str) -> str:
+        return f"{self._path}/candidates/{_id(candidate)}"
+
+
+def plain_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in limits.items()
+    }
+
+
+def _id(candidate: Candidate | UUID | str) -> str:
+    return str(candidate.id if isinstance(candidate, Candidate) else candidate)
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """The control plane's word is not trusted with our disk."""
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or path.startswith("/") or "\\" in path:
+        raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
+    return folder.joinpath(*parts)
+
+
+def _event(found: ServerEvent) -> PipelineEvent | None:
+    try:
+        return PipelineEvent(id=int(found.id), kind=found.name, data=json.loads(found.data))
+    except (ValueError, ValidationError):
+        return None
