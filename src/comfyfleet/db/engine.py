@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from comfyfleet.db import sqlite
+from comfyfleet.db.grouping import Grouped
 from comfyfleet.db.losses import is_loss, is_loss_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
@@ -39,7 +40,7 @@ class Database:
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
         self.turn = asyncio.Lock()
-        self._writing = engine.execution_options(**{WRITES: True})
+        self._writing = Grouped(engine.execution_options(**{WRITES: True}), self.turn)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
@@ -47,7 +48,7 @@ class Database:
             async with _reached(self.engine.begin()) as tx:
                 yield tx
             return
-        async with self.turn, self._writing.begin() as tx:
+        async with self._writing.begin() as tx:
             yield tx
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ import aiosqlite
 READ_SECONDS_MAX = 0.003
 INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
-SHORT = ("INSERT", "UPDATE", "DELETE")
+SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
 BEGIN = "BEGIN"
 
@@ -48,21 +48,31 @@ class Connection(aiosqlite.Connection):
         return Cursor(self, self._conn.cursor())
 
     async def commit(self) -> None:
-        await (self.aside if self._writes else self.at_once)(self._conn.commit)
-        self._writes = False
+        try:
+            self._require_transaction()
+            await (self.aside if self._writes else self.at_once)(self._conn.commit)
+        finally:
+            self._writes = False
 
     async def rollback(self) -> None:
         await self.at_once(self._conn.rollback)
         self._writes = False
 
+    def _require_transaction(self) -> None:
+        """On a full disk, say, SQLite gives up all of it, not only the statement that failed."""
+        if self._writes and not self._conn.in_transaction:
+            raise sqlite3.OperationalError("the transaction was rolled back by SQLite")
+
     async def run(self, act: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> Any:
+        self._require_transaction()
         word = sql.lstrip()[:6].upper()
         if word in READS:
             return await self._read(act)
         if sql == BEGIN or (word in SHORT and len(parameters) <= PARAMETERS_MAX):
             return await self.at_once(act)
+        answer = await self.aside(act)
         self._writes = self._writes or word.startswith(BEGIN)
-        return await self.aside(act)
+        return answer
 
     async def _read(self, act: Callable[[], Any]) -> Any:
         self._late_at = time.perf_counter() + READ_SECONDS_MAX
@@ -113,7 +123,10 @@ class Cursor:
         return self._cursor.execute(sql, parameters).fetchall()
 
     async def executemany(self, sql: str, parameters: Sequence[Sequence[Any]]) -> "Cursor":
-        await self._connection.aside(functools.partial(self._cursor.executemany, sql, parameters))
+        act = functools.partial(self._cursor.executemany, sql, parameters)
+        count = sum(map(len, parameters))
+        connection = self._connection
+        await (connection.at_once if count <= PARAMETERS_MAX else connection.aside)(act)
         return self
 
     async def fetchall(self) -> list[Any]:

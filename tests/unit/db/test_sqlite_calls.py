@@ -22,6 +22,7 @@ async def connection(tmp_path: Path) -> AsyncIterator[sqlite.Connection]:
     opened = await sqlite.connect(str(tmp_path / "some.db"))
     opened._conn.isolation_level = None
     await asked(opened, "CREATE TABLE kept (number INTEGER, thread INTEGER)")
+    await asked(opened, "CREATE TABLE once (number INTEGER UNIQUE)")
     opened._conn.create_function("here", 0, threading.get_ident)
     yield opened
     await opened.close()
@@ -65,9 +66,9 @@ async def test_a_read_that_is_wrong_is_not_made_twice(connection: sqlite.Connect
 
 
 async def test_many_rows_at_once_are_written_aside(connection: sqlite.Connection) -> None:
-    cursor = connection.cursor()
-    await cursor.executemany("INSERT INTO kept VALUES (?, here())", [(each,) for each in range(5)])
     values = range(sqlite.PARAMETERS_MAX + 2)
+    cursor = connection.cursor()
+    await cursor.executemany("INSERT INTO kept VALUES (?, here())", [(each,) for each in values])
     rows = ", ".join(["(?, here())"] * len(values))
     await cursor.execute(f"INSERT INTO kept VALUES {rows}", values)  # noqa: S608
     threads = await asked(connection, "SELECT DISTINCT thread FROM kept")
@@ -85,3 +86,14 @@ async def test_a_call_waits_for_one_whose_caller_has_gone(connection: sqlite.Con
     await connection.rollback()
     assert connection._asked == connection._done
     assert await asked(connection, "SELECT count(*) FROM kept") == [(0,)]
+
+
+async def test_a_transaction_that_sqlite_gave_up_is_not_committed(
+    connection: sqlite.Connection,
+) -> None:
+    await asked(connection, "BEGIN IMMEDIATE")
+    await asked(connection, "INSERT INTO kept VALUES (1, 0)")
+    with pytest.raises(sqlite3.IntegrityError):
+        await asked(connection, "INSERT OR ROLLBACK INTO once VALUES (1), (1)")
+    with pytest.raises(sqlite3.OperationalError, match="rolled back"):
+        await connection.commit()
