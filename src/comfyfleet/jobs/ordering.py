@@ -71,17 +71,9 @@ async def submission(
     `known`: what the order names, for who has just read it.
     """
     workflow, version, fleet = await (registered or Registered(sides)).get(order, known)
-    document = await sides.documents.get(
-        version.document_key, lambda: documents.read(sides.store, version)
-    )
-    object_info = await sides.documents.get(
-        f"object_info/{fleet.object_info_hash if fleet else None}",
-        lambda: objectinfo.object_info_for(sides.store, fleet),
-    )
     built = payload.build(
         version,
-        document,
-        object_info,
+        *await _documents(sides, version, fleet),
         order.values,
         order.overrides,
         files=order.files,
@@ -109,6 +101,20 @@ async def submission(
         idempotency_key=order.idempotency_key,
         request_hash=order.request_hash,
     )
+
+
+async def _documents(
+    sides: Sides, version: Version, fleet: Fleet | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The workflow's own, and the node types that make a prompt of it."""
+    document = await sides.documents.get(
+        version.document_key, lambda: documents.read(sides.store, version)
+    )
+    object_info = await sides.documents.get(
+        f"object_info/{fleet.object_info_hash if fleet else None}",
+        lambda: objectinfo.object_info_for(sides.store, fleet),
+    )
+    return document, object_info
 
 
 async def _registered(
