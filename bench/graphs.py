@@ -14,6 +14,7 @@ control plane would hear of it, on SQLite. The time of a job must not grow with 
 """
 
 import asyncio
+import json
 import os
 import re
 import resource
@@ -121,11 +122,19 @@ async def executed(client: httpx.AsyncClient, url: str, wanted: dict[str, Any]) 
         sent = await client.post(f"{url}/prompt", json={"prompt": wanted, "client_id": client_id})
         prompt_id = sent.raise_for_status().json()["prompt_id"]
         async for message in socket:
-            if isinstance(message, str) and "execution_success" in message and prompt_id in message:
+            if is_over(message, prompt_id):
                 break
     found = (await client.get(f"{url}/history/{prompt_id}")).json()
     (picture,) = found[prompt_id]["outputs"]["3"]["images"]
     (await client.get(f"{url}/view", params=picture)).raise_for_status()
+
+
+def is_over(message: str | bytes, prompt_id: str) -> bool:
+    """The word after its success: only then does the history have it."""
+    if not isinstance(message, str) or prompt_id not in message:
+        return False
+    told = json.loads(message)
+    return bool(told["type"] == "executing" and told["data"]["node"] is None)
 
 
 # As a graph

@@ -31,13 +31,14 @@ def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Se
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 
-def upsert_all(
-    tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]], *, key: Sequence[str]
-) -> Any:
-    """The same for several rows with the same columns, no two of one key."""
+def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
+    """The same, to be executed with a list of rows that have all columns.
+
+    Its text is always the same: that of a list of values would be compiled anew each time.
+    """
     dialect = sqlite if is_sqlite(tx) else postgresql
-    insert = dialect.insert(table).values(list(rows))
-    changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
+    insert = dialect.insert(table)
+    changed = {each.name: insert.excluded[each.name] for each in table.c if each.name not in key}
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 

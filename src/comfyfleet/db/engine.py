@@ -8,6 +8,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from functools import partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, event
@@ -16,6 +17,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from comfyfleet.db import sqlite
+from comfyfleet.db.grouping import Grouped
 from comfyfleet.db.losses import is_loss, is_loss_within, is_misfit_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
@@ -38,7 +41,7 @@ class Database:
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
         self.turn = asyncio.Lock()
-        self._writing = engine.execution_options(**{WRITES: True})
+        self._writing = Grouped(engine.execution_options(**{WRITES: True}), self.turn)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
@@ -47,7 +50,7 @@ class Database:
                 yield tx
             return
         with _telling_loss():
-            async with self.turn, self._writing.begin() as tx:
+            async with self._writing.begin() as tx:
                 yield tx
 
     @asynccontextmanager
@@ -111,6 +114,8 @@ def open_database(url: str) -> Database:
         raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
     target = parsed.set(drivername=DRIVERS[kind])
     options: dict[str, Any] = {"pool_size": POSTGRES_CONNECTIONS, "max_overflow": 4}
+    if kind == "sqlite":
+        options["async_creator"] = partial(sqlite.connect, parsed.database or ":memory:")
     engine = create_async_engine(target, **options)
     if kind == "postgresql":
         event.listen(engine.sync_engine, "checkout", _require_open)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 
@@ -12,6 +12,13 @@ class EventKind(StrEnum):
     STATUS = "status"
     PROGRESS = "progress"
     OUTPUTS = "outputs"
+
+
+class NewEvent(NamedTuple):
+    tenant_id: UUID
+    job_id: UUID
+    kind: EventKind
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 Whoever writes holds the job's row, so the numbers of one job grow in the order of its commits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.events import store
-from comfyfleet.events.model import EventKind, JobEvent
+from comfyfleet.events.model import EventKind, JobEvent, NewEvent
 
 PAGE_MAX = 500
 
@@ -32,6 +32,14 @@ async def record(
         "created_at": now,
     }
     return await store.add(tx, row)
+
+
+async def record_all(tx: Tx, new: Sequence[NewEvent], *, now: datetime) -> None:
+    """In this order."""
+    if len(new) == 1:
+        await record(tx, *new[0], now=now)
+        return
+    await store.add_all(tx, [{**each._asdict(), "created_at": now} for each in new])
 
 
 async def after(

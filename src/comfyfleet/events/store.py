@@ -1,6 +1,6 @@
 """The job events' only SQL."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,11 @@ from comfyfleet.events.model import EventKind, JobEvent
 async def add(tx: Tx, row: Mapping[str, Any]) -> JobEvent:
     found = await tx.execute(insert(job_events).values(dict(row)).returning(job_events))
     return _event(found.one())
+
+
+async def add_all(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        await tx.execute(insert(job_events), rows)
 
 
 async def after(

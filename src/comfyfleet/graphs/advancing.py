@@ -20,7 +20,7 @@ from comfyfleet.graphs.world import PROVIDER, World
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.model import Job, Submission
-from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.ordering import Order, Registered, submission
 from comfyfleet.jobs.settling import deliver
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
@@ -64,9 +64,12 @@ async def change(
     """The run after the decision; the words that it rests on are forgotten with it."""
     sides = graphs.sides
     pool = await sides.pool_of(tenant_id)
+    # With words to forget there is a transaction in any case, and it finds out what is out of date.
+    kept = graphs.runs.at_hand(tenant_id, run_id) if heard else None
     for _ in range(TRIES_MAX):
-        async with pool.look() as tx:
-            kept = await graphs.runs.get(tx, tenant_id, run_id)
+        if kept is None:
+            async with pool.look() as tx:
+                kept = await graphs.runs.get(tx, tenant_id, run_id)
         world = await graphs.world.now(sides, tenant_id, fresh=fresh)
         step = _Step(graphs, pool, kept, world, await decide(kept, world), heard)
         outcome = await step.carried_out()
@@ -74,6 +77,7 @@ async def change(
             await _follow_up(graphs, pool, outcome)
             return outcome.kept
         graphs.runs.drop(run_id)
+        kept = None
     raise Conflict(f"the graph run {run_id} is being changed by others; try again")
 
 
@@ -99,30 +103,30 @@ class _Step:
 
     async def carried_out(self) -> _Outcome | None:
         """None: the run has moved on since it was read."""
-        if not self.advance.changed and not self.advance.actions:
-            await self._forget()
+        is_idle = not self.advance.changed and not self.advance.actions
+        if is_idle and not self.heard:
             return _Outcome(self.kept)
         orders, refused = await self._ordered()
         async with self.pool.begin() as tx:
             head = self.kept.head
             if await store.lock_revision(tx, head.tenant_id, head.id) != self.kept.revision:
                 return None
-            outcome = await self._applied(tx, orders, refused)
+            outcome = _Outcome(self.kept)
+            if not is_idle:
+                await self._apply(tx, orders, refused, outcome)
             await jobs.forget_words(tx, self.heard)
         return outcome
-
-    async def _forget(self) -> None:
-        if self.heard:
-            async with self.pool.begin() as tx:
-                await jobs.forget_words(tx, self.heard)
 
     async def _ordered(self) -> tuple[dict[UUID, Submission], list[JobFailed]]:
         """The jobs to be started, and those that can't be."""
         head, orders, refused = self.kept.head, {}, []
+        registered = Registered(self.graphs.sides)
         for action in _starts(self.advance):
             try:
                 order = order_of(action, self.world, head.user_id)
-                asked = await submission(self.graphs.sides, head.tenant_id, order)
+                asked = await submission(
+                    self.graphs.sides, head.tenant_id, order, registered=registered
+                )
             except (Unavailable, QueueFull):
                 raise
             except FleetError as error:
@@ -135,10 +139,13 @@ class _Step:
             orders = await submitting.admissible(self.graphs.sides, head.tenant_id, orders)
         return orders, refused
 
-    async def _applied(
-        self, tx: Tx, orders: Mapping[UUID, Submission], refused: Sequence[JobFailed]
-    ) -> _Outcome:
-        outcome = _Outcome(self.kept)
+    async def _apply(
+        self,
+        tx: Tx,
+        orders: Mapping[UUID, Submission],
+        refused: Sequence[JobFailed],
+        outcome: _Outcome,
+    ) -> None:
         if not self.pool.is_sqlite:
             # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
             await jobs.some(tx, self.kept.head.tenant_id, list(self.kept.jobs), lock=True)
@@ -151,7 +158,6 @@ class _Step:
             outcome.words += words
         advance = await self._without(tx, [*refused, *unpaid], outcome)
         await self._write(tx, advance, outcome)
-        return outcome
 
     async def _affordable(
         self, tx: Tx, orders: Mapping[UUID, Submission]

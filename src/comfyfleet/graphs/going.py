@@ -1,7 +1,7 @@
 """A run goes on: when jobs of it have ended, when backends come and go, when time is up."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from uuid import UUID
 
@@ -44,15 +44,13 @@ async def advance(
     return kept
 
 
-async def _look(
-    graphs: Graphs, pool: Database, kept: Kept
-) -> tuple[dict[UUID, Job], dict[UUID, Dispatch]]:
-    tenant_id, wanted = kept.head.tenant_id, kept.jobs
-    async with pool.look() as tx:
-        found = await jobs.some(tx, tenant_id, list(wanted))
+async def _dispatches(graphs: Graphs, found: Iterable[Job]) -> dict[UUID, Dispatch]:
+    """Of those that some worker has or had."""
+    pairs = [(job.tenant_id, job.id) for job in found if job.status != JobStatus.QUEUED]
+    if not pairs:
+        return {}
     async with graphs.sides.central.look() as tx:
-        pairs = [(tenant_id, job_id) for job_id in found]
-        return found, await dispatch.of_jobs(tx, pairs)
+        return await dispatch.of_jobs(tx, pairs)
 
 
 async def _news(graphs: Graphs, kept: Kept, world: Surroundings) -> list[Event]:
@@ -61,9 +59,10 @@ async def _news(graphs: Graphs, kept: Kept, world: Surroundings) -> list[Event]:
     if not waiting:
         return []
     pool = await graphs.sides.pool_of(kept.head.tenant_id)
-    found, rows = await _look(graphs, pool, kept)
     async with pool.look() as tx:
+        found = await jobs.some(tx, kept.head.tenant_id, list(waiting))
         made = await files_of(tx, kept.head.tenant_id, found.values())
+    rows = await _dispatches(graphs, found.values())
     return [
         event
         for job_id, (key, attempt) in sorted(waiting.items(), key=lambda each: each[1])
@@ -77,7 +76,9 @@ async def as_of_now(graphs: Graphs, kept: Kept) -> Run:
     if kept.run.status.is_over or not kept.run.in_flight:
         return kept.run
     pool = await graphs.sides.pool_of(kept.head.tenant_id)
-    found, rows = await _look(graphs, pool, kept)
+    async with pool.look() as tx:
+        found = await jobs.some(tx, kept.head.tenant_id, list(kept.jobs))
+    rows = await _dispatches(graphs, found.values())
     world = Surroundings(graphs.sides.clock())
     draft = Draft(kept.plan, kept.run, world)
     for job_id, (key, attempt) in kept.jobs.items():

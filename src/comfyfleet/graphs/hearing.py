@@ -8,6 +8,7 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Dispatch
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
+from comfyfleet.files.service import FILES_AT_ONCE_MAX
 from comfyfleet.graphs.catalogue import BackendState
 from comfyfleet.graphs.events import (
     Cause,
@@ -29,13 +30,15 @@ _PICTURES = "image/"
 
 async def files_of(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
     """What completed jobs have made, by id; a file that has expired since is left out."""
+    wanted = [
+        UUID(each["file_id"])
+        for job in jobs
+        if job.status == JobStatus.COMPLETED
+        for each in (job.result_metadata or {}).get("outputs", ())
+    ]
     found: dict[UUID, File] = {}
-    for job in jobs:
-        # Job by job: each has fewer files than may be looked up at once, all of them may not.
-        outputs = (job.result_metadata or {}).get("outputs", ())
-        if job.status == JobStatus.COMPLETED and outputs:
-            wanted = [UUID(each["file_id"]) for each in outputs]
-            found |= await files.those_of(tx, tenant_id, wanted)
+    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
+        found |= await files.those_of(tx, tenant_id, wanted[start : start + FILES_AT_ONCE_MAX])
     return found
 
 

@@ -47,6 +47,11 @@ class Runs:
         self._kept: OrderedDict[UUID, Kept] = OrderedDict()
         self._records = 0
 
+    def at_hand(self, tenant_id: UUID, run_id: UUID) -> Kept | None:
+        """As it was when last seen here, for who finds out before anything is written."""
+        kept = self._kept.get(run_id)
+        return kept if kept and kept.head.tenant_id == tenant_id else None
+
     async def get(self, tx: Tx, tenant_id: UUID, run_id: UUID) -> Kept:
         kept = self._kept.get(run_id)
         revision = await store.revision_of(tx, tenant_id, run_id)

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import RowMapping, Select, Table, insert, literal, select, tuple_, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked, upsert_all
+from comfyfleet.db.dialect import insert_if_new, locked, upsert_each
 from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
 from comfyfleet.db.types import Moment
 from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
@@ -164,8 +164,9 @@ async def write(
     }
     await tx.execute(update(graph_runs).where(graph_runs.c.id == head.id).values(values))
     rows = (_row(head, key, run.record(key)) for key in changed)
+    upsert = upsert_each(tx, graph_executions, key=("run_id", "node", "at"))
     for part in _parts(rows):
-        await tx.execute(upsert_all(tx, graph_executions, part, key=("run_id", "node", "at")))
+        await tx.execute(upsert, part)
 
 
 def _row(head: Head, key: Key, record: Record) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What follows from a job's change on the tenant's side, in the same transaction: money, media, news."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.events import service as events
-from comfyfleet.events.model import EventKind
+from comfyfleet.events.model import EventKind, NewEvent
 from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.ledger import service as ledger
@@ -23,17 +23,22 @@ _WEBHOOK_EVENTS = {
 }
 
 
-async def after_submit(tx: Tx, job: Job, *, now: datetime) -> None:
+async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
     """The tokens are reserved for all jobs of a submit at once, by the caller."""
-    if job.asked.video_id and job.asked.user_id:
-        await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
-    await after_move(tx, job, now=now)
+    for job in jobs:
+        if job.asked.video_id and job.asked.user_id:
+            await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+    # Jobs without a user are operators' own: nobody follows their events.
+    await events.record_all(tx, [_moved(job) for job in jobs if job.asked.user_id], now=now)
 
 
 async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:
-    """Jobs without a user are operators' own: nobody follows their events."""
     if job.asked.user_id:
-        await events.record(tx, job.tenant_id, job.id, EventKind.STATUS, told(job), now=now)
+        await events.record_all(tx, [_moved(job)], now=now)
+
+
+def _moved(job: Job) -> NewEvent:
+    return NewEvent(job.tenant_id, job.id, EventKind.STATUS, told(job))
 
 
 async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
@@ -54,10 +59,7 @@ async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
         await store.leave_word_for_run(tx, job, now=now)
     if job.asked.user_id is None:
         return
-    if is_done and job.result_metadata:
-        outputs = {"outputs": job.result_metadata.get("outputs", [])}
-        await events.record(tx, job.tenant_id, job.id, EventKind.OUTPUTS, outputs, now=now)
-    await after_move(tx, job, now=now)
+    await events.record_all(tx, [*_outputs(job), _moved(job)], now=now)
     await webhooks.announce(
         tx,
         job.tenant_id,
@@ -68,6 +70,12 @@ async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
         new_id=new_id,
         now=now,
     )
+
+
+def _outputs(job: Job) -> Iterator[NewEvent]:
+    if job.status == JobStatus.COMPLETED and job.result_metadata:
+        outputs = {"outputs": job.result_metadata.get("outputs", [])}
+        yield NewEvent(job.tenant_id, job.id, EventKind.OUTPUTS, outputs)
 
 
 def told(job: Job) -> Mapping[str, Any]:

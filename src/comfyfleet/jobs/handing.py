@@ -123,6 +123,8 @@ async def assets(
 ) -> tuple[wire_files.Asset, ...]:
     """URLs are made anew each time that they are asked for."""
     wanted = [each for each in job.asked.assets if names is None or each.name in names]
+    if not wanted:
+        return ()
     async with pool.look() as tx:
         found = [await files.get(tx, job.tenant_id, each.file_id) for each in wanted]
     pairs = zip(wanted, found, strict=True)

@@ -1,10 +1,13 @@
-"""Documents that are asked for again and again, kept at hand."""
+"""What is asked for again and again, kept at hand."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
 
+Value = TypeVar("Value")
 DOCUMENTS_KEPT_MAX = 64
+ANSWERS_KEPT_MAX = 10_000
 
 
 class Documents:
@@ -22,3 +25,23 @@ class Documents:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+class Lately(Generic[Value]):
+    """Answers of which nobody minds that they are a moment old."""
+
+    def __init__(self, fresh: timedelta) -> None:
+        self._fresh = fresh
+        self._kept: dict[Hashable, tuple[datetime, Value]] = {}
+
+    async def get(
+        self, key: Hashable, read: Callable[[], Awaitable[Value]], *, now: datetime
+    ) -> Value:
+        kept = self._kept.get(key)
+        if kept is not None and timedelta() <= now - kept[0] < self._fresh:
+            return kept[1]
+        if len(self._kept) >= ANSWERS_KEPT_MAX:
+            self._kept.clear()
+        value = await read()
+        self._kept[key] = now, value
+        return value

@@ -41,29 +41,39 @@ class Order:
     request_hash: str | None = None
 
 
+class Registered:
+    """What orders of one moment name: however many they are, each is looked up once."""
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._found: dict[tuple[str, int | None, str], tuple[Workflow, Version, Fleet | None]] = {}
+
+    async def get(
+        self, order: Order, known: tuple[Workflow, Version] | None = None
+    ) -> tuple[Workflow, Version, Fleet | None]:
+        """With the fleet whose node types decide how the workflow becomes a prompt."""
+        key = order.slug, order.version, order.stage
+        if key not in self._found:
+            self._found[key] = await _registered(self._sides, order, known)
+        return self._found[key]
+
+
 async def submission(
     sides: Sides,
     tenant_id: UUID,
     order: Order,
     *,
     known: tuple[Workflow, Version] | None = None,
+    registered: Registered | None = None,
 ) -> Submission:
     """Raises what is wrong with the order, and names the property. Nothing is written.
 
     `known`: what the order names, for who has just read it.
     """
-    workflow, version, fleet = await _registered(sides, order, known)
-    document = await sides.documents.get(
-        version.document_key, lambda: documents.read(sides.store, version)
-    )
-    object_info = await sides.documents.get(
-        f"object_info/{fleet.object_info_hash if fleet else None}",
-        lambda: objectinfo.object_info_for(sides.store, fleet),
-    )
+    workflow, version, fleet = await (registered or Registered(sides)).get(order, known)
     built = payload.build(
         version,
-        document,
-        object_info,
+        *await _documents(sides, version, fleet),
         order.values,
         order.overrides,
         files=order.files,
@@ -93,10 +103,23 @@ async def submission(
     )
 
 
+async def _documents(
+    sides: Sides, version: Version, fleet: Fleet | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The workflow's own, and the node types that make a prompt of it."""
+    document = await sides.documents.get(
+        version.document_key, lambda: documents.read(sides.store, version)
+    )
+    object_info = await sides.documents.get(
+        f"object_info/{fleet.object_info_hash if fleet else None}",
+        lambda: objectinfo.object_info_for(sides.store, fleet),
+    )
+    return document, object_info
+
+
 async def _registered(
     sides: Sides, order: Order, known_before: tuple[Workflow, Version] | None
 ) -> tuple[Workflow, Version, Fleet | None]:
-    """With the fleet whose node types decide how the workflow becomes a prompt."""
     async with sides.central.look() as tx:
         workflow, version = known_before or await _named(tx, order)
         if not workflow.is_active or workflow.is_open:

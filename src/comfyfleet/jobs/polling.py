@@ -40,8 +40,10 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + asked.wait_seconds
+    known: Worker | None = worker  # read just now, by who let it in
     while True:
-        standing = await _standing(sides, worker, asked)
+        standing = await _standing(sides, known or await _again(sides, worker), asked)
+        known = None
         reason = _why_nothing(standing, asked)
         left = max(0.0, until - loop.time())
         job = await _lost_on_its_way(sides, standing, asked)
@@ -59,11 +61,12 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
 
 async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> Job | None:
     waiter, as_of = _waiter(standing, asked), standing.as_of
+    if waiter.is_prefetch:
+        return await next_job(sides, waiter, wait_seconds=left, as_of=as_of)
     job = await next_job(sides, waiter, wait_seconds=0, as_of=as_of)
     if job or not left:
         return job
-    if not waiter.is_prefetch:
-        await _recall_for(sides, waiter)
+    await _recall_for(sides, waiter)
     return await next_job(sides, waiter, wait_seconds=left, as_of=as_of)
 
 
@@ -77,7 +80,11 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
             worker=known,
             lanes=frozenset(Lane(*lane) for lane in lanes),
             held=tuple(await dispatch.held_by(tx, worker.worker_id)),
-            is_alone=await fleets.is_alone(tx, known, lanes, seen_since=seen_since),
+            is_alone=await sides.alone.get(
+                (worker.worker_id, lanes),
+                lambda: fleets.is_alone(tx, known, lanes, seen_since=seen_since),
+                now=now,
+            ),
             maintenance=await in_maintenance(tx),
             as_of=as_of,
         )
@@ -85,12 +92,15 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
 
 async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
     """A poll writes only when that is due: idle workers poll all day."""
-    async with sides.central.look() as tx:
-        known = await fleets.get_worker(tx, worker.worker_id)
-    if not is_worth_writing(known, sighting, now):
-        return after(known, sighting, now)
+    if not is_worth_writing(worker, sighting, now):
+        return after(worker, sighting, now)
     async with sides.central.begin() as tx:
-        return await fleets.seen(tx, known, sighting, now=now)
+        return await fleets.seen(tx, worker, sighting, now=now)
+
+
+async def _again(sides: Sides, worker: Worker) -> Worker:
+    async with sides.central.look() as tx:
+        return await fleets.get_worker(tx, worker.worker_id)
 
 
 def _sighting(asked: Poll) -> Sighting:

@@ -59,8 +59,7 @@ async def submit(
         await _check_active(tx, tenant_id, user_id, active_max)
         prices = {job.id: job.reserved_tokens for job in added}
         await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
-    for job in added:
-        await consequences.after_submit(tx, job, now=now)
+    await consequences.after_submit(tx, added, now=now)
     words = await store.leave_word(tx, added, now=now) if added else []
     return added, words
 

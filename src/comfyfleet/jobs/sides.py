@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from uuid import UUID
 
 from comfyfleet.db import Database, Pools
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.jobs.caps import Caps
-from comfyfleet.jobs.keeping import Documents
+from comfyfleet.jobs.keeping import Documents, Lately
 from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.storage import ObjectStore
 from comfyfleet.tenants import service as tenants
+
+ALONE_FRESH = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Sides:
     documents: Documents = field(default_factory=Documents)
     progresses: Progresses = field(default_factory=Progresses)
     news: News = field(default_factory=News)
+    # Whether a worker is the only one who may run what it may run.
+    alone: Lately[bool] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

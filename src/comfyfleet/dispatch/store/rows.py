@@ -23,6 +23,8 @@ FIELDS = (
 AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
 WHOLE = tuple(d.c[name] for name in FIELDS.split(", "))
+# Built once: that takes longer than SQLite takes to answer.
+_ALL = select(*WHOLE)
 
 
 def as_dispatch(row: Sequence[Any]) -> Dispatch:
@@ -41,32 +43,29 @@ async def found(tx: Tx, query: Select[Any]) -> list[Dispatch]:
 
 
 async def one(tx: Tx, dispatch_id: int, *, lock: bool = False) -> Dispatch | None:
-    query = select(*WHOLE).where(d.c.id == dispatch_id)
+    query = _ALL.where(d.c.id == dispatch_id)
     rows = await found(tx, locked(tx, query) if lock else query)
     return rows[0] if rows else None
 
 
 async def some(tx: Tx, dispatch_ids: Iterable[int]) -> list[Dispatch]:
-    return await found(tx, select(*WHOLE).where(d.c.id.in_(list(dispatch_ids))))
+    return await found(tx, _ALL.where(d.c.id.in_(list(dispatch_ids))))
 
 
 async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
-    query = select(*WHOLE).where(d.c.tenant_id == tenant_id, d.c.tenant_job_id == job_id)
+    query = _ALL.where(d.c.tenant_id == tenant_id, d.c.tenant_job_id == job_id)
     rows = await found(tx, query)
     return rows[0] if rows else None
 
 
 async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
     """Of jobs by tenant and id."""
-    return await found(
-        tx, select(*WHOLE).where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs))
-    )
+    return await found(tx, _ALL.where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs)))
 
 
 async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
     query = (
-        select(*WHOLE)
-        .where(
+        _ALL.where(
             d.c.id > after_id,
             d.c.status.in_([Status.QUEUED, Status.LEASED]),
             d.c.created_at < before,
@@ -80,7 +79,7 @@ async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -
 async def page(
     tx: Tx, conditions: Iterable[ColumnElement[bool]], *, before_id: int | None, limit: int
 ) -> list[Dispatch]:
-    query = select(*WHOLE).where(*conditions).order_by(d.c.id.desc()).limit(limit)
+    query = _ALL.where(*conditions).order_by(d.c.id.desc()).limit(limit)
     return await found(tx, query if before_id is None else query.where(d.c.id < before_id))
 
 
@@ -102,7 +101,7 @@ def as_asked(
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     held = (d.c.worker_id == worker_id) & (d.c.status == Status.LEASED)
-    return await found(tx, select(*WHOLE).where(held).order_by(d.c.id))
+    return await found(tx, _ALL.where(held).order_by(d.c.id))
 
 
 async def counts(tx: Tx, tenant_id: UUID | None) -> Counts:
@@ -179,8 +178,7 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 async def expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> list[Dispatch]:
     """Locked, and only those that nobody else has in hand."""
     query = (
-        select(*WHOLE)
-        .where(d.c.status == Status.LEASED, d.c.lease_expires_at < moment)
+        _ALL.where(d.c.status == Status.LEASED, d.c.lease_expires_at < moment)
         .order_by(d.c.lease_expires_at)
         .limit(limit)
     )
@@ -189,8 +187,7 @@ async def expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> lis
 
 async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
     query = (
-        select(*WHOLE)
-        .where(d.c.status == Status.QUEUED, d.c.not_before <= now)
+        _ALL.where(d.c.status == Status.QUEUED, d.c.not_before <= now)
         .order_by(d.c.not_before)
         .limit(limit)
     )
@@ -200,8 +197,7 @@ async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
 async def prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str, limit: int) -> list[Dispatch]:
     """Leases that wait for their turn behind another job, and could be run elsewhere now."""
     query = (
-        select(*WHOLE)
-        .where(
+        _ALL.where(
             d.c.status == Status.LEASED,
             d.c.is_prefetched,
             ~d.c.recall_requested,

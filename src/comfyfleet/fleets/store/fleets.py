@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, Select, delete, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, workflow_fleets, workflows
@@ -45,21 +45,25 @@ async def change(tx: Tx, fleet_id: int, values: Mapping[str, Any]) -> Fleet | No
     return _fleet(found) if found else None
 
 
+# Built once: that takes longer than SQLite takes to answer.
+_ASSIGNED: Select[Any] = (
+    select(
+        workflow_fleets.c.fleet_id,
+        workflows.c.id.label("workflow_id"),
+        workflows.c.slug,
+        workflows.c.required_capabilities,
+        workflows.c.is_active,
+        workflows.c.is_paused,
+        workflows.c.is_open,
+    )
+    .join(workflows, workflows.c.id == workflow_fleets.c.workflow_id)
+    .order_by(workflows.c.slug)
+)
+
+
 async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int, list[Assigned]]:
     """The workflows of each fleet, of all fleets if none is named."""
-    query = (
-        select(
-            workflow_fleets.c.fleet_id,
-            workflows.c.id.label("workflow_id"),
-            workflows.c.slug,
-            workflows.c.required_capabilities,
-            workflows.c.is_active,
-            workflows.c.is_paused,
-            workflows.c.is_open,
-        )
-        .join(workflows, workflows.c.id == workflow_fleets.c.workflow_id)
-        .order_by(workflows.c.slug)
-    )
+    query = _ASSIGNED
     if fleet_ids is not None:
         query = query.where(workflow_fleets.c.fleet_id.in_(fleet_ids))
     found: dict[int, list[Assigned]] = {}

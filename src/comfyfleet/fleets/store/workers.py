@@ -17,18 +17,18 @@ from comfyfleet.wire.messages import BackendFacts
 _COLUMNS = tuple(each for each in workers.c if each.name not in ("key_hash", "facts"))
 
 
-def _query() -> Select[Any]:
-    return (
-        select(
-            *_COLUMNS,
-            fleets.c.slug.label("fleet_slug"),
-            fleets.c.stage,
-            worker_workflows.c.workflow_id,
-        )
-        .join(fleets, fleets.c.id == workers.c.fleet_id)
-        .outerjoin(worker_workflows, worker_workflows.c.worker_row_id == workers.c.id)
-        .order_by(workers.c.worker_id)
+# Built once: that takes longer than SQLite takes to answer.
+_ALL: Select[Any] = (
+    select(
+        *_COLUMNS,
+        fleets.c.slug.label("fleet_slug"),
+        fleets.c.stage,
+        worker_workflows.c.workflow_id,
     )
+    .join(fleets, fleets.c.id == workers.c.fleet_id)
+    .outerjoin(worker_workflows, worker_workflows.c.worker_row_id == workers.c.id)
+    .order_by(workers.c.worker_id)
+)
 
 
 async def add(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> int | None:
@@ -77,7 +77,7 @@ async def all_of(
         wanted.append(workers.c.worker_id > after_worker_id)
     # Limited inside: outside a worker has as many rows as workflows.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
-    return _workers(await tx.execute(_query().where(workers.c.id.in_(page.scalar_subquery()))))
+    return _workers(await tx.execute(_ALL.where(workers.c.id.in_(page.scalar_subquery()))))
 
 
 async def change(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
@@ -114,7 +114,7 @@ async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
 
 
 async def _one(tx: Tx, condition: ColumnElement[bool]) -> Worker | None:
-    return next(iter(_workers(await tx.execute(_query().where(condition)))), None)
+    return next(iter(_workers(await tx.execute(_ALL.where(condition)))), None)
 
 
 def _workers(rows: Iterable[Row[Any]]) -> list[Worker]:

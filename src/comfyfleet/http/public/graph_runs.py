@@ -217,8 +217,9 @@ async def _pause(plane: Plane, owner: Owner, run_id: UUID, said_at: float) -> No
     while (left := said_at + PROGRESS_SECONDS - clock()) > 0:
         if not await plane.sides.news.changed(run_id, left):
             return
-        kept = await service.get_run(plane.graphs, owner, run_id)
-        if kept.run.status.is_over:
+        # It was changed in this process, and so is at hand as it is now.
+        kept = plane.graphs.runs.at_hand(owner.tenant_id, run_id)
+        if kept is None or kept.run.status.is_over:
             return
     if said_at + PROGRESS_SECONDS <= clock():
         await plane.sides.news.changed(run_id, PROGRESS_SECONDS)

@@ -1,0 +1,99 @@
+"""Calls of SQLite: short ones are made at once, and none keeps others from being served for long."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from comfyfleet.db import sqlite
+
+NUMBERS = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
+)
+# Within a SELECT: of what begins with WITH nobody knows whether it writes.
+LONG_READ = f"SELECT max(i) FROM ({NUMBERS})"  # noqa: S608
+
+
+@pytest.fixture
+async def connection(tmp_path: Path) -> AsyncIterator[sqlite.Connection]:
+    opened = await sqlite.connect(str(tmp_path / "some.db"))
+    opened._conn.isolation_level = None
+    await asked(opened, "CREATE TABLE kept (number INTEGER, thread INTEGER)")
+    await asked(opened, "CREATE TABLE once (number INTEGER UNIQUE)")
+    opened._conn.create_function("here", 0, threading.get_ident)
+    yield opened
+    await opened.close()
+
+
+async def asked(
+    connection: sqlite.Connection, sql: str, *values: object
+) -> list[tuple[object, ...]]:
+    cursor = connection.cursor()
+    await cursor.execute(sql, values)
+    rows = await cursor.fetchall()
+    await cursor.close()
+    return rows
+
+
+async def test_short_statements_are_run_where_they_are_asked_for(
+    connection: sqlite.Connection,
+) -> None:
+    await asked(connection, "BEGIN IMMEDIATE")
+    await asked(connection, "INSERT INTO kept VALUES (?, here())", 1)
+    await connection.commit()
+    assert await asked(connection, "SELECT number, thread, here() FROM kept") == [
+        (1, threading.get_ident(), threading.get_ident())
+    ]
+
+
+async def test_a_long_read_lets_others_be_served(connection: sqlite.Connection) -> None:
+    reading = asyncio.create_task(asked(connection, LONG_READ, 3_000_000))
+    served = 0
+    while not reading.done():
+        await asyncio.sleep(0.001)
+        served += 1
+    assert await reading == [(3_000_000,)]
+    assert served > 10
+
+
+async def test_a_read_that_is_wrong_is_not_made_twice(connection: sqlite.Connection) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await asked(connection, "SELECT * FROM lost")
+    assert connection._asked == connection._done
+
+
+async def test_many_rows_at_once_are_written_aside(connection: sqlite.Connection) -> None:
+    values = range(sqlite.PARAMETERS_MAX + 2)
+    cursor = connection.cursor()
+    await cursor.executemany("INSERT INTO kept VALUES (?, here())", [(each,) for each in values])
+    rows = ", ".join(["(?, here())"] * len(values))
+    await cursor.execute(f"INSERT INTO kept VALUES {rows}", values)  # noqa: S608
+    threads = await asked(connection, "SELECT DISTINCT thread FROM kept")
+    assert threads
+    assert (threading.get_ident(),) not in threads
+
+
+async def test_a_call_waits_for_one_whose_caller_has_gone(connection: sqlite.Connection) -> None:
+    """Its thread is still at it: a second call beside it would be in the midst of the first."""
+    await asked(connection, "BEGIN IMMEDIATE")
+    await asked(connection, "INSERT INTO kept VALUES (1, 0)")
+    gone = asyncio.create_task(asked(connection, NUMBERS, 300_000))
+    await asyncio.sleep(0.001)
+    gone.cancel()
+    await connection.rollback()
+    assert connection._asked == connection._done
+    assert await asked(connection, "SELECT count(*) FROM kept") == [(0,)]
+
+
+async def test_a_transaction_that_sqlite_gave_up_is_not_committed(
+    connection: sqlite.Connection,
+) -> None:
+    await asked(connection, "BEGIN IMMEDIATE")
+    await asked(connection, "INSERT INTO kept VALUES (1, 0)")
+    with pytest.raises(sqlite3.IntegrityError):
+        await asked(connection, "INSERT OR ROLLBACK INTO once VALUES (1), (1)")
+    with pytest.raises(sqlite3.OperationalError, match="rolled back"):
+        await connection.commit()
