@@ -78,13 +78,13 @@ ai_jobs = Table(
     Index(None, "batch_id", "batch_position"),
     Index(None, "run_id"),
 )
-_ACTIVE = "status IN ('queued', 'processing')"
+IS_ACTIVE = "status IN ('queued', 'processing')"
 Index(
     "ai_jobs_active",
     ai_jobs.c.tenant_id,
     ai_jobs.c.id,
-    postgresql_where=text(_ACTIVE),
-    sqlite_where=text(_ACTIVE),
+    postgresql_where=text(IS_ACTIVE),
+    sqlite_where=text(IS_ACTIVE),
 )
 
 files = Table(

@@ -1,10 +1,14 @@
-"""Documents that are asked for again and again, kept at hand."""
+"""Documents, and prompts made of them, that are asked for again and again, kept at hand."""
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from comfyfleet.effects.prompting import Chance
+
 DOCUMENTS_KEPT_MAX = 64
+PROMPTS_KEPT_MAX = 256
+DATE = "%date"
 
 
 class Documents:
@@ -22,3 +26,39 @@ class Documents:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+class Prompts:
+    """A workflow is converted once, unless its prompt differs each time: by its date or its dice."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
+
+    def get(
+        self, key: str, convert: Callable[[Chance], Mapping[str, Any]], chance: Chance
+    ) -> Mapping[str, Any]:
+        """Never change it: it is everybody's."""
+        if key not in self._kept:
+            self._kept[key] = _unless_it_varies(convert)
+            if len(self._kept) > PROMPTS_KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        return convert(chance) if kept is None else kept
+
+
+class _Dice:
+    """Tells whether anybody has thrown them."""
+
+    was_thrown = False
+
+    def random(self) -> float:
+        self.was_thrown = True
+        return 0.0
+
+
+def _unless_it_varies(convert: Callable[[Chance], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    dice = _Dice()
+    # Without a date its patterns stay as they are, and can be seen.
+    made = convert(Chance(None, dice))
+    return None if dice.was_thrown or DATE in repr(made) else made
