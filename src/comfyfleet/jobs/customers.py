@@ -107,10 +107,10 @@ async def _asked_before(
         return None
     pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
-        job = await store.by_key(tx, tenant_id, wanted.idempotency_key)
+        job = await store.by_key(tx, tenant_id, user_id, wanted.idempotency_key)
     if job is None:
         return None
-    if job.asked.user_id != user_id or job.asked.request_hash != wanted.request_hash:
+    if job.asked.request_hash != wanted.request_hash:
         raise Conflict("idempotency_key was used for another request", field="idempotency_key")
     return await submitting.again(sides, job)
 

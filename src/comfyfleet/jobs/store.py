@@ -61,10 +61,13 @@ async def some(
     return [job_of(row) for row in found.mappings()]
 
 
-async def by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> Job | None:
+async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str) -> Job | None:
+    """A key is its user's own; those of operators' jobs, which have no user, are their tenant's."""
     found = await tx.execute(
         select(ai_jobs).where(
-            ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.idempotency_key == idempotency_key
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,  # IS NULL for none
+            ai_jobs.c.idempotency_key == idempotency_key,
         )
     )
     row = found.mappings().one_or_none()
