@@ -12,7 +12,9 @@ Pools = Mapping[str, asyncpg.Pool]
 
 async def open_pools(urls: Mapping[str, str], size: int) -> dict[str, Any]:
     return {
-        side: await asyncpg.create_pool(url, min_size=size, max_size=size, init=_plain)
+        side: await asyncpg.create_pool(
+            url, min_size=size, max_size=size, init=_plain, reset=_as_it_is
+        )
         for side, url in urls.items()
     }
 
@@ -23,6 +25,10 @@ async def _plain(connection: asyncpg.Connection) -> None:
         await connection.set_type_codec(
             kind, schema="pg_catalog", encoder=str, decoder=str, format="text"
         )
+
+
+async def _as_it_is(_connection: asyncpg.Connection) -> None:
+    """Nothing is said that we don't say: asyncpg's own pool would reset each connection."""
 
 
 async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
@@ -40,8 +46,11 @@ async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
                 transaction = open_transactions.pop(each.side)
                 await (transaction.commit() if each.text == COMMIT else transaction.rollback())
                 await pools[each.side].release(connections.pop(each.side))
-            else:
+            elif each.side in connections:
                 await _send(connections[each.side], each, known)
+            else:  # a transaction by itself
+                async with pools[each.side].acquire() as connection:
+                    await _send(connection, each, known)
     finally:
         for side, connection in connections.items():
             await pools[side].release(connection)

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
 
 from submitting import bare, reading
 from submitting.ground import JOBS_PER_USER, Ground, ground_on
@@ -104,12 +105,14 @@ async def _recorded(ground: Ground) -> tuple[Record, dict[str, Any]]:
     user_id, key = (await ground.users(1))[0], "key-of-the-recorded-one"
     for number in range(JOBS_PER_USER - 1):
         await ground.submit(user_id, f"warm-{number}")
-    plane = ground.plane
-    with recording(
-        plane.central.engine.sync_engine, plane.pools["main"].engine.sync_engine
-    ) as record:
+    sides = {make_url(url).database or "": side for side, url in _urls(ground).items()}
+    with recording(sides) as record:
         job = await ground.submit(user_id, key)
     return record, {"user_id": user_id, "job_id": job.id, "key": key}
+
+
+def _urls(ground: Ground) -> dict[str, str]:
+    return {"central": ground.plane.central.url, "tenant": ground.plane.pools["main"].url}
 
 
 async def _number_from_far(ground: Ground) -> None:
@@ -128,9 +131,7 @@ async def _in_turn(
     jobs: int,
     rounds: int,
 ) -> tuple[list[float], list[float]]:
-    plane = ground.plane
-    urls = {"central": plane.central.url, "tenant": plane.pools["main"].url}
-    pools = await bare.open_pools(urls, clients)
+    pools = await bare.open_pools(_urls(ground), clients)
 
     async def one_of_ours(user_id: UUID) -> None:
         await ground.submit(user_id, str(uuid4()))

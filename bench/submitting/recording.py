@@ -1,18 +1,19 @@
 """What a submit says to PostgreSQL, written down to be said again without us.
 
-Statements, values and the ends of transactions are taken where SQLAlchemy hands them to asyncpg.
+Statements, values and the ends of transactions are taken where they are handed to asyncpg, by whomever.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+from unittest import mock
 
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
+from asyncpg import Connection
+from asyncpg.prepared_stmt import PreparedStatement
 
-BEGIN, COMMIT, ROLLBACK = "BEGIN", "COMMIT", "ROLLBACK"
-Side = Literal["central", "tenant"]
+BEGIN, COMMIT, ROLLBACK = "BEGIN;", "COMMIT;", "ROLLBACK;"
+Side = str
 
 
 @dataclass(frozen=True)
@@ -35,34 +36,34 @@ class Record:
 
 
 @contextmanager
-def recording(central: Engine, tenant: Engine) -> Iterator[Record]:
+def recording(sides: Mapping[str, Side]) -> Iterator[Record]:
+    """`sides` by the names of their databases."""
     record = Record()
-    with ExitStack() as stack:
-        stack.enter_context(_heard(central, "central", record))
-        stack.enter_context(_heard(tenant, "tenant", record))
+    fetch, execute = Connection.fetch, Connection.execute
+    fetch_prepared = PreparedStatement.fetch
+
+    def note(connection: Any, text: str, values: tuple[Any, ...], rows: Any = ()) -> None:
+        side = sides[connection._params.database]
+        record.said.append(Said(side, text, values, tuple(tuple(row) for row in rows)))
+
+    async def heard(self: Any, text: str, *values: Any, **more: Any) -> Any:
+        rows = await fetch(self, text, *values, **more)
+        note(self, text, values, rows)
+        return rows
+
+    async def heard_prepared(self: Any, *values: Any, **more: Any) -> Any:
+        rows = await fetch_prepared(self, *values, **more)
+        note(self._connection, self.get_query(), values, rows)
+        return rows
+
+    async def heard_execute(self: Any, text: str, *values: Any, **more: Any) -> Any:
+        status = await execute(self, text, *values, **more)
+        note(self, text, values)
+        return status
+
+    with (
+        mock.patch.object(Connection, "fetch", heard),
+        mock.patch.object(Connection, "execute", heard_execute),
+        mock.patch.object(PreparedStatement, "fetch", heard_prepared),
+    ):
         yield record
-
-
-@contextmanager
-def _heard(engine: Engine, side: Side, record: Record) -> Iterator[None]:
-    def after(_connection: Any, cursor: Any, text: str, values: Any, *_: Any) -> None:
-        assert not isinstance(values, list), "a statement for many rows is sent as one here"
-        rows = tuple(tuple(row) for row in (getattr(cursor, "_rows", None) or ()))
-        record.said.append(Said(side, text, tuple(values), rows))
-
-    def ended(how: str) -> Any:
-        return lambda _connection: record.said.append(Said(side, how))
-
-    heard: Sequence[tuple[str, Any]] = (
-        ("after_cursor_execute", after),
-        ("begin", ended(BEGIN)),
-        ("commit", ended(COMMIT)),
-        ("rollback", ended(ROLLBACK)),
-    )
-    for name, listener in heard:
-        event.listen(engine, name, listener)
-    try:
-        yield
-    finally:
-        for name, listener in heard:
-            event.remove(engine, name, listener)

@@ -1,17 +1,24 @@
 """The histories lead to exactly the tables that the code works with."""
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import MetaData, text
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, MetaData, insert, select, text
 from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import create_database
 
 from comfyfleet.db import Database, Tx, open_database
 from comfyfleet.db.central import central
-from comfyfleet.db.migrating import History
-from comfyfleet.db.tenant import tenant
+from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.migrating import FOLDER, History, upgrade
+from comfyfleet.db.tenant import ai_jobs, tenant
 
+TENANT = UUID("7c1f8f1e-4a52-4c8e-8f0a-0d9b1f2f3a41")
 METADATA: dict[History, MetaData] = {"central": central, "tenant": tenant}
 SQLITE = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 COLUMNS = """
@@ -29,12 +36,21 @@ TRIGGERS = "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgis
 
 
 async def schema(tx: Tx) -> dict[str, Any]:
-    """Everything by name, but for Alembic's own table; SQLite keeps the words, less the spaces."""
+    """Everything by name, but for Alembic's own table; SQLite keeps the words, less the spaces. Of a
+    table that was made anew it puts the name into quotes, and defaults into brackets."""
     is_sqlite = tx.dialect.name == "sqlite"
     queries = [SQLITE] if is_sqlite else [COLUMNS, INDEXES, CONSTRAINTS, OPTIONS, TRIGGERS]
     found = [row for query in queries for row in await tx.execute(text(query))]
     return {
-        name: " ".join(sorted(str(definition).replace(",", " ").split()))
+        name: " ".join(
+            sorted(
+                str(definition)
+                .replace(",", " ")
+                .replace('"', "")
+                .replace("(false)", "false")
+                .split()
+            )
+        )
         for name, definition in found
         if "_version" not in name.removeprefix("workflow_versions")
     }
@@ -64,3 +80,53 @@ async def test_a_migrated_schema_is_that_of_the_code(
     assert len(wanted) > 5
     await migrated.close()
     await at_once.close()
+
+
+async def test_jobs_keep_their_rows_when_keys_become_their_users(
+    databases: Databases, tmp_path: Path
+) -> None:
+    """What an older version had written is there after the upgrade, and guarded as it is now."""
+    if databases.server_url:
+        url = await create_database(databases.server_url)
+    else:
+        url = f"sqlite:///{tmp_path / 'old.sqlite3'}"
+    database = open_database(url)
+    first, second, nobody = (an_old_job(user_id) for user_id in (uuid4(), uuid4(), None))
+    async with database.begin() as tx:
+        await tx.run_sync(at_revision, "0004")
+        await tx.execute(insert(ai_jobs), [first, nobody | {"idempotency_key": "other"}])
+    await upgrade(database, "tenant")
+    async with database.begin() as tx:
+        kept = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == first["id"]))).one()
+        assert {name: kept._mapping[name] for name in first} == first
+        for row, is_new in ((first, False), (second, True), (nobody, True), (nobody, False)):
+            again = insert_if_new(tx, ai_jobs, [{**row, "id": uuid4()}]).returning(ai_jobs.c.id)
+            assert ((await tx.execute(again)).first() is not None) == is_new
+    await database.close()
+
+
+def at_revision(connection: Connection, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER / "tenant"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def an_old_job(user_id: UUID | None) -> dict[str, Any]:
+    return {
+        "id": uuid4(),
+        "tenant_id": TENANT,
+        "user_id": user_id,
+        "workflow_id": 1,
+        "workflow_slug": "negative",
+        "workflow_version": 1,
+        "stage": "production",
+        "provider": "self_hosted",
+        "priority": 0,
+        "status": "queued",
+        "prompt": {"2": {"b": 1, "a": [None, "ä"]}},
+        "properties": {"width": 256},
+        "assets": [],
+        "submitted_at": datetime(2026, 11, 1, tzinfo=UTC),
+        "idempotency_key": "once",
+    }

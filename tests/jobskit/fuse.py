@@ -47,6 +47,13 @@ class FusedDatabase(Database):
         await self._fuse.burn()
 
     @asynccontextmanager
+    async def say(self) -> AsyncIterator[Tx]:
+        await self._fuse.burn()
+        async with self._inner.say() as tx:
+            yield tx
+        await self._fuse.burn()
+
+    @asynccontextmanager
     async def look(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
         async with self._inner.look() as tx:

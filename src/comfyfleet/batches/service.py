@@ -32,8 +32,8 @@ async def same_asked_before(
     tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, request_hash: str
 ) -> Batch | None:
     """The batch of an earlier request with this key; another request is a conflict."""
-    found = await store.by_key(tx, tenant_id, idempotency_key)
-    if found and (found.request_hash != request_hash or found.user_id != user_id):
+    found = await store.by_key(tx, tenant_id, user_id, idempotency_key)
+    if found and found.request_hash != request_hash:
         raise Conflict("the idempotency key was used for another request", field="idempotency_key")
     return found
 

@@ -19,9 +19,11 @@ async def add(tx: Tx, batch: Batch) -> bool:
     return found.first() is not None
 
 
-async def by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> Batch | None:
+async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str) -> Batch | None:
     query = select(batches).where(
-        batches.c.tenant_id == tenant_id, batches.c.idempotency_key == idempotency_key
+        batches.c.tenant_id == tenant_id,
+        batches.c.user_id == user_id,
+        batches.c.idempotency_key == idempotency_key,
     )
     found = (await tx.execute(query)).first()
     return _batch(found) if found else None

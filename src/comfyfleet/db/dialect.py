@@ -15,9 +15,16 @@ def is_sqlite(tx: AsyncConnection) -> bool:
     return tx.dialect.name == "sqlite"
 
 
-def insert_if_new(tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new."""
+def insert_if_new(
+    tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]] | None = None
+) -> Any:
+    """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new.
+
+    Without rows, for values that are bound when it is executed.
+    """
     dialect = sqlite if is_sqlite(tx) else postgresql
+    if rows is None:
+        return dialect.insert(table).on_conflict_do_nothing()
     # SQLAlchemy keeps the compiled text of one row; that of a list is compiled anew each time.
     given = dict(rows[0]) if len(rows) == 1 else list(rows)
     return dialect.insert(table).values(given).on_conflict_do_nothing()

@@ -19,13 +19,14 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, (*away, OSError)) and not isinstance(error, asyncpg.DataError)
 
 
-def is_loss_within(error: DBAPIError) -> bool:
+def is_loss_within(error: Exception) -> bool:
     """SQLAlchemy wraps the driver's error twice, and knows few of those that mean a loss."""
     driver = _postgres_error(error)
-    return error.connection_invalidated or (driver is not None and is_loss(driver))
+    is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
+    return is_invalid or (driver is not None and is_loss(driver))
 
 
-def is_misfit_within(error: DBAPIError) -> bool:
+def is_misfit_within(error: Exception) -> bool:
     """A value that no column can hold: a number too large, a text with a NUL character."""
     driver = _postgres_error(error)
     if driver is None:
@@ -35,6 +36,9 @@ def is_misfit_within(error: DBAPIError) -> bool:
     return isinstance(driver, asyncpg.DataError)
 
 
-def _postgres_error(error: DBAPIError) -> BaseException | None:
-    driver = error.orig.__cause__ if error.orig is not None else None
+def _postgres_error(error: Exception) -> BaseException | None:
+    """The driver's own, wrapped or not: some statements are sent without SQLAlchemy."""
+    driver: BaseException | None = error
+    if isinstance(error, DBAPIError):
+        driver = error.orig.__cause__ if error.orig is not None else None
     return driver if type(driver).__module__.startswith("asyncpg") else None

@@ -70,21 +70,37 @@ ai_jobs = Table(
     Column("run_id", Uuid),
     # Of a batch or a run that has enough in the queue: it waits on the tenant's side.
     Column("is_held", Boolean, nullable=False, server_default=text("false")),
-    UniqueConstraint("tenant_id", "idempotency_key"),
     CheckConstraint(
         "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
     ),
     Index(None, "tenant_id", "submitted_at", "id"),
     Index(None, "batch_id", "batch_position"),
     Index(None, "run_id"),
+    # A key is its user's own. To an index no user is unlike another, so theirs needs a second one.
+    Index("ai_jobs_key", "tenant_id", "user_id", "idempotency_key", unique=True),
+    Index(
+        "ai_jobs_key_of_nobody",
+        "tenant_id",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("user_id IS NULL"),
+        sqlite_where=text("user_id IS NULL"),
+    ),
 )
-_ACTIVE = "status IN ('queued', 'processing')"
+IS_ACTIVE = "status IN ('queued', 'processing')"
 Index(
     "ai_jobs_active",
     ai_jobs.c.tenant_id,
     ai_jobs.c.id,
-    postgresql_where=text(_ACTIVE),
-    sqlite_where=text(_ACTIVE),
+    postgresql_where=text(IS_ACTIVE),
+    sqlite_where=text(IS_ACTIVE),
+)
+Index(
+    "ai_jobs_active_of_user",
+    ai_jobs.c.tenant_id,
+    ai_jobs.c.user_id,
+    postgresql_where=text(IS_ACTIVE),
+    sqlite_where=text(IS_ACTIVE),
 )
 
 files = Table(
@@ -195,7 +211,7 @@ batches = Table(
     Column("request_hash", String(64), nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("cancelled_at", Moment),
-    UniqueConstraint("tenant_id", "idempotency_key"),
+    UniqueConstraint("tenant_id", "user_id", "idempotency_key"),
     Index(None, "tenant_id", "user_id", "created_at", "id"),
 )
 

@@ -33,18 +33,49 @@ def build(
 
     `seed` is for every property of that type without a value, so it is drawn anew for each job.
     """
+    resolved = resolved_for(version, values, overrides, files=files, seed=seed)
+    return filled_in(version, marked(version, document, object_info, chance), object_info, resolved)
+
+
+def resolved_for(
+    version: Version,
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    files: Mapping[str, UUID] | None,
+    seed: int,
+) -> dict[str, Any]:
+    return resolve(version.properties, {**values, **(files or {})}, overrides, seed=seed)
+
+
+def marked(
+    version: Version,
+    document: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    chance: Chance,
+) -> dict[str, Any]:
+    """The prompt before anybody's values: the same for all jobs that are given the same chance."""
+    placeholders = placeholders_of(version.properties)
+    return marked_prompt_of(version.kind, document, object_info, placeholders, chance=chance)
+
+
+def filled_in(
+    version: Version,
+    prompt: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+) -> Payload:
+    """A marked prompt with values."""
     properties = version.properties
-    resolved = resolve(properties, {**values, **(files or {})}, overrides, seed=seed)
     placeholders = placeholders_of(properties)
-    prompt = marked_prompt_of(version.kind, document, object_info, placeholders, chance=chance)
     assets = tuple(
         asset for each in properties for asset in _assets(each, resolved, prompt, placeholders)
     )
     _refuse_overlap(properties, resolved, assets)
-    prompt = _filled(prompt, properties, resolved, object_info)
-    uses = models.models_of(prompt)
+    whole = _filled(prompt, properties, resolved, object_info)
+    uses = models.models_of(whole)
     return Payload(
-        prompt=prompt,
+        prompt=whole,
         assets=assets,
         properties={name: _plain(value) for name, value in resolved.items()},
         model_key=models.model_key(uses),

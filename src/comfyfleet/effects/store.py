@@ -99,14 +99,21 @@ def property_row(each: Property) -> dict[str, Any]:
 
 
 def _workflow(row: Row[Any]) -> Workflow:
-    values = dict(row._mapping)
+    return workflow_of(row._mapping)
+
+
+def workflow_of(values: Mapping[Any, Any]) -> Workflow:
     return Workflow(
         **{**values, "required_capabilities": frozenset(values["required_capabilities"])}
     )
 
 
 def _version(row: Row[Any]) -> Version:
-    values = dict(row._mapping)
+    return version_of(row._mapping)
+
+
+def version_of(row: Mapping[Any, Any]) -> Version:
+    values = dict(row)
     values["properties"] = tuple(_property(each) for each in values["properties"])
     values["models"] = tuple(ModelUse(*each) for each in values["models"])
     values["node_types"] = tuple(values["node_types"])

@@ -24,14 +24,14 @@ async def record(
     *,
     now: datetime,
 ) -> JobEvent:
-    row = {
+    row: dict[str, Any] = {
         "tenant_id": tenant_id,
         "job_id": job_id,
         "kind": kind,
         "data": dict(data),
         "created_at": now,
     }
-    return await store.add(tx, row)
+    return JobEvent(id=await store.add(tx, row), **row)
 
 
 async def record_all(tx: Tx, new: Sequence[NewEvent], *, now: datetime) -> None:

@@ -8,13 +8,19 @@ from uuid import UUID
 from sqlalchemy import Row, delete, insert, select
 
 from comfyfleet.db import Tx
+from comfyfleet.db.fixed import Fixed
 from comfyfleet.db.tenant import job_events
 from comfyfleet.events.model import EventKind, JobEvent
 
+_ADD = Fixed(
+    lambda tx: insert(job_events).returning(job_events.c.id),
+    columns=("tenant_id", "job_id", "kind", "data", "created_at"),
+)
 
-async def add(tx: Tx, row: Mapping[str, Any]) -> JobEvent:
-    found = await tx.execute(insert(job_events).values(dict(row)).returning(job_events))
-    return _event(found.one())
+
+async def add(tx: Tx, row: Mapping[str, Any]) -> int:
+    """Its number."""
+    return int((await _ADD.rows(tx, row))[0]["id"])
 
 
 async def add_all(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> None:

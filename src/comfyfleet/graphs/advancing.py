@@ -20,7 +20,7 @@ from comfyfleet.graphs.world import PROVIDER, World
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.model import Job, Submission
-from comfyfleet.jobs.ordering import Order, Registered, submission
+from comfyfleet.jobs.ordering import Lookup, Order, submission
 from comfyfleet.jobs.settling import deliver
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
@@ -120,12 +120,12 @@ class _Step:
     async def _ordered(self) -> tuple[dict[UUID, Submission], list[JobFailed]]:
         """The jobs to be started, and those that can't be."""
         head, orders, refused = self.kept.head, {}, []
-        registered = Registered(self.graphs.sides)
+        lookup = Lookup(self.graphs.sides)
         for action in _starts(self.advance):
             try:
                 order = order_of(action, self.world, head.user_id)
                 asked = await submission(
-                    self.graphs.sides, head.tenant_id, order, registered=registered
+                    self.graphs.sides, head.tenant_id, order, known=await lookup.get(order)
                 )
             except (Unavailable, QueueFull):
                 raise

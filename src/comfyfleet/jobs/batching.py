@@ -10,11 +10,9 @@ from uuid import UUID, uuid5
 from comfyfleet.batches import service as batches
 from comfyfleet.batches.decide import rolled_up
 from comfyfleet.batches.model import ADMITTED_AT_ONCE_MAX, JOBS_PER_BATCH_MAX, Batch, RollUp
-from comfyfleet.effects.catalogue import service as catalogue
-from comfyfleet.effects.catalogue.model import Offer
 from comfyfleet.jobs import service, store, submitting
 from comfyfleet.jobs.admitting import as_batch_job
-from comfyfleet.jobs.customers import Application, ordered
+from comfyfleet.jobs.customers import Application, Offered, offered_by, ordered
 from comfyfleet.jobs.model import Job, Submission
 from comfyfleet.jobs.settling import deliver
 from comfyfleet.jobs.sides import Sides
@@ -46,7 +44,7 @@ async def apply_batch(
     if before:
         return before, False
     async with sides.central.look() as tx:
-        offer = await catalogue.offer_of(tx, wanted.effect_id)
+        offered = await offered_by(tx, wanted.effect_id)
     batch = Batch(
         id=sides.new_id(),
         tenant_id=tenant_id,
@@ -58,7 +56,7 @@ async def apply_batch(
         created_at=sides.clock(),
     )
     asked = {
-        uuid5(batch.id, str(position)): await _job(sides, batch, offer, wanted, position)
+        uuid5(batch.id, str(position)): await _job(sides, batch, offered, wanted, position)
         for position in range(len(wanted.sets))
     }
     return await _write(sides, batch, asked)
@@ -88,7 +86,7 @@ def _check(wanted: BatchOrder) -> None:
 
 
 async def _job(
-    sides: Sides, batch: Batch, offer: Offer, wanted: BatchOrder, position: int
+    sides: Sides, batch: Batch, offered: Offered, wanted: BatchOrder, position: int
 ) -> Submission:
     one = Application(
         effect_id=wanted.effect_id,
@@ -96,7 +94,7 @@ async def _job(
         video_id=wanted.video_ids[position] if wanted.video_ids else None,
     )
     try:
-        asked = await ordered(sides, batch.tenant_id, batch.user_id, offer, one)
+        asked = await ordered(sides, batch.tenant_id, batch.user_id, offered, one)
     except FleetError as error:
         error.message = f"set {position + 1}: {error.message}"
         raise

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.db import Tx
@@ -17,12 +17,20 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.jobs import service, store, submitting
 from comfyfleet.jobs.model import Job, JobStatus, Submission
-from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.ordering import Order, Registered, registered, submission
 from comfyfleet.jobs.retrying import once_more, retry_id
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.why import why as why_queued
-from comfyfleet.kernel.errors import Conflict, InvalidInput, InvalidValue, NotFound, Refused
+from comfyfleet.kernel.errors import (
+    Conflict,
+    FleetError,
+    InvalidInput,
+    InvalidValue,
+    NotFound,
+    Refused,
+)
 from comfyfleet.media import service as media
+from comfyfleet.tenants import service as tenants
 
 WAIT_SECONDS_MAX = 60
 LOOK_AGAIN_SECONDS = 1.0
@@ -54,41 +62,64 @@ class Application:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+class Offered(NamedTuple):
+    """An effect, and what stands behind it for a job."""
+
+    offer: Offer
+    registered: Registered
+
+
 async def apply(
     sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
 ) -> tuple[Job, bool]:
     """The job, and whether it is new."""
-    before = await _asked_before(sides, tenant_id, user_id, wanted)
-    if before:
+    try:
+        return await _apply(sides, tenant_id, user_id, wanted)
+    except FleetError:
+        # Asked again, it is answered as before: the effect may have changed, the queue be full.
+        before = await _asked_before(sides, tenant_id, user_id, wanted)
+        if before is None:
+            raise
         return before, False
+
+
+async def _apply(
+    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
+) -> tuple[Job, bool]:
     async with sides.central.look() as tx:
-        offer = await catalogue.offer_of(tx, wanted.effect_id)
-    asked = await ordered(sides, tenant_id, user_id, offer, wanted)
-    return await submitting.submit_new(
-        sides, tenant_id, asked, active_max=sides.settings.max_active_jobs_per_user
-    )
+        offered = await offered_by(tx, wanted.effect_id)
+        tenant = await tenants.require_kept(tx, tenant_id)
+    asked = await ordered(sides, tenant_id, user_id, offered, wanted)
+    most = sides.settings.max_active_jobs_per_user
+    return await submitting.submit_new(sides, tenant_id, asked, active_max=most, tenant=tenant)
+
+
+async def offered_by(tx: Tx, effect_id: UUID) -> Offered:
+    offer = await catalogue.offer_of(tx, effect_id)
+    stage = offer.effect.face.stage
+    return Offered(offer, await registered(tx, offer.workflow, offer.version, stage=stage))
 
 
 async def _asked_before(
     sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
 ) -> Job | None:
-    """Before anything is validated: the effect may have changed since the first request."""
     if wanted.idempotency_key is None:
         return None
     pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
-        job = await store.by_key(tx, tenant_id, wanted.idempotency_key)
+        job = await store.by_key(tx, tenant_id, user_id, wanted.idempotency_key)
     if job is None:
         return None
-    if job.asked.user_id != user_id or job.asked.request_hash != wanted.request_hash:
+    if job.asked.request_hash != wanted.request_hash:
         raise Conflict("idempotency_key was used for another request", field="idempotency_key")
     return await submitting.again(sides, job)
 
 
 async def ordered(
-    sides: Sides, tenant_id: UUID, user_id: UUID, offer: Offer, wanted: Application
+    sides: Sides, tenant_id: UUID, user_id: UUID, offered: Offered, wanted: Application
 ) -> Submission:
     """Checks all that can be checked before anything is written."""
+    offer = offered.offer
     given = await _files(sides, tenant_id, user_id, offer, wanted)
     face = offer.effect.face
     order = Order(
@@ -104,7 +135,7 @@ async def ordered(
         idempotency_key=wanted.idempotency_key,
         request_hash=wanted.request_hash,
     )
-    asked = await submission(sides, tenant_id, order, known=(offer.workflow, offer.version))
+    asked = await submission(sides, tenant_id, order, known=offered.registered)
     return replace(asked, price_tokens=face.price_tokens, video_id=wanted.video_id)
 
 
@@ -117,8 +148,10 @@ async def _files(
     if offer.takes and wanted.video_id is None:
         raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
     named = {**wanted.properties, **wanted.files}
-    pool = await sides.pool_of(tenant_id)
     found = dict(wanted.files)
+    if not any(each.is_media for each in offer.version.properties):
+        return found
+    pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
         for each in offer.version.properties:
             if each.is_primary_input and wanted.video_id:

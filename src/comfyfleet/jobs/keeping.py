@@ -5,9 +5,13 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
+from comfyfleet.effects.prompting import Chance
+
 Value = TypeVar("Value")
 DOCUMENTS_KEPT_MAX = 64
+PROMPTS_KEPT_MAX = 256
 ANSWERS_KEPT_MAX = 10_000
+DATE = "%date"
 
 
 class Documents:
@@ -45,3 +49,39 @@ class Lately(Generic[Value]):
         value = await read()
         self._kept[key] = now, value
         return value
+
+
+class Prompts:
+    """A workflow is converted once, unless its prompt differs each time: by its date or its dice."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
+
+    def get(
+        self, key: str, convert: Callable[[Chance], Mapping[str, Any]], chance: Chance
+    ) -> Mapping[str, Any]:
+        """Never change it: it is everybody's."""
+        if key not in self._kept:
+            self._kept[key] = _unless_it_varies(convert)
+            if len(self._kept) > PROMPTS_KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        return convert(chance) if kept is None else kept
+
+
+class _Dice:
+    """Tells whether anybody has thrown them."""
+
+    was_thrown = False
+
+    def random(self) -> float:
+        self.was_thrown = True
+        return 0.0
+
+
+def _unless_it_varies(convert: Callable[[Chance], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    dice = _Dice()
+    # Without a date its patterns stay as they are, and can be seen.
+    made = convert(Chance(None, dice))
+    return None if dice.was_thrown or DATE in repr(made) else made

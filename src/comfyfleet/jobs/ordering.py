@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import SystemRandom
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.db import Database, Tx
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import SEED_MAX, Version, Workflow
+from comfyfleet.effects.model import SEED_MAX, Payload, Version, Workflow
 from comfyfleet.effects.prompting import Chance
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
@@ -41,20 +41,25 @@ class Order:
     request_hash: str | None = None
 
 
-class Registered:
+class Registered(NamedTuple):
+    """What an order names, and the fleet whose node types decide how it becomes a prompt."""
+
+    workflow: Workflow
+    version: Version
+    fleet: Fleet | None
+
+
+class Lookup:
     """What orders of one moment name: however many they are, each is looked up once."""
 
     def __init__(self, sides: Sides) -> None:
         self._sides = sides
-        self._found: dict[tuple[str, int | None, str], tuple[Workflow, Version, Fleet | None]] = {}
+        self._found: dict[tuple[str, int | None, str], Registered] = {}
 
-    async def get(
-        self, order: Order, known: tuple[Workflow, Version] | None = None
-    ) -> tuple[Workflow, Version, Fleet | None]:
-        """With the fleet whose node types decide how the workflow becomes a prompt."""
+    async def get(self, order: Order) -> Registered:
         key = order.slug, order.version, order.stage
         if key not in self._found:
-            self._found[key] = await _registered(self._sides, order, known)
+            self._found[key] = await _named(self._sides, order)
         return self._found[key]
 
 
@@ -63,24 +68,15 @@ async def submission(
     tenant_id: UUID,
     order: Order,
     *,
-    known: tuple[Workflow, Version] | None = None,
-    registered: Registered | None = None,
+    known: Registered | None = None,
 ) -> Submission:
     """Raises what is wrong with the order, and names the property. Nothing is written.
 
     `known`: what the order names, for who has just read it.
     """
-    workflow, version, fleet = await (registered or Registered(sides)).get(order, known)
-    built = payload.build(
-        version,
-        *await _documents(sides, version, fleet),
-        order.values,
-        order.overrides,
-        files=order.files,
-        seed=_dice.randint(0, SEED_MAX),
-        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
-        chance=Chance(sides.clock(), _dice),
-    )
+    found = known or await _named(sides, order)
+    workflow, version = found.workflow, found.version
+    built = await _built(sides, found, order)
     await _require_files(sides, tenant_id, {each.name: each.file_id for each in built.assets})
     return Submission(
         workflow_id=workflow.id,
@@ -103,35 +99,41 @@ async def submission(
     )
 
 
-async def _documents(
-    sides: Sides, version: Version, fleet: Fleet | None
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The workflow's own, and the node types that make a prompt of it."""
+async def _named(sides: Sides, order: Order) -> Registered:
+    async with sides.central.look() as tx:
+        workflow = await effects.by_slug(tx, order.slug)
+        version = await effects.get_version(tx, workflow, order.version)
+        return await registered(tx, workflow, version, stage=order.stage)
+
+
+async def registered(tx: Tx, workflow: Workflow, version: Version, *, stage: str) -> Registered:
+    if not workflow.is_active or workflow.is_open:
+        raise Refused(f"the workflow {workflow.slug} takes no jobs", field="workflow_slug")
+    assigned = await fleets.fleets_with(tx, workflow.id, stage=stage)
+    known = [fleet for fleet in assigned if fleet.object_info_hash]
+    return Registered(workflow, version, next(iter(known or assigned), None))
+
+
+async def _built(sides: Sides, found: Registered, order: Order) -> Payload:
+    version, fleet = found.version, found.fleet
     document = await sides.documents.get(
         version.document_key, lambda: documents.read(sides.store, version)
     )
+    of_fleet = f"object_info/{fleet.object_info_hash if fleet else None}"
     object_info = await sides.documents.get(
-        f"object_info/{fleet.object_info_hash if fleet else None}",
-        lambda: objectinfo.object_info_for(sides.store, fleet),
+        of_fleet, lambda: objectinfo.object_info_for(sides.store, fleet)
     )
-    return document, object_info
-
-
-async def _registered(
-    sides: Sides, order: Order, known_before: tuple[Workflow, Version] | None
-) -> tuple[Workflow, Version, Fleet | None]:
-    async with sides.central.look() as tx:
-        workflow, version = known_before or await _named(tx, order)
-        if not workflow.is_active or workflow.is_open:
-            raise Refused(f"the workflow {order.slug} takes no jobs", field="workflow_slug")
-        assigned = await fleets.fleets_with(tx, workflow.id, stage=order.stage)
-    known = [fleet for fleet in assigned if fleet.object_info_hash]
-    return workflow, version, next(iter(known or assigned), None)
-
-
-async def _named(tx: Tx, order: Order) -> tuple[Workflow, Version]:
-    workflow = await effects.by_slug(tx, order.slug)
-    return workflow, await effects.get_version(tx, workflow, order.version)
+    seed = _dice.randint(0, SEED_MAX)
+    resolved = payload.resolved_for(
+        version, order.values, order.overrides, files=order.files, seed=seed
+    )
+    prompt = sides.prompts.get(
+        f"{version.workflow_id}/{version.version}/{of_fleet}",
+        lambda chance: payload.marked(version, document, object_info, chance),
+        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
+        Chance(sides.clock(), _dice),
+    )
+    return payload.filled_in(version, prompt, object_info, resolved)
 
 
 async def _require_files(sides: Sides, tenant_id: UUID, wanted: Mapping[str, UUID]) -> None:

@@ -102,7 +102,7 @@ async def same_asked_before(tx: Tx, tenant_id: UUID, asked: Submission) -> Job |
     """The job of an earlier request with this idempotency key; another request is a conflict."""
     if asked.idempotency_key is None:
         return None
-    job = await store.by_key(tx, tenant_id, asked.idempotency_key)
+    job = await store.by_key(tx, tenant_id, asked.user_id, asked.idempotency_key)
     if job and job.asked.request_hash != asked.request_hash:
         raise Conflict(
             "idempotency_key was used for another request",

@@ -22,7 +22,7 @@ async def deliver(sides: Sides, pool: Database, jobs: Sequence[Job], words: Sequ
     for job in jobs:
         tell(sides, job)
     await align(sides, jobs)
-    async with pool.begin() as tx:
+    async with pool.say() as tx:
         await store.forget_words(tx, words)
 
 
@@ -83,7 +83,7 @@ async def _deliver_word(
         job = await store.get(tx, tenant_id, job_id)
     if job:
         await align(sides, [job])
-    async with pool.begin() as tx:
+    async with pool.say() as tx:
         await store.forget_words(tx, [word_id])
 
 

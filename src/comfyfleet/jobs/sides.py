@@ -8,7 +8,7 @@ from uuid import UUID
 from comfyfleet.db import Database, Pools
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.jobs.caps import Caps
-from comfyfleet.jobs.keeping import Documents, Lately
+from comfyfleet.jobs.keeping import Documents, Lately, Prompts
 from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.kernel.clock import Clock
@@ -32,6 +32,7 @@ class Sides:
     new_id: Callable[[], UUID]
     caps: Caps = field(default_factory=Caps)
     documents: Documents = field(default_factory=Documents)
+    prompts: Prompts = field(default_factory=Prompts)
     progresses: Progresses = field(default_factory=Progresses)
     news: News = field(default_factory=News)
     # Whether a worker is the only one who may run what it may run.

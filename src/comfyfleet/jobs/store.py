@@ -1,102 +1,42 @@
 """The SQL of jobs: rows of a tenant's pool, every one looked up with its tenant."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, delete, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import (
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.tenant import ai_jobs, outbox
+from comfyfleet.db.dialect import locked
+from comfyfleet.db.fixed import Fixed, FixedInsert
+from comfyfleet.db.tenant import IS_ACTIVE, ai_jobs, outbox
 from comfyfleet.db.types import Moment
-from comfyfleet.effects.model import AssetRef
 from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
+from comfyfleet.jobs.rows import SUBMITTED, job_of, just_added, row_of
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
-_PINNED = (
-    "workflow_id",
-    "workflow_slug",
-    "workflow_version",
-    "prompt",
-    "properties",
-    "output_node_id",
-    "stage",
-    "provider",
-    "priority",
-    "backend_affinity",
-    "model_key",
-    "model_set",
-    "user_id",
-    "effect_id",
-    "retry_of",
-    "idempotency_key",
-    "request_hash",
-    "video_id",
-    "batch_id",
-    "batch_position",
-    "run_kind",
-    "run_id",
-    "is_held",
-)
-_KEPT = (
-    "id",
-    "tenant_id",
-    "attempt",
-    "lease_number",
-    "lease_token",
-    "output_file_id",
-    "provider_job_id",
-    "result_metadata",
-    "error_message",
-    "raw_error",
-    "submitted_at",
-    "started_at",
-    "completed_at",
-)
-
-
-def _asset_row(asset: AssetRef) -> dict[str, Any]:
-    return {**asdict(asset), "file_id": str(asset.file_id)}
-
-
-def _asset(row: Mapping[str, Any]) -> AssetRef:
-    return AssetRef(**{**row, "file_id": UUID(row["file_id"])})
-
-
-def _job(row: RowMapping) -> Job:
-    asked = Submission(
-        assets=tuple(map(_asset, row["assets"])),
-        price_tokens=row["reserved_tokens"],
-        **{name: row[name] for name in _PINNED},
-    )
-    return Job(asked=asked, status=JobStatus(row["status"]), **{name: row[name] for name in _KEPT})
-
-
-def _row(tenant_id: UUID, job_id: UUID, asked: Submission, now: datetime) -> dict[str, Any]:
-    return {
-        **{name: getattr(asked, name) for name in _PINNED},
-        "prompt": dict(asked.prompt),
-        "properties": dict(asked.properties),
-        "assets": [_asset_row(each) for each in asked.assets],
-        "input_file_id": asked.input_file_id,
-        "reserved_tokens": asked.price_tokens,
-        "id": job_id,
-        "tenant_id": tenant_id,
-        "status": JobStatus.QUEUED,
-        "submitted_at": now,
-    }
+_ADD = FixedInsert(ai_jobs, SUBMITTED, returning=[ai_jobs.c.id])
 
 
 async def add(
     tx: Tx, tenant_id: UUID, asked: Mapping[UUID, Submission], *, now: datetime
 ) -> list[Job]:
     """Those that are new; one whose id or idempotency key is known already is not."""
-    rows = [_row(tenant_id, job_id, each, now) for job_id, each in asked.items()]
-    added = await tx.execute(insert_if_new(tx, ai_jobs, rows).returning(ai_jobs))
-    return [_job(row) for row in added.mappings()]
+    rows = [row_of(tenant_id, job_id, each, now) for job_id, each in asked.items()]
+    added = [row["id"] for row in await _ADD.rows(tx, rows)]
+    return [just_added(tenant_id, job_id, asked[job_id], now) for job_id in added]
 
 
 def _one(tenant_id: UUID, job_id: UUID) -> tuple[Any, Any]:
@@ -106,7 +46,7 @@ def _one(tenant_id: UUID, job_id: UUID) -> tuple[Any, Any]:
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
     found = await tx.execute(select(ai_jobs).where(*_one(tenant_id, job_id)))
     row = found.mappings().one_or_none()
-    return _job(row) if row else None
+    return job_of(row) if row else None
 
 
 async def some(
@@ -118,17 +58,20 @@ async def some(
     query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id.in_(job_ids))
     query = query.order_by(ai_jobs.c.id)
     found = await tx.execute(locked(tx, query) if lock else query)
-    return [_job(row) for row in found.mappings()]
+    return [job_of(row) for row in found.mappings()]
 
 
-async def by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> Job | None:
+async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str) -> Job | None:
+    """A key is its user's own; those of operators' jobs, which have no user, are their tenant's."""
     found = await tx.execute(
         select(ai_jobs).where(
-            ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.idempotency_key == idempotency_key
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,  # IS NULL for none
+            ai_jobs.c.idempotency_key == idempotency_key,
         )
     )
     row = found.mappings().one_or_none()
-    return _job(row) if row else None
+    return job_of(row) if row else None
 
 
 async def known(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, JobStatus]:
@@ -149,19 +92,25 @@ async def active_after(tx: Tx, after: UUID | None, limit: int, before: datetime)
     if after:
         query = query.where(ai_jobs.c.id > after)
     found = await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))
-    return [_job(row) for row in found.mappings()]
+    return [job_of(row) for row in found.mappings()]
+
+
+_COUNT_ACTIVE = Fixed(
+    lambda tx: select(func.count().label("active")).where(
+        ai_jobs.c.tenant_id == bindparam("of_tenant"),
+        ai_jobs.c.user_id == bindparam("of_user"),
+        # As the index says it: bound values would hide from the planner that it fits.
+        text(IS_ACTIVE),
+        ai_jobs.c.batch_id.is_(None),
+        ai_jobs.c.run_id.is_(None),
+    )
+)
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     """Of a user; those of batches and runs have limits of their own."""
-    mine = (ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
-    query = select(func.count()).where(
-        *mine,
-        ai_jobs.c.status.in_(ACTIVE),
-        ai_jobs.c.batch_id.is_(None),
-        ai_jobs.c.run_id.is_(None),
-    )
-    return int(await tx.scalar(query) or 0)
+    counted = await _COUNT_ACTIVE.rows(tx, {"of_tenant": tenant_id, "of_user": user_id})
+    return int(counted[0]["active"])
 
 
 async def page(
@@ -182,7 +131,7 @@ async def page(
         query = query.where(place < tuple_(literal(before.submitted_at, Moment()), before.id))
     newest = (ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
     found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [_job(row) for row in found.mappings()]
+    return [job_of(row) for row in found.mappings()]
 
 
 async def of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
@@ -192,7 +141,7 @@ async def of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.batch_id == batch_id)
         .order_by(ai_jobs.c.batch_position)
     )
-    return [_job(row) for row in found.mappings()]
+    return [job_of(row) for row in found.mappings()]
 
 
 async def batches_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
@@ -220,13 +169,13 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
         .values(is_held=False)
         .returning(ai_jobs)
     )
-    return [_job(row) for row in admitted.mappings()]
+    return [job_of(row) for row in admitted.mappings()]
 
 
 async def _changed(tx: Tx, statement: Any) -> Job | None:
     changed = await tx.execute(statement.returning(ai_jobs))
     row = changed.mappings().one_or_none()
-    return _job(row) if row else None
+    return job_of(row) if row else None
 
 
 async def start(
@@ -298,6 +247,14 @@ def _failed(why: Failure, now: datetime) -> dict[str, Any]:
     }
 
 
+_LEAVE_WORD = FixedInsert(
+    outbox,
+    ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at"),
+    returning=[outbox.c.id],
+)
+_FORGET_WORD = Fixed(lambda tx: delete(outbox).where(outbox.c.id == bindparam("word")))
+
+
 async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
     """An outbox row each: the central side must follow. One per change, so none is overlooked."""
     rows = [
@@ -311,8 +268,7 @@ async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]
         }
         for job in jobs
     ]
-    added = await tx.execute(insert(outbox).returning(outbox.c.id), rows)
-    return [row.id for row in added]
+    return [row["id"] for row in await _LEAVE_WORD.rows(tx, rows)]
 
 
 async def leave_word_for_run(tx: Tx, job: Job, *, now: datetime) -> None:
@@ -352,7 +308,9 @@ async def words_due(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUI
 
 
 async def forget_words(tx: Tx, ids: Sequence[int]) -> None:
-    if ids:
+    if len(ids) == 1:
+        await _FORGET_WORD.rows(tx, {"word": ids[0]})
+    elif ids:
         await tx.execute(delete(outbox).where(outbox.c.id.in_(ids)))
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.jobs import service
 from comfyfleet.jobs.model import Job, Submission
@@ -32,10 +31,17 @@ async def submit(
 
 
 async def submit_new(
-    sides: Sides, tenant_id: UUID, asked: Submission, *, active_max: int | None = None
+    sides: Sides,
+    tenant_id: UUID,
+    asked: Submission,
+    *,
+    active_max: int | None = None,
+    tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
-    """For who has just seen that its idempotency key is unused; another may still come first."""
-    added = await submit_many(sides, tenant_id, {sides.new_id(): asked}, active_max=active_max)
+    """Not looked for first, as its idempotency key is mostly unused: the database decides."""
+    added = await submit_many(
+        sides, tenant_id, {sides.new_id(): asked}, active_max=active_max, tenant=tenant
+    )
     if added:
         return added[0], True
     pool = await sides.pool_of(tenant_id)
@@ -59,8 +65,9 @@ async def submit_many(
     asked: dict[UUID, Submission],
     *,
     active_max: int | None = None,
+    tenant: Tenant | None = None,
 ) -> Sequence[Job]:
-    clamped = await admissible(sides, tenant_id, asked)
+    clamped = await admissible(sides, tenant_id, asked, tenant=tenant)
     pool = await sides.pool_of(tenant_id)
     async with pool.begin() as tx:
         added, words = await service.submit(
@@ -71,14 +78,19 @@ async def submit_many(
 
 
 async def admissible(
-    sides: Sides, tenant_id: UUID, asked: dict[UUID, Submission]
+    sides: Sides,
+    tenant_id: UUID,
+    asked: dict[UUID, Submission],
+    *,
+    tenant: Tenant | None = None,
 ) -> dict[UUID, Submission]:
-    """As the tenant may have them, if there is room for them."""
+    """As the tenant may have them, if there is room for them. `tenant`: for who has just read it."""
     if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
         raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
-    async with sides.central.look() as tx:
-        tenant = await tenants.require_kept(tx, tenant_id)
-        await _refuse_if_full(tx, sides, tenant, len(asked))
+    if tenant is None:
+        async with sides.central.look() as tx:
+            tenant = await tenants.require_kept(tx, tenant_id)
+    await _refuse_if_full(sides, tenant, len(asked))
     return {job_id: _clamped(each, tenant) for job_id, each in asked.items()}
 
 
@@ -87,13 +99,13 @@ def _clamped(asked: Submission, tenant: Tenant) -> Submission:
     return asked if priority == asked.priority else replace(asked, priority=priority)
 
 
-async def _refuse_if_full(tx: Tx, sides: Sides, tenant: Tenant, more: int) -> None:
+async def _refuse_if_full(sides: Sides, tenant: Tenant, more: int) -> None:
     settings = sides.settings
     for whose, most, said in (
         (tenant.id, tenant.max_queued or settings.max_queued_per_tenant, "of this tenant"),
         (None, settings.max_queued_total, "of all tenants"),
     ):
-        count = partial(_queued, tx, whose)
+        count = partial(_queued, sides, whose)
         if not await sides.caps.has_room(whose, more, most, count=count, now=sides.clock()):
             raise QueueFull(
                 f"the queue {said} is full: at most {most} jobs may wait",
@@ -101,8 +113,9 @@ async def _refuse_if_full(tx: Tx, sides: Sides, tenant: Tenant, more: int) -> No
             )
 
 
-async def _queued(tx: Tx, whose: UUID | None) -> int:
-    return (await dispatch.counts(tx, whose)).queued
+async def _queued(sides: Sides, whose: UUID | None) -> int:
+    async with sides.central.look() as tx:
+        return (await dispatch.counts(tx, whose)).queued
 
 
 async def cancel(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:

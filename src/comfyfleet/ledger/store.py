@@ -5,10 +5,21 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, and_, func, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.fixed import Fixed, FixedInsert
 from comfyfleet.db.tenant import token_transactions as lines
 from comfyfleet.db.tenant import token_wallets as wallets
 from comfyfleet.ledger.model import SETTLES, Transaction, TransactionType, Wallet
@@ -19,10 +30,15 @@ async def wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
     return _wallet(found) if found else None
 
 
+_IS_BOUND = and_(
+    wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
+)
+_LOCK = Fixed(lambda tx: locked(tx, select(wallets).where(_IS_BOUND)))
+
+
 async def lock(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
-    query = locked(tx, select(wallets).where(_is(tenant_id, user_id)))
-    found = (await tx.execute(query)).first()
-    return _wallet(found) if found else None
+    found = await _LOCK.first(tx, {"of_tenant": tenant_id, "of_user": user_id})
+    return Wallet(**found) if found else None
 
 
 async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> None:
@@ -34,19 +50,31 @@ async def take(
     tx: Tx, tenant_id: UUID, user_id: UUID, amount: int, job_ids: Collection[UUID]
 ) -> int | None:
     """What is left; none if there was too little, or one of the jobs has its tokens already."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "amount_taken": amount}
+    if len(job_ids) == 1:
+        found = await _TAKE.first(tx, {**values, "of_job": next(iter(job_ids))})
+        return found["balance"] if found else None
+    statement = _taking(lines.c.job_id.in_(job_ids))
+    left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
+    return left
+
+
+def _taking(is_of_jobs: ColumnElement[bool]) -> Any:
     reserved = select(lines.c.id).where(
-        lines.c.tenant_id == tenant_id,
-        lines.c.job_id.in_(job_ids),
+        lines.c.tenant_id == bindparam("of_tenant"),
+        is_of_jobs,
         lines.c.type == TransactionType.JOB_RESERVE,
     )
-    statement = (
+    amount = bindparam("amount_taken", type_=BigInteger)
+    return (
         update(wallets)
-        .where(_is(tenant_id, user_id), wallets.c.balance >= amount, ~reserved.exists())
+        .where(_IS_BOUND, wallets.c.balance >= amount, ~reserved.exists())
         .values(balance=wallets.c.balance - amount)
         .returning(wallets.c.balance)
     )
-    left: int | None = (await tx.execute(statement)).scalar_one_or_none()
-    return left
+
+
+_TAKE = Fixed(lambda tx: _taking(lines.c.job_id == bindparam("of_job")))
 
 
 async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
@@ -60,9 +88,25 @@ async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
     return balance
 
 
+_ADD = FixedInsert(
+    lines,
+    (
+        "tenant_id",
+        "user_id",
+        "job_id",
+        "type",
+        "amount",
+        "provider_transaction_id",
+        "created_at",
+    ),
+    returning=[lines.c.id],
+)
+
+
 async def add(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
     """How many of them are new."""
-    return len((await tx.execute(insert_if_new(tx, lines, rows).returning(lines.c.id))).all())
+    whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
+    return len(await _ADD.rows(tx, whole))
 
 
 async def of_payment(tx: Tx, tenant_id: UUID, provider_id: str) -> Transaction | None:

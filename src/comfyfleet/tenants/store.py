@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, bindparam, func, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import tenants
 from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.fixed import Fixed
 from comfyfleet.tenants.model import Tenant
 
 
@@ -21,9 +22,12 @@ async def add_if_new(tx: Tx, row: Mapping[str, Any]) -> None:
     await tx.execute(insert_if_new(tx, tenants, [row]))
 
 
+_GET = Fixed(lambda tx: select(tenants).where(tenants.c.id == bindparam("of_id")))
+
+
 async def get(tx: Tx, tenant_id: UUID) -> Tenant | None:
-    found = (await tx.execute(select(tenants).where(tenants.c.id == tenant_id))).first()
-    return _tenant(found) if found else None
+    found = await _GET.first(tx, {"of_id": tenant_id})
+    return Tenant(**found) if found else None
 
 
 async def all_of(tx: Tx, *, pool: str | None) -> list[Tenant]:

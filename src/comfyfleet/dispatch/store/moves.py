@@ -10,10 +10,10 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Interval,
+    bindparam,
     case,
     cast,
     func,
-    insert,
     literal,
     select,
     text,
@@ -24,7 +24,8 @@ from sqlalchemy import (
 from comfyfleet.db import Tx
 from comfyfleet.db.central import audit_log
 from comfyfleet.db.central import dispatches as d
-from comfyfleet.db.dialect import insert_if_new, is_sqlite
+from comfyfleet.db.dialect import is_sqlite
+from comfyfleet.db.fixed import Fixed, FixedInsert
 from comfyfleet.dispatch.model import Dispatch, Lane, NewDispatch, Status
 from comfyfleet.dispatch.store.rows import WHOLE, as_dispatch, in_lane
 
@@ -75,13 +76,16 @@ def _last_rank(share: Share) -> Any:
     return query.scalar_subquery()
 
 
+_TAKE_TURNS = Fixed(
+    lambda tx: text("SELECT pg_advisory_xact_lock(key) FROM unnest(CAST(:keys AS bigint[])) AS key")
+)
+
+
 async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
     """A tenant's submits into one lane follow each other: at once, all would get the same rank."""
     if is_sqlite(tx):
         return
-    keys = sorted({_lock_key(share) for share in shares})
-    lock = text("SELECT pg_advisory_xact_lock(key) FROM unnest(CAST(:keys AS bigint[])) AS key")
-    await tx.execute(lock, {"keys": keys})
+    await _TAKE_TURNS.rows(tx, {"keys": sorted({_lock_key(share) for share in shares})})
 
 
 def _lock_key(share: Share) -> int:
@@ -89,8 +93,35 @@ def _lock_key(share: Share) -> int:
     return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), signed=True)
 
 
+_OF_ONE = Share(
+    bindparam("of_tenant"),  # type: ignore[arg-type]
+    Lane(bindparam("of_workflow"), bindparam("of_stage"), bindparam("of_provider")),  # type: ignore[arg-type]
+    bindparam("of_priority"),  # type: ignore[arg-type]
+)
+_FLOOR = Fixed(
+    lambda tx: select(
+        _head_rank(_OF_ONE.lane, _OF_ONE.priority).label("head"), _last_rank(_OF_ONE).label("last")
+    )
+)
+
+
+async def _floor(tx: Tx, share: Share) -> int:
+    workflow_id, stage, provider = share.lane
+    values = {
+        "of_tenant": share.tenant_id,
+        "of_workflow": workflow_id,
+        "of_stage": stage,
+        "of_provider": provider,
+        "of_priority": share.priority,
+    }
+    (found,) = await _FLOOR.rows(tx, values)
+    return max(found["head"] or 0, found["last"] or 0)
+
+
 async def floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
     """After which rank a tenant's next job stands: virtual time, or its own last that still waits."""
+    if len(shares) == 1:
+        return {shares[0]: await _floor(tx, shares[0])}
     found: dict[Share, int] = {}
     for start in range(0, len(shares), PROBES_PER_STATEMENT_MAX):
         part = shares[start : start + PROBES_PER_STATEMENT_MAX]
@@ -103,6 +134,30 @@ async def floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
     return found
 
 
+_ADD = FixedInsert(
+    d,
+    (
+        "tenant_id",
+        "tenant_job_id",
+        "workflow_id",
+        "stage",
+        "provider",
+        "priority",
+        "rank",
+        "max_attempts",
+        "model_key",
+        "model_set",
+        "backend_affinity",
+        "status",
+        "created_at",
+        "queued_at",
+        "ended_at",
+        "last_error",
+    ),
+    returning=WHOLE,
+)
+
+
 async def add(
     tx: Tx, rows: Sequence[tuple[NewDispatch, int]], values: Mapping[str, Any]
 ) -> list[Dispatch]:
@@ -110,8 +165,8 @@ async def add(
     added = []
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
         part = rows[start : start + ROWS_PER_STATEMENT_MAX]
-        statement = insert_if_new(tx, d, [{**_columns(*each), **values} for each in part])
-        added += [as_dispatch(row) for row in await tx.execute(statement.returning(*WHOLE))]
+        new = [{**_columns(*each), "ended_at": None, "last_error": None, **values} for each in part]
+        added += [as_dispatch(tuple(row.values())) for row in await _ADD.rows(tx, new)]
     return added
 
 
@@ -127,6 +182,13 @@ def _columns(new: NewDispatch, rank: int) -> dict[str, Any]:
         "model_set": new.model_set,
         "backend_affinity": new.backend_affinity,
     }
+
+
+_NOTE = FixedInsert(
+    audit_log,
+    ("at", "actor", "action", "subject", "tenant_id", "details"),
+    returning=[audit_log.c.id],
+)
 
 
 async def note(
@@ -151,7 +213,7 @@ async def note(
         for each in noted
     ]
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
-        await tx.execute(insert(audit_log), rows[start : start + ROWS_PER_STATEMENT_MAX])
+        await _NOTE.rows(tx, rows[start : start + ROWS_PER_STATEMENT_MAX])
 
 
 async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> int:

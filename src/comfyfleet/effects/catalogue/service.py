@@ -83,10 +83,8 @@ async def catalogue(tx: Tx, *, after_slug: str | None = None, limit: int) -> lis
 
 async def offer_of(tx: Tx, effect_id: UUID) -> Offer:
     """What a customer picked; NotFound unless it is published and its workflow active."""
-    effect = await get(tx, effect_id)
-    behind = await workflow_store.in_use(tx, {effect.workflow_id})
-    offer = Offer(effect, *behind[effect.workflow_id])
-    if not offer.is_open:
+    offer = await store.offer(tx, effect_id)
+    if offer is None or not offer.is_open:
         raise NotFound(f"there is no effect {effect_id}")
     return offer
 

@@ -5,12 +5,45 @@ from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, case, select, update
+from sqlalchemy import Row, and_, bindparam, case, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import effects, workflows
+from comfyfleet.db.central import workflow_versions as versions
 from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.effects.catalogue.model import Effect, Face
+from comfyfleet.db.fixed import Fixed
+from comfyfleet.effects.catalogue.model import Effect, Face, Offer
+from comfyfleet.effects.store import version_of, workflow_of
+
+_FACE = tuple(each.name for each in fields(Face))
+_REST = tuple(each.name for each in fields(Effect) if each.name != "face")
+# Columns of several tables in one row, told apart by the names that they get.
+_BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
+_OFFER = Fixed(
+    lambda tx: (
+        select(*(each.label(prefix + each.name) for table, prefix in _BEHIND for each in table.c))
+        .select_from(effects)
+        .join(workflows, workflows.c.id == effects.c.workflow_id)
+        .join(
+            versions,
+            and_(
+                versions.c.workflow_id == workflows.c.id, versions.c.version == workflows.c.version
+            ),
+        )
+        .where(effects.c.id == bindparam("of_id"))
+    )
+)
+
+
+async def offer(tx: Tx, effect_id: UUID) -> Offer | None:
+    """An effect with its workflow, and the version that new jobs get."""
+    found = await _OFFER.first(tx, {"of_id": effect_id})
+    if found is None:
+        return None
+    effect, workflow, version = (
+        {each.name: found[prefix + each.name] for each in table.c} for table, prefix in _BEHIND
+    )
+    return Offer(_effect_of(effect), workflow_of(workflow), version_of(version))
 
 
 async def add(tx: Tx, effect: Effect) -> Effect | None:
@@ -85,7 +118,10 @@ def face_row(face: Face) -> dict[str, Any]:
 
 
 def _effect(row: Row[Any]) -> Effect:
-    values = row._mapping
-    face = {each.name: values[each.name] for each in fields(Face)}
-    rest = {each.name: values[each.name] for each in fields(Effect) if each.name != "face"}
+    return _effect_of(row._mapping)
+
+
+def _effect_of(values: Mapping[Any, Any]) -> Effect:
+    face = {name: values[name] for name in _FACE}
+    rest = {name: values[name] for name in _REST}
     return Effect(face=Face(**{**face, "media_types": tuple(face["media_types"])}), **rest)

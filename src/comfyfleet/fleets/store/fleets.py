@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, workflow_fleets, workflows
 from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.fixed import Fixed
 from comfyfleet.fleets.model import Assigned, Fleet
 
 
@@ -73,15 +74,24 @@ async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:
-    query = (
+    """Of one stage, or of all."""
+    if stage is None:
+        return [Fleet(**row) for row in await _WITH.rows(tx, {"of_workflow": workflow_id})]
+    values = {"of_workflow": workflow_id, "of_stage": stage}
+    return [Fleet(**row) for row in await _WITH_OF_STAGE.rows(tx, values)]
+
+
+def _with(*conditions: ColumnElement[bool]) -> Any:
+    return (
         select(fleets)
         .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
-        .where(workflow_fleets.c.workflow_id == workflow_id)
+        .where(workflow_fleets.c.workflow_id == bindparam("of_workflow"), *conditions)
         .order_by(fleets.c.slug, fleets.c.stage)
     )
-    if stage is not None:
-        query = query.where(fleets.c.stage == stage)
-    return [_fleet(row) for row in await tx.execute(query)]
+
+
+_WITH = Fixed(lambda tx: _with())
+_WITH_OF_STAGE = Fixed(lambda tx: _with(fleets.c.stage == bindparam("of_stage")))
 
 
 async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:

@@ -59,6 +59,39 @@ async def test_the_same_key_is_the_same_job_and_another_body_a_conflict(
     assert await ada.balance() == TOKENS - PRICE
 
 
+async def test_a_key_is_its_users_own(shop: Shop, ada: Customer) -> None:
+    bob = await shop.customer(ada.tenant_id)
+    wanted = {"idempotency_key": "order-1", "properties": {"width": 32}}
+    batch = {"effect_id": str(shop.draw.id), "items": [{}], "idempotency_key": "order-1"}
+    jobs, batches = [], []
+    for each in (ada, bob, ada, bob):
+        jobs.append(await each.submit(shop.draw, **wanted))
+        batches.append(await each.client.post("/api/ai-jobs/batches", json=batch))
+    for made in (jobs, batches):
+        assert [each.status_code for each in made] == [201, 201, 200, 200]
+        hers, his = made[0].json()["id"], made[1].json()["id"]
+        assert hers != his
+        assert [each.json()["id"] for each in made[2:]] == [hers, his]
+    assert await ada.balance() == await bob.balance() == TOKENS - 2 * PRICE
+
+
+async def test_a_repeated_request_is_answered_as_before_whatever_has_changed(
+    shop: Shop, ada: Customer
+) -> None:
+    wanted = {"idempotency_key": "k", "properties": {"width": 32}}
+    first = await ada.submit(shop.draw, **wanted)
+    for _ in range(4):
+        await ada.job(shop.draw)
+    assert (await ada.submit(shop.draw, **wanted)).json()["id"] == first.json()["id"]
+    await shop.change(shop.draw, is_published=False)
+    again = await ada.submit(shop.draw, **wanted)
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = await ada.submit(shop.draw, idempotency_key="k", properties={"width": 33})
+    assert other.status_code == 409
+    unknown = await ada.submit(shop.draw, idempotency_key="new", properties={"width": 32})
+    assert unknown.status_code == 404
+
+
 async def test_too_few_tokens_are_told_and_nothing_is_written(shop: Shop) -> None:
     poor = await shop.customer(tokens=PRICE - 1)
     refused = await poor.submit(shop.draw, properties={"width": 32})

@@ -1,0 +1,150 @@
+"""Statements of a fixed text do on each database what any other statement does."""
+
+import asyncio
+import contextlib
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import bindparam, delete, func, insert, select, update
+
+from comfyfleet.db import Database, Tx
+from comfyfleet.db.fixed import Fixed, FixedInsert
+from comfyfleet.db.tenant import outbox, token_wallets
+
+NOW = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
+COLUMNS = ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at")
+ADD = FixedInsert(outbox, COLUMNS, returning=[outbox.c.id])
+GET = Fixed(lambda tx: select(outbox).where(outbox.c.id == bindparam("of_id")))
+FORGET = Fixed(lambda tx: delete(outbox).where(outbox.c.id == bindparam("of_id")))
+OPEN = FixedInsert(
+    token_wallets,
+    ("tenant_id", "user_id", "balance", "created_at"),
+    returning=[token_wallets.c.balance],
+)
+TAKE = Fixed(
+    lambda tx: (
+        update(token_wallets)
+        .where(
+            token_wallets.c.user_id == bindparam("of_user"),
+            token_wallets.c.balance >= bindparam("amount"),
+        )
+        .values(balance=token_wallets.c.balance - bindparam("amount"))
+        .returning(token_wallets.c.balance)
+    )
+)
+
+
+def a_word(**changes: Any) -> dict[str, Any]:
+    return {
+        "tenant_id": uuid.uuid4(),
+        "job_id": uuid.uuid4(),
+        "kind": "dispatch",
+        "payload": {"names": ["ä", None], "depth": {"x": 1.5}},
+        "not_before": NOW,
+        "created_at": NOW,
+        **changes,
+    }
+
+
+async def how_many(tx: Tx) -> int:
+    return int(await tx.scalar(select(func.count()).select_from(outbox)) or 0)
+
+
+async def test_a_row_comes_back_as_it_was_put_in(pool: Database) -> None:
+    word = a_word()
+    async with pool.begin() as tx:
+        (added,) = await ADD.rows(tx, [word])
+        found = await GET.first(tx, {"of_id": added["id"]})
+    assert found == {"id": added["id"], "tries": 0, **word}
+
+
+async def test_several_rows_are_added_at_once_and_none_is_no_row(pool: Database) -> None:
+    async with pool.begin() as tx:
+        assert len(await ADD.rows(tx, [a_word() for _ in range(1200)])) == 1200
+        assert await ADD.rows(tx, []) == []
+        assert await how_many(tx) == 1200
+
+
+async def test_of_rows_that_are_known_nothing_is_returned(pool: Database) -> None:
+    rows = [
+        {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 5, "created_at": NOW}
+        for _ in range(3)
+    ]
+    async with pool.begin() as tx:
+        assert await OPEN.rows(tx, rows[:1]) == [{"balance": 5}]
+        assert await OPEN.rows(tx, rows[:1]) == []
+        assert len(await OPEN.rows(tx, rows)) == 2
+
+
+async def test_a_write_is_guarded_by_what_is_bound(pool: Database) -> None:
+    row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 5, "created_at": NOW}
+    async with pool.begin() as tx:
+        await OPEN.rows(tx, [row])
+        assert await TAKE.first(tx, {"of_user": row["user_id"], "amount": 3}) == {"balance": 2}
+        assert await TAKE.first(tx, {"of_user": row["user_id"], "amount": 3}) is None
+
+
+async def test_a_value_that_is_forgotten_is_no_null(pool: Database) -> None:
+    word = a_word()
+    del word["kind"]
+    with pytest.raises(Exception, match="kind"):
+        async with pool.begin() as tx:
+            await ADD.rows(tx, [word])
+
+
+async def test_it_is_undone_with_its_transaction(pool: Database) -> None:
+    with contextlib.suppress(RuntimeError):
+        async with pool.begin() as tx:
+            await ADD.rows(tx, [a_word()])
+            await tx.execute(insert(outbox).values(a_word()))
+            assert await how_many(tx) == 2
+            raise RuntimeError
+    async with pool.look() as tx:
+        assert await how_many(tx) == 0
+
+
+async def test_a_single_statement_is_a_transaction_by_itself(pool: Database) -> None:
+    async with pool.say() as tx:
+        (added,) = await ADD.rows(tx, [a_word()])
+    async with pool.look() as tx:
+        assert await how_many(tx) == 1
+    async with pool.say() as tx:
+        assert await FORGET.rows(tx, {"of_id": added["id"]}) == []
+    async with pool.look() as tx:
+        assert await how_many(tx) == 0
+
+
+async def test_who_is_cut_off_leaves_neither_rows_nor_locks(pool: Database) -> None:
+    row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 5, "created_at": NOW}
+    async with pool.begin() as tx:
+        await OPEN.rows(tx, [row])
+    taken = asyncio.Event()
+
+    async def take_and_wait() -> None:
+        async with pool.begin() as tx:
+            await TAKE.rows(tx, {"of_user": row["user_id"], "amount": 5})
+            taken.set()
+            await asyncio.sleep(60)
+
+    cut_off = asyncio.create_task(take_and_wait())
+    await taken.wait()
+    cut_off.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await cut_off
+    async with asyncio.timeout(5), pool.begin() as tx:
+        assert await TAKE.first(tx, {"of_user": row["user_id"], "amount": 5}) == {"balance": 0}
+
+
+async def test_two_that_take_at_once_follow_each_other(pool: Database) -> None:
+    row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 20, "created_at": NOW}
+    async with pool.begin() as tx:
+        await OPEN.rows(tx, [row])
+
+    async def take() -> Any:
+        async with pool.begin() as tx:
+            return await TAKE.first(tx, {"of_user": row["user_id"], "amount": 1})
+
+    left = await asyncio.gather(*(take() for _ in range(30)))
+    assert sorted(each["balance"] for each in left if each) == list(range(20))

@@ -1,0 +1,65 @@
+"""A workflow is converted once, unless chance or the date has a say in what becomes of it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+from tests.fleetkit.prompts import OBJECT_INFO
+
+from comfyfleet.effects.prompting import Chance, marked_prompt_of
+from comfyfleet.jobs.keeping import PROMPTS_KEPT_MAX, Prompts
+
+TODAY = datetime(2026, 11, 15, tzinfo=UTC)
+
+
+class Conversion:
+    """Of a workflow with one text; counts how often it is converted."""
+
+    def __init__(self, kind: str, text: str, *placeholders: str) -> None:
+        node = {"id": 1, "type": kind, "inputs": [], "outputs": [], "widgets_values": [text]}
+        self.document = {"nodes": [node], "links": [], "version": 0.4}
+        self.placeholders = list(placeholders)
+        self.times = 0
+
+    def __call__(self, chance: Chance) -> Mapping[str, Any]:
+        self.times += 1
+        return marked_prompt_of(
+            "workflow", self.document, OBJECT_INFO, self.placeholders, chance=chance
+        )
+
+
+def texts_of(conversion: Conversion, name: str, times: int) -> set[str]:
+    prompts, dice = Prompts(), Random(7)
+    return {
+        prompts.get("key", conversion, Chance(TODAY, dice))["1"]["inputs"][name]
+        for _ in range(times)
+    }
+
+
+def test_a_plain_workflow_is_converted_once() -> None:
+    plain = Conversion("CLIPTextEncode", "a photo of {{what}}", "{{what}}")
+    assert len(texts_of(plain, "text", 20)) == 1
+    assert plain.times == 1
+
+
+def test_a_choice_of_words_is_made_anew_each_time() -> None:
+    varied = Conversion("CLIPTextEncode", "a cat in {oil|chalk}")
+    assert texts_of(varied, "text", 20) == {"a cat in oil", "a cat in chalk"}
+
+
+def test_a_date_is_that_of_the_day() -> None:
+    prompts, dated = Prompts(), Conversion("SaveImage", "%date:yyyy-MM-dd%/cat")
+    for day in (15, 16):
+        made = prompts.get("key", dated, Chance(TODAY.replace(day=day), None))
+        assert made["1"]["inputs"]["filename_prefix"] == f"2026-11-{day}/cat"
+
+
+def test_only_so_many_are_kept_and_the_oldest_goes_first() -> None:
+    prompts = Prompts()
+    conversions = [Conversion("SaveImage", f"{number}") for number in range(PROMPTS_KEPT_MAX + 1)]
+    for number, each in enumerate(conversions):
+        prompts.get(str(number), each, Chance())
+    prompts.get(str(PROMPTS_KEPT_MAX), conversions[-1], Chance())
+    prompts.get("0", conversions[0], Chance())
+    assert [each.times for each in (conversions[0], conversions[-1])] == [2, 1]
