@@ -81,7 +81,7 @@ class Deliveries:
         headers = {"Content-Type": content_type, **_lowered(slot.headers)}
         headers = {**_lowered(headers), "content-length": str(size)}
         try:
-            answer = await self._store.put(slot.url, content=_chunks(path), headers=headers)
+            answer = await self._store.put(slot.url, content=_chunks(path, size), headers=headers)
         except httpx.TransportError as error:
             return type(error).__name__, False
         if answer.status_code == 413:
@@ -95,7 +95,11 @@ def _lowered(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
+async def _chunks(path: Path, size: int) -> AsyncIterator[bytes]:
+    """Most are small, and then one change of threads is enough."""
+    if size <= CHUNK_BYTES:
+        yield await asyncio.to_thread(path.read_bytes)
+        return
     file = await asyncio.to_thread(path.open, "rb")
     try:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):

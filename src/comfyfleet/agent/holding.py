@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -71,6 +70,10 @@ class Holding:
         self._heart = make_heart(self)
         self._ailing = ailing
         self._work: asyncio.Task[Complete] | None = None
+        # Made when there is something to put into it.
+        self._scratch = (
+            workshop.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
+        )
 
     def halt(self, why: Halt) -> None:
         """The first reason counts, except that a lost lease has nothing more to say."""
@@ -88,18 +91,21 @@ class Holding:
         lease.enter(Phase.DELIVERING)
         if word is not None:
             lease.entry = replace(lease.entry, word=word)
-            await asyncio.to_thread(self._workshop.journal.write, lease.entry)
-            await self._say(word)
-        await asyncio.to_thread(self._workshop.journal.forget, lease.job)
+            # Side by side: a word that was lost with us is found again, as its run is in the journal.
+            noted = asyncio.to_thread(self._workshop.journal.write, lease.entry)
+            await asyncio.gather(noted, self._say(word))
+        await asyncio.to_thread(self._forget)
+
+    def _forget(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._workshop.journal.forget(self.lease.job)
 
     async def _worked(self) -> LastWord | None:
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._workshop.journal.scratch))
         beating = asyncio.create_task(self._heart.beat())
         try:
-            return await self._outcome(folder)
+            return await self._outcome(self._scratch)
         finally:
             beating.cancel()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _outcome(self, folder: Path) -> LastWord | None:
         work = asyncio.create_task(run_lease(self.lease, self._heart, self._workshop, folder))

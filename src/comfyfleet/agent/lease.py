@@ -243,8 +243,7 @@ async def deliver(
                 f"{job.max_output_bytes:,} are taken."
             )
         content_type = content_type_of(file.filename, fetched.content_type)
-        content_hash = await asyncio.to_thread(hash_of, fetched.path)
-        width, height = await asyncio.to_thread(size_of, fetched.path) or (None, None)
+        content_hash, (width, height) = await asyncio.to_thread(looked_at, fetched.path)
         await workshop.precedence.give_way()
         await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
     finally:
@@ -262,5 +261,6 @@ async def deliver(
     )
 
 
-def hash_of(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
+def looked_at(path: Path) -> tuple[str, tuple[int | None, int | None]]:
+    """Its hash, and how large a picture it is: both at once, as each change of threads takes time."""
+    return blake3().update_mmap(path).hexdigest(), size_of(path) or (None, None)

@@ -105,17 +105,22 @@ async def _check(calls: Calls, call: Call, file: OutputFile, response: httpx.Res
 async def save(response: httpx.Response, to: Path) -> int:
     """Stream a body to a file; its size. Also for other servers' files."""
     part = to.with_name(f".{to.name}.part")
-    await asyncio.to_thread(to.parent.mkdir, parents=True, exist_ok=True)
     size = 0
     try:
-        with await asyncio.to_thread(part.open, "wb") as file:
+        with await asyncio.to_thread(_made, part) as file:
             async for chunks in _gathered(response):
                 await asyncio.to_thread(file.writelines, chunks)
                 size += sum(map(len, chunks))
         await asyncio.to_thread(part.replace, to)
-    finally:
+    except BaseException:
         await asyncio.to_thread(part.unlink, missing_ok=True)
+        raise
     return size
+
+
+def _made(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
 
 
 async def _gathered(response: httpx.Response) -> AsyncIterator[list[bytes]]:

@@ -20,10 +20,11 @@ from comfyfleet.graphs.runs import Run, RunStatus
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Failure, Job, JobStatus
 from comfyfleet.jobs.settling import deliver
-from comfyfleet.kernel.errors import FleetError, NotFound, QueueFull, Unavailable
+from comfyfleet.kernel.errors import NotFound, QueueFull, Unavailable
 
 log = logging.getLogger(__name__)
-WORDS_PER_PASS_MAX = 500
+WORDS_PER_PAGE = 500
+PUT_OFF = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
 
 
@@ -94,39 +95,47 @@ async def as_of_now(graphs: Graphs, kept: Kept) -> Run:
     return draft.finished().run
 
 
-async def hear(graphs: Graphs, pool: Database) -> bool:
-    """Reads the words of one pool's outbox; each run goes on by itself. True: there may be more."""
-    async with pool.look() as tx:
-        words = await jobs.words_for_runs(
-            tx, KIND, now=graphs.sides.clock(), limit=WORDS_PER_PASS_MAX
-        )
-    by_run: dict[tuple[UUID, UUID], list[int]] = {}
-    for word, tenant_id, run_id, _job in words:
-        by_run.setdefault((tenant_id, run_id), []).append(word)
-    heard = 0
-    for (tenant_id, run_id), ids in by_run.items():
-        heard += await _goes_on(graphs, tenant_id, run_id, tuple(ids))
-    return bool(heard) and len(words) == WORDS_PER_PASS_MAX
+async def hear(graphs: Graphs, pool: Database) -> None:
+    """Reads the words of one pool's outbox, all of them: some may be there for long."""
+    after = 0
+    while True:
+        async with pool.look() as tx:
+            words = await jobs.words_for_runs(
+                tx, KIND, now=graphs.sides.clock(), limit=WORDS_PER_PAGE, after=after
+            )
+        by_run: dict[tuple[UUID, UUID], list[int]] = {}
+        for word, tenant_id, run_id, _job in words:
+            by_run.setdefault((tenant_id, run_id), []).append(word)
+        for (tenant_id, run_id), ids in by_run.items():
+            await _goes_on(graphs, pool, tenant_id, run_id, tuple(ids))
+        if len(words) < WORDS_PER_PAGE:
+            return
+        after = words[-1][0]
 
 
 async def _goes_on(
-    graphs: Graphs, tenant_id: UUID, run_id: UUID, heard: tuple[int, ...] = ()
-) -> bool:
-    """One that can't go on now holds up no other; its words stay where they are."""
+    graphs: Graphs, pool: Database, tenant_id: UUID, run_id: UUID, heard: tuple[int, ...] = ()
+) -> None:
+    """One that can't go on now holds up no other, whatever ails it; its words stay where they are."""
     try:
         await advance(graphs, tenant_id, run_id, heard=heard)
     except (QueueFull, Unavailable) as error:
         log.warning("graph run %s waits: %s", run_id, error.message)
-        return False
     except NotFound:
         # It was removed; nobody is left to hear this.
-        pool = await graphs.sides.pool_of(tenant_id)
         async with pool.begin() as tx:
             await jobs.forget_words(tx, heard)
-    except FleetError:
+    except Exception:
         log.exception("graph run %s can't go on", run_id)
-        return False
-    return True
+        await _put_off(graphs, pool, heard)
+
+
+async def _put_off(graphs: Graphs, pool: Database, heard: tuple[int, ...]) -> None:
+    """To be told of the same mistake every second helps nobody."""
+    if heard:
+        async with pool.begin() as tx:
+            until = graphs.sides.clock() + PUT_OFF
+            await jobs.postpone_words(tx, heard, until=until)
 
 
 async def judge_all(graphs: Graphs, pool: Database) -> None:
@@ -136,11 +145,19 @@ async def judge_all(graphs: Graphs, pool: Database) -> None:
         async with pool.look() as tx:
             page = await store.runs_going_on(tx, after=after, limit=RUNS_PER_PAGE)
         for tenant_id, run_id in page:
-            await _end_overdue(graphs, pool, tenant_id, run_id)
-            await _goes_on(graphs, tenant_id, run_id)
+            await _judge(graphs, pool, tenant_id, run_id)
         if len(page) < RUNS_PER_PAGE:
             return
         after = page[-1][1]
+
+
+async def _judge(graphs: Graphs, pool: Database, tenant_id: UUID, run_id: UUID) -> None:
+    try:
+        await _end_overdue(graphs, pool, tenant_id, run_id)
+    except Exception:
+        log.exception("graph run %s can't be judged", run_id)
+    else:
+        await _goes_on(graphs, pool, tenant_id, run_id)
 
 
 async def _end_overdue(graphs: Graphs, pool: Database, tenant_id: UUID, run_id: UUID) -> None:

@@ -88,10 +88,14 @@ async def _check_active(tx: Tx, tenant_id: UUID, user_id: UUID, active_max: int 
 
 
 async def words_for_runs(
-    tx: Tx, kind: str, *, now: datetime, limit: int
+    tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
     """(word, tenant, run, job): jobs of runs that have ended and were not yet heard of."""
-    return await store.words_for_runs(tx, kind, now=now, limit=limit)
+    return await store.words_for_runs(tx, kind, now=now, limit=limit, after=after)
+
+
+async def postpone_words(tx: Tx, words: Sequence[int], *, until: datetime) -> None:
+    await store.postpone_words(tx, words, until=until)
 
 
 async def forget_words(tx: Tx, words: Sequence[int]) -> None:

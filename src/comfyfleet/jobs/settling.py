@@ -72,7 +72,7 @@ async def deliver_words(sides: Sides, pool: Database, *, limit: int) -> int:
         except FleetError as error:
             log.warning("outbox word %s of job %s waits: %s", word_id, job_id, error.message)
             async with pool.begin() as tx:
-                await store.postpone_word(tx, word_id, until=now + RETRY_WORD)
+                await store.postpone_words(tx, [word_id], until=now + RETRY_WORD)
     return len(due)
 
 

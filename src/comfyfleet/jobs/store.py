@@ -285,12 +285,12 @@ async def leave_word_for_run(tx: Tx, job: Job, *, now: datetime) -> None:
 
 
 async def words_for_runs(
-    tx: Tx, kind: str, *, now: datetime, limit: int
+    tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """(word, tenant, run, job) of jobs that have ended."""
+    """(word, tenant, run, job) of jobs that have ended; the oldest first, page by page."""
     found = await tx.execute(
         select(outbox.c.id, outbox.c.tenant_id, outbox.c.payload, outbox.c.job_id)
-        .where(outbox.c.kind == kind, outbox.c.not_before <= now)
+        .where(outbox.c.kind == kind, outbox.c.not_before <= now, outbox.c.id > after)
         .order_by(outbox.c.id)
         .limit(limit)
     )
@@ -314,9 +314,9 @@ async def forget_words(tx: Tx, ids: Sequence[int]) -> None:
         await tx.execute(delete(outbox).where(outbox.c.id.in_(ids)))
 
 
-async def postpone_word(tx: Tx, word_id: int, *, until: datetime) -> None:
+async def postpone_words(tx: Tx, ids: Sequence[int], *, until: datetime) -> None:
     await tx.execute(
         update(outbox)
-        .where(outbox.c.id == word_id)
+        .where(outbox.c.id.in_(ids))
         .values(tries=outbox.c.tries + 1, not_before=until)
     )

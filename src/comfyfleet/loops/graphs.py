@@ -28,24 +28,20 @@ def graph_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("graphs", partial(over_pools, plane, judge_all), plane.settings.sweep_seconds)
 
 
-async def over_pools(
-    plane: Plane, act: Callable[[Graphs, Database], Awaitable[bool | None]]
-) -> bool:
+async def over_pools(plane: Plane, act: Callable[[Graphs, Database], Awaitable[None]]) -> None:
     """All pools side by side: one that is down, or slow, holds up no other."""
-    has_more = await asyncio.gather(
-        *(_in_pool(plane, name, pool, act) for name, pool in plane.pools.items())
-    )
-    return any(has_more)
+    await asyncio.gather(*(_in_pool(plane, name, pool, act) for name, pool in plane.pools.items()))
 
 
 async def _in_pool(
     plane: Plane,
     name: str,
     pool: Database,
-    act: Callable[[Graphs, Database], Awaitable[bool | None]],
-) -> bool:
+    act: Callable[[Graphs, Database], Awaitable[None]],
+) -> None:
     try:
-        return bool(await act(plane.graphs, pool))
+        await act(plane.graphs, pool)
     except FleetError as error:
         log.warning("graph runs of pool %s wait: %s", name, error.message)
-        return False
+    except Exception:
+        log.exception("graph runs of pool %s were left out", name)

@@ -1,0 +1,89 @@
+"""A pass over the runs of a pool: one that is broken holds up no other."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from tests.dbkit.databases import Databases
+from tests.graphskit.playing import Play, graph, node, output, play_on
+
+from comfyfleet.db.tenant import graph_runs
+from comfyfleet.graphs import going
+from comfyfleet.graphs.keeping import Kept
+from comfyfleet.graphs.runs import RunStatus
+from comfyfleet.loops.graphs import over_pools
+
+TWO = graph(
+    [node("first"), node("second"), output()],
+    "first.output > second.like",
+    "second.output > result.value",
+)
+
+
+async def broken(play: Play, kept: Kept) -> None:
+    """As no program of ours would leave it: to read it raises what nobody expects."""
+    async with play.plane.pools["main"].begin() as tx:
+        mine = graph_runs.c.id == kept.head.id
+        await tx.execute(update(graph_runs).where(mine).values(snapshot={"nodes": 7}))
+    play.graphs.runs.drop(kept.head.id)
+
+
+async def test_words_of_other_runs_are_heard(
+    databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        bad, good = await play.started(TWO), await play.started(TWO)
+        for _ in range(2):
+            job = (await play.workers["w1"].poll(wait_seconds=0))["job"]
+            await play.deliver(job)
+        await broken(play, bad)
+        with caplog.at_level(logging.ERROR):
+            await over_pools(play.plane, going.hear)
+        assert f"graph run {bad.head.id} can't go on" in caplog.text
+        assert len(await play.work()) == 1
+        assert (await play.now(good)).run.status == RunStatus.COMPLETED
+
+
+async def test_a_mistake_is_not_made_anew_every_second(
+    databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        bad = await play.started(TWO)
+        await play.deliver((await play.workers["w1"].poll(wait_seconds=0))["job"])
+        await broken(play, bad)
+        for _ in range(3):
+            await play.sweep()
+        assert caplog.text.count("can't go on") == 1
+
+
+async def test_other_runs_are_judged(
+    databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        bound = graph(
+            [node("first", backend_affinity="worker:w2"), output()], "first.output > result.value"
+        )
+        runs = [await play.started(bound) for _ in range(3)]
+        await broken(play, sorted(runs, key=lambda kept: kept.head.id)[0])
+        await play.lose("w2")
+        with caplog.at_level(logging.ERROR):
+            await over_pools(play.plane, going.judge_all)
+        assert "can't be judged" in caplog.text
+        await play.sweep()  # their jobs are cancelled for certain
+        for kept in sorted(runs, key=lambda kept: kept.head.id)[1:]:
+            assert (await play.now(kept)).run.status == RunStatus.FAILED
+
+
+async def test_words_that_stay_keep_none_from_being_heard(
+    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(going, "WORDS_PER_PAGE", 1)
+    async with play_on(databases, tmp_path, max_queued_total=2) as play:
+        runs = [await play.started(TWO) for _ in range(2)]
+        for _ in runs:
+            await play.deliver((await play.workers["w1"].poll(wait_seconds=0))["job"])
+        await play.sweep()
+        assert len(await play.work()) == 2
+        for kept in runs:
+            assert (await play.now(kept)).run.status == RunStatus.COMPLETED
