@@ -1,10 +1,13 @@
 """A three-step pipeline on two engines, whose control plane and workers are killed on the way."""
 
 import json
+import os
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
@@ -171,6 +174,46 @@ def require_right(customer: Customer, run_id: str) -> None:
     spent = sum(count * price for count, price in zip(CANDIDATES, PRICES.values(), strict=True))
     assert run["tokens"] == spent
     assert customer.get("wallet")["balance"] == TOKENS - spent
+    require_paid_once(customer, {each["job_id"] for each in found}, spent)
+
+
+def require_paid_once(customer: Customer, jobs: set[str], spent: int) -> None:
+    lines = customer.get("wallet/transactions", limit=100)
+    assert lines["next"] is None
+    of_jobs = [each for each in lines["transactions"] if each["job_id"]]
+    assert Counter((each["job_id"], each["type"]) for each in of_jobs) == {
+        (job_id, kind): 1 for job_id in jobs for kind in ("JOB_RESERVE", "JOB_CONSUME")
+    }
+    assert sum(each["amount"] for each in of_jobs) == -spent
+
+
+def require_no_file_without_a_candidate(
+    stage: Stage, customer: Customer, run_id: str, objects: Path
+) -> None:
+    """What a killed worker had delivered and nobody accepted is a leftover: it goes when it is a day old."""
+    found = customer.get(f"pipeline-runs/{run_id}/candidates", limit=100)["candidates"]
+    wanted = {unquote(urlsplit(each["url"]).path).partition("/tenants/")[2] for each in found}
+    assert len(wanted) == len(found)
+    beside = next(iter(wanted)).rpartition("/")[0]
+    (objects / "tenants" / beside / "output-lost.png").write_bytes(b"of a lease that was lost")
+    assert wanted < objects_in(objects)
+    two_days_ago = time.time() - 2 * 86_400
+    for each in objects.rglob("*"):
+        os.utime(each, (two_days_ago, two_days_ago))
+    stage.restart_control()  # a sweep's first pass is at once
+    until(
+        lambda: objects_in(objects) == wanted,
+        seconds=30,
+        what=lambda: str(sorted(objects_in(objects) - wanted)),
+    )
+    for each in customer.get(f"pipeline-runs/{run_id}/candidates", limit=100)["candidates"]:
+        assert len(customer.fetch(each["url"])) == each["size"]
+
+
+def objects_in(objects: Path) -> set[str]:
+    """Of all tenants, of which there is one."""
+    tenants = objects / "tenants"
+    return {each.relative_to(tenants).as_posix() for each in tenants.rglob("*") if each.is_file()}
 
 
 async def survived(folder: Path, kills: int) -> None:
@@ -191,6 +234,9 @@ async def survived(folder: Path, kills: int) -> None:
                 what=lambda: json.dumps(customer.get(f"pipeline-runs/{run_id}")),
             )
             require_right(customer, run_id)
+            require_no_file_without_a_candidate(
+                stage, customer, run_id, folder / "files" / "objects"
+            )
 
 
 async def test_a_pipeline_makes_its_thirty_candidates_though_processes_are_killed(

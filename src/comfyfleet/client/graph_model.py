@@ -176,6 +176,7 @@ class GraphRun(Message):
     executions_total: int = 0
     created_at: datetime
     ended_at: datetime | None = None
+    is_expired: bool = False  # what went in, came out and was recorded is gone
 
     @property
     def has_ended(self) -> bool:

@@ -16,6 +16,7 @@ from comfyfleet.graphs.decide import next_actions
 from comfyfleet.graphs.draft import Advance
 from comfyfleet.graphs.events import CancelJob, Cause, JobFailed, StartJob, Surroundings
 from comfyfleet.graphs.keeping import Kept, Runs
+from comfyfleet.graphs.runs import RunStatus
 from comfyfleet.graphs.world import PROVIDER, World
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
@@ -74,11 +75,17 @@ async def change(
         step = _Step(graphs, pool, kept, world, await decide(kept, world), heard)
         outcome = await step.carried_out()
         if outcome is not None:
+            _count(graphs, kept.run.status, outcome.kept.run.status)
             await _follow_up(graphs, pool, outcome)
             return outcome.kept
         graphs.runs.drop(run_id)
         kept = None
     raise Conflict(f"the graph run {run_id} is being changed by others; try again")
+
+
+def _count(graphs: Graphs, before: RunStatus, after: RunStatus) -> None:
+    if after.is_over and not before.is_over:
+        graphs.sides.tallies.graph_runs[after] += 1
 
 
 async def _follow_up(graphs: Graphs, pool: Database, outcome: _Outcome) -> None:

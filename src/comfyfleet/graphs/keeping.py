@@ -66,7 +66,8 @@ class Runs:
         head = await store.get_run(tx, tenant_id, run_id)
         if head is None:
             raise NotFound(f"there is no graph run {run_id}")
-        plan = kept.plan if kept else restored_plan(head.snapshot)
+        is_same = kept is not None and not head.is_expired
+        plan = kept.plan if kept and is_same else restored_plan(head.snapshot)
         run = restored(plan, head.run, await store.records_of(tx, head))
         return Kept(head, plan, run, head.revision)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
-from comfyfleet.db import Tx
+from comfyfleet.db import Database, Tx
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.graphs import store
@@ -197,6 +197,8 @@ async def _find(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept | None:
 
 async def _require_same(graphs: Graphs, owner: Owner, before: Kept, wanted: NewRun) -> None:
     """The same file may be named by its own id, or by that of its media."""
+    if before.head.is_expired:
+        return  # nobody knows any more what it was
     given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
     if given != known and given.keys() == known.keys():
         given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
@@ -248,7 +250,18 @@ async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
             file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
     except (ValueError, NotFound):
         return None
-    return file if file.user_id in (None, owner.user_id) else None
+    if file.user_id not in (None, owner.user_id):
+        return None
+    return await _confirmed(graphs, pool, file) if file.is_announced else file
+
+
+async def _confirmed(graphs: Graphs, pool: Database, file: File) -> File | None:
+    """It has arrived, so that it is not swept away as one that never came."""
+    facts = await graphs.sides.store.head(file.path)
+    if facts is None:
+        return None
+    async with pool.begin() as tx:
+        return await files.confirm(tx, file.tenant_id, file.id, size=facts.size)
 
 
 async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
@@ -297,6 +310,8 @@ async def retry(graphs: Graphs, owner: Owner, run_id: UUID, *, backend: str | No
     await get_run(graphs, owner, run_id)
 
     async def decide(kept: Kept, world: Surroundings) -> Advance:
+        if kept.head.is_expired:
+            raise Conflict("the time of this run is up: what it had done is gone")
         if backend is not None:
             _require_known(backend, world)
         return retry_run(kept.plan, kept.run, world, backend=backend)

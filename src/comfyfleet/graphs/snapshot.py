@@ -6,6 +6,7 @@ from typing import Any
 
 from comfyfleet.effects.model import Property
 from comfyfleet.graphs.catalogue import WorkflowFacts, catalogue_of
+from comfyfleet.graphs.model import Graph
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.plan import Plan, plan_of, refuse
 from comfyfleet.graphs.writing import document_of
@@ -21,6 +22,9 @@ def saved_plan(plan: Plan) -> dict[str, Any]:
 
 
 def restored_plan(saved: Mapping[str, Any]) -> Plan:
+    """Of an expired run nothing is left, which is a graph without nodes."""
+    if not saved:
+        return plan_of(Graph("", {}, ()), catalogue_of(()))
     parsed = parse_graph(saved["graph"])
     refuse(list(parsed.problems))
     return plan_of(parsed.graph, catalogue_of(tuple(map(_restored, saved["workflows"]))))

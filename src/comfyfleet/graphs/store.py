@@ -7,7 +7,18 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, Select, Table, insert, literal, select, tuple_, update
+from sqlalchemy import (
+    RowMapping,
+    Select,
+    Table,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+    tuple_,
+    update,
+)
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked, upsert_each
@@ -15,7 +26,13 @@ from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, g
 from comfyfleet.db.types import Moment
 from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
 from comfyfleet.graphs.saving import restored_record, saved_record
-from comfyfleet.graphs.stored import GraphEntry, Head, RunEntry, StoredGraph
+from comfyfleet.graphs.stored import (
+    EXPIRED_REVISION,
+    GraphEntry,
+    Head,
+    RunEntry,
+    StoredGraph,
+)
 
 ROWS_PER_STATEMENT_MAX = 500
 GOING_ON = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.WAITING_FOR_USER)
@@ -269,3 +286,38 @@ def _run_entry(row: RowMapping) -> RunEntry:
     error = row["error"]
     values = {**row, "status": RunStatus(row["status"]), "error": error and _error(error)}
     return RunEntry(**values)
+
+
+# Retention
+
+
+async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit: int) -> list[UUID]:
+    """Runs that are over lose what went in, what came out and what was recorded; the oldest first."""
+    old = (
+        select(graph_runs.c.id)
+        .where(
+            graph_runs.c.tenant_id == tenant_id,
+            graph_runs.c.ended_at < ended_before,
+            graph_runs.c.revision != EXPIRED_REVISION,
+        )
+        .order_by(graph_runs.c.ended_at)
+        .limit(limit)
+    )
+    ids = list((await tx.execute(locked(tx, old, skip_locked=True))).scalars())
+    if not ids:
+        return []
+    lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null()}
+    # A retry takes the end away: one that was quicker keeps its run.
+    over = (graph_runs.c.id.in_(ids), graph_runs.c.ended_at < ended_before)
+    changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
+    expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
+    await tx.execute(delete(graph_executions).where(graph_executions.c.run_id.in_(expired)))
+    return expired
+
+
+async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]]:
+    """What was given to runs that go on."""
+    query = select(graph_runs.c.inputs).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.status.in_(GOING_ON)
+    )
+    return list((await tx.execute(query)).scalars())

@@ -8,6 +8,9 @@ from uuid import UUID
 
 from comfyfleet.graphs.runs import Run, RunError, RunStatus
 
+# Of a run whose time is up. It has lost what it was made of, so that nothing changes it any more.
+EXPIRED_REVISION = -1
+
 
 @dataclass(frozen=True, slots=True)
 class StoredGraph:
@@ -40,6 +43,10 @@ class Head:
     outputs: Mapping[str, Any] | None = None
     changed_at: datetime | None = None
     ended_at: datetime | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        return self.revision == EXPIRED_REVISION
 
     @property
     def run(self) -> Run:

@@ -19,19 +19,33 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.plane import Plane
 from comfyfleet.plane.figures import JOB_SECONDS, STATES, Ended, Figures, Outcomes, read_figures
+from comfyfleet.plane.run_figures import (
+    GRAPH_RUNS,
+    JOBS,
+    KINDS,
+    PIPELINE_RUNS,
+    RunFigures,
+    read_run_figures,
+)
 
 logger = logging.getLogger(__name__)
 # Several that ask at once, or one that asks too often, cost the database nothing.
 FRESH_SECONDS = 2.0
 PREFIX = "comfyfleet"
+OVER = ("completed", "failed", "cancelled")
+ENDED = ("done", "failed", "cancelled")
+ALERTS = ("pipeline.alert", "pipeline.paused")
 
 
 def metrics_router(plane: Plane) -> APIRouter:
     router = APIRouter(tags=["health"])
     reading = _Reading(plane)
+    counted = CollectorRegistry()
+    counted.register(_Counted(plane.sides.tallies))
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -45,7 +59,7 @@ def metrics_router(plane: Plane) -> APIRouter:
             logger.warning("figures can't be read: %s", error.message)
             plane.meters.readable.set(0)
             figures = b""
-        text = generate_latest(plane.meters.registry) + figures
+        text = generate_latest(plane.meters.registry) + generate_latest(counted) + figures
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
@@ -74,7 +88,8 @@ class _Reading:
                 tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
             )
         await self._outcomes.look(plane.central, now)
-        return _Snapshot(figures, dict(self._outcomes.sums), plane.queue.waiting())
+        runs = await read_run_figures(plane.pools)
+        return _Snapshot(figures, dict(self._outcomes.sums), plane.queue.waiting(), runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +97,13 @@ class _Snapshot(Collector):
     figures: Figures
     ended: dict[tuple[str, str, str], Ended]
     waiting: int
+    runs: dict[str, RunFigures]
 
     def collect(self) -> Iterable[Metric]:
         yield from self._lanes()
         yield from self._fleets()
         yield from self._outcomes()
+        yield from self._runs()
         yield _gauge("waiting_polls", "Long polls of this process", (), [((), self.waiting)])
 
     def _lanes(self) -> Iterator[Metric]:
@@ -114,6 +131,27 @@ class _Snapshot(Collector):
         ]
         yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
 
+    def _runs(self) -> Iterator[Metric]:
+        """No tenant and no run is a label: there is no end to them."""
+        labels = ("pool", "state")
+        for name, text, field, states in (
+            ("graph_runs", "Graph runs that go on", "graph_runs", GRAPH_RUNS),
+            ("pipeline_runs", "Pipeline runs", "pipeline_runs", PIPELINE_RUNS),
+        ):
+            values = [
+                ((pool, state), getattr(each, field).get(state, 0))
+                for pool, each in self.runs.items()
+                for state in states
+            ]
+            yield _gauge(name, text, labels, values)
+        jobs = [
+            ((pool, kind, state), each.jobs.get((kind, state), 0))
+            for pool, each in self.runs.items()
+            for kind in KINDS
+            for state in JOBS
+        ]
+        yield _gauge("run_jobs", "Jobs of runs, in flight", ("pool", "kind", "state"), jobs)
+
     def _outcomes(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
             f"{PREFIX}_jobs_ended",
@@ -132,6 +170,36 @@ class _Snapshot(Collector):
             durations.add_metric(key, buckets, sum_value=sums.seconds)
         yield ended
         yield durations
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted(Collector):
+    """What this process has seen end."""
+
+    tallies: Tallies
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, label, counts, usual in (
+            ("graph_runs_ended", "Graph runs that ended", "outcome", self.tallies.graph_runs, OVER),
+            (
+                "pipeline_jobs_ended",
+                "Jobs of pipeline runs that ended",
+                "outcome",
+                self.tallies.pipeline_jobs,
+                ENDED,
+            ),
+            (
+                "pipeline_alerts",
+                "What owners of pipeline runs were told of",
+                "event",
+                self.tallies.pipeline_alerts,
+                ALERTS,
+            ),
+        ):
+            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=(label,))
+            for value in usual:
+                family.add_metric((value,), counts[value])
+            yield family
 
 
 def _gauge(

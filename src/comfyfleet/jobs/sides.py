@@ -11,6 +11,7 @@ from comfyfleet.jobs.caps import Caps
 from comfyfleet.jobs.keeping import Documents, Lately, Prompts
 from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
+from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.storage import ObjectStore
@@ -35,6 +36,7 @@ class Sides:
     prompts: Prompts = field(default_factory=Prompts)
     progresses: Progresses = field(default_factory=Progresses)
     news: News = field(default_factory=News)
+    tallies: Tallies = field(default_factory=Tallies)
     # Whether a worker is the only one who may run what it may run.
     alone: Lately[bool] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # A tenant never moves, so its pool is looked up once.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID, uuid5
 
 from comfyfleet.db import Database, Tx
@@ -28,6 +28,8 @@ from comfyfleet.pipelines.watching import pause_if_full, raise_alert
 log = logging.getLogger(__name__)
 WORDS_PER_PASS_MAX = 200
 REMARK_CHARACTERS_MAX = 2000
+# Candidates, and how the job stands now; None: as it stood before.
+Written: TypeAlias = tuple[int, JobState | None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ async def collect(
 ) -> int:
     """How many candidates were written; none if they were before."""
     outcome = await _outcome(sides, pool, tenant_id, job_id)
-    written = 0
+    written: Written = (0, None)
     async with pool.begin() as tx:
         stored = await runs.run(tx, tenant_id, run_id, is_locked=True)
         row = await job_rows.get(tx, run_id, job_id) if stored else None
@@ -86,7 +88,10 @@ async def collect(
         if word is not None:
             await jobs.forget_words(tx, [word])
     sides.news.tell(run_id)
-    return written
+    count, state = written
+    if state is not None:
+        sides.tallies.pipeline_jobs[state] += 1
+    return count
 
 
 async def _outcome(sides: Sides, pool: Database, tenant_id: UUID, job_id: UUID) -> Outcome | None:
@@ -134,20 +139,20 @@ async def _problem(sides: Sides, file: File | None) -> str | None:
 
 async def _write(
     tx: Tx, sides: Sides, stored: StoredRun, row: PipelineJob, outcome: Outcome
-) -> int:
+) -> Written:
     now = sides.clock()
     is_done = bool(outcome.pictures)
     is_paid = outcome.job.status == JobStatus.COMPLETED
     error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
     state = JobState.DONE if is_done else JobState.FAILED
     if not await job_rows.end(tx, row.id, state, now=now, error=error, is_refunded=not is_paid):
-        return 0  # written before, or cancelled by us
+        return 0, None  # written before, or cancelled by us
     await runs.change_run(tx, stored.id, {"look_at": now, "changed_at": now})
     if not is_done:
         told = {"job_id": str(row.id), "step": row.step, "error": error}
         await journal.record(tx, stored, "job_failed", told, now=now)
         await raise_alert(tx, sides, stored, row, error, now=now)
-        return 0
+        return 0, state
     made_with = await runs.pipeline(tx, stored.tenant_id, stored.pipeline_id)
     if made_with is None:
         raise NotFound(f"there is no pipeline {stored.pipeline_id}")
@@ -160,7 +165,7 @@ async def _write(
         await candidates.count_children(tx, row.parent, len(rows))
     await journal.record(tx, stored, "candidates", _told(row, rows, error), now=now)
     await pause_if_full(tx, sides, stored, row, now=now)
-    return len(rows)
+    return len(rows), state
 
 
 def _told(row: PipelineJob, rows: list[Candidate], remark: str | None) -> dict[str, Any]:

@@ -250,7 +250,6 @@ async def _submit(tx: Tx, state: State, made: Made, now: datetime) -> tuple[list
     await runs.change_run(
         tx, run_id, {"served_at": now, "changed_at": now, "trouble": None, "reason": None}
     )
-    told = {"job_id": str(job_id), "step": state.pipeline.steps[step].name}
-    told["parent"] = str(parent) if parent else ""
+    told = {"job_id": str(job_id), "step": step, "parent": str(parent) if parent else None}
     await journal.record(tx, state.stored, "submitted", told, now=now)
     return added, words

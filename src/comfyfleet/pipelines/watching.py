@@ -74,6 +74,7 @@ async def _announce(
     now: datetime,
 ) -> None:
     """In the same transaction: told once, by the job that was one too many."""
+    sides.tallies.pipeline_alerts[event] += 1
     await webhooks.announce(
         tx,
         stored.tenant_id,

@@ -1,13 +1,15 @@
 """Figures over all rooms at once: a handful of grouped queries, for those who watch the system."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, select, text
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import dispatches, fleets, workers, workflow_fleets, workflows
+from comfyfleet.db.pipelines import pipeline_runs
+from comfyfleet.db.tenant import ai_jobs, graph_runs
 
 
 class FleetRow(NamedTuple):
@@ -78,3 +80,33 @@ async def ended(
     )
     rows: list[Any] = list(await tx.execute(query))
     return [EndedRow._make((*row[:6], tuple(map(int, row[6:])))) for row in rows]
+
+
+# Of a tenant pool. Word for word what their indexes are made for: SQLite knows them by that only.
+GOING_ON = text("status IN ('pending', 'running', 'waiting_for_user')")
+ACTIVE = text("status IN ('queued', 'processing')")
+
+
+async def graph_runs_going_on(tx: Tx) -> dict[str, int]:
+    """By status."""
+    query = select(graph_runs.c.status, func.count()).where(GOING_ON)
+    return _counted(await tx.execute(query.group_by(graph_runs.c.status)))
+
+
+async def pipeline_runs_by_status(tx: Tx) -> dict[str, int]:
+    query = select(pipeline_runs.c.status, func.count()).group_by(pipeline_runs.c.status)
+    return _counted(await tx.execute(query))
+
+
+async def jobs_of_runs(tx: Tx) -> dict[tuple[str, str], int]:
+    """(kind of run, status) of jobs that have not ended."""
+    query = (
+        select(ai_jobs.c.run_kind, ai_jobs.c.status, func.count())
+        .where(ACTIVE, ai_jobs.c.run_kind.is_not(None))
+        .group_by(ai_jobs.c.run_kind, ai_jobs.c.status)
+    )
+    return {(kind, status): count for kind, status, count in await tx.execute(query)}
+
+
+def _counted(rows: Iterable[Any]) -> dict[str, int]:
+    return {row[0]: row[1] for row in rows}

@@ -1,6 +1,5 @@
 """Objects that no row names: of uploads that were given up, of leases that were lost, of cuts."""
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,13 +9,13 @@ from comfyfleet.db import Database
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.tenants import service as tenants
 from comfyfleet.upkeep import store
+from comfyfleet.upkeep.keys import job_of, owner_of
 from comfyfleet.upkeep.retaining import delete_keys
 
 # Documents of operators (central/…) are never looked at: they are named by other rows.
 TENANTS_PREFIX = "tenants/"
 LEFT_FOR = timedelta(days=1)
 PAGE = 500
-_KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/(?:ai-jobs/(?P<job>[0-9a-f-]{36})/)?")
 
 
 async def remove_leftovers(sides: Sides) -> int:
@@ -29,7 +28,7 @@ async def remove_leftovers(sides: Sides) -> int:
     removed, some = 0, defaultdict[UUID, list[str]](list)
     before = sides.clock() - LEFT_FOR
     async for each in sides.store.listed(TENANTS_PREFIX):
-        owner = _owner_of(each.key)
+        owner = owner_of(each.key)
         if each.modified_at >= before or owner not in pools:
             continue
         some[owner].append(each.key)
@@ -50,28 +49,12 @@ async def _pools_by_tenant(sides: Sides) -> dict[UUID, Database]:
 async def _remove_unnamed(sides: Sides, pool: Database, keys: Sequence[str]) -> int:
     async with pool.look() as tx:
         unnamed = set(keys) - await store.known_paths(tx, keys)
-        jobs = {job for key in unnamed if (job := _job_of(key))}
+        jobs = {job for key in unnamed if (job := job_of(key))}
         at_work = await store.active_among(tx, jobs) if jobs else set()
     # What a lease has delivered is named only when it is completed.
-    leftover = [key for key in sorted(unnamed) if _job_of(key) not in at_work]
+    leftover = [key for key in sorted(unnamed) if job_of(key) not in at_work]
     await delete_keys(sides, leftover)
     return len(leftover)
-
-
-def _owner_of(key: str) -> UUID | None:
-    return _id_in(key, "tenant")
-
-
-def _job_of(key: str) -> UUID | None:
-    return _id_in(key, "job")
-
-
-def _id_in(key: str, part: str) -> UUID | None:
-    found = _KEY.match(key)
-    try:
-        return UUID(found[part]) if found and found[part] else None
-    except ValueError:
-        return None
 
 
 async def remove_all_of(sides: Sides, tenant_id: UUID) -> int:

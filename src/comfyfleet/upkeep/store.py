@@ -120,6 +120,25 @@ async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
     return {UUID(asset["file_id"]) for row in await tx.execute(query) for asset in row.assets}
 
 
+async def jobs_of_living_runs(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], *, since: datetime
+) -> set[UUID]:
+    """Which of them belong to a graph run that goes on, or to a pipeline run that is not at rest."""
+    graphs_ = select(graph_runs.c.id).where(
+        graph_runs.c.tenant_id == tenant_id,
+        graph_runs.c.status.in_(("pending", "running", "waiting_for_user")),
+    )
+    runs = pipelines.pipeline_runs
+    pipelines_ = select(runs.c.id).where(
+        runs.c.tenant_id == tenant_id, runs.c.status != "cancelled", runs.c.changed_at >= since
+    )
+    query = select(ai_jobs.c.id).where(
+        ai_jobs.c.id.in_(job_ids),
+        or_(ai_jobs.c.run_id.in_(graphs_), ai_jobs.c.run_id.in_(pipelines_)),
+    )
+    return set((await tx.execute(query)).scalars())
+
+
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
     await tx.execute(delete(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids)))
 

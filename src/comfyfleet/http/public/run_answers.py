@@ -101,6 +101,9 @@ class RunAnswer(Answer):
     executions_total: int
     created_at: datetime
     ended_at: datetime | None
+    is_expired: bool = Field(
+        description="Its time was up: what went in, came out and was recorded is gone."
+    )
 
 
 async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
@@ -123,6 +126,7 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
         executions_total=len(run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
+        is_expired=head.is_expired,
     )
 
 

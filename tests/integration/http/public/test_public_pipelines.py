@@ -1,11 +1,17 @@
 """Pipelines by the customers' API: a run from its start to its tree, judged on the way."""
 
+import asyncio
+import json
+from datetime import datetime
 from typing import Any
 
+import pytest
 from tests.planekit.customers import Customer, Shop, png
 
+from comfyfleet.http.public import candidates
 from comfyfleet.loops.pipelines import carry_on
 
+LIVE_SECONDS = 6.0  # long enough for all that happens while somebody reads
 DOCUMENT = """
 name: Two steps
 steps:
@@ -107,3 +113,82 @@ async def test_a_run_is_paused_changed_and_cancelled_by_the_api(shop: Shop, ada:
 async def test_what_is_wrong_with_a_pipeline_is_told_with_its_step(ada: Customer) -> None:
     told = await post(ada, "pipelines", 422, name="x", steps=[{"name": "A", "workflow": "none"}])
     assert told["error"]["details"]["problems"][0]["step"] == "A"
+
+
+async def told(customer: Customer, run_id: str, *, after: int = 0) -> list[Any]:
+    """(id, kind, data) of each event, until the stream is let go."""
+    headers = {"Last-Event-ID": str(after)} if after else {}
+    answer = await customer.client.get(f"/api/pipeline-runs/{run_id}/events", headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    begin, *events = [each for each in answer.text.split("\n\n") if each]
+    assert begin == "retry: 2000"
+    fields = [dict(line.split(": ", 1) for line in each.splitlines()) for each in events]
+    return [(int(each["id"]), each["event"], json.loads(each["data"])) for each in fields]
+
+
+async def test_the_stream_tells_what_happened_and_to_whom(
+    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", 0.2)
+    run_id = await started(ada, base=1)
+    await work_off(shop)
+    (one,) = (await ada.get(f"pipeline-runs/{run_id}/candidates", step=0))["candidates"]
+    at = f"pipeline-runs/{run_id}/candidates/{one['id']}"
+    for act in ("approve", "reject", "undo"):
+        await post(ada, f"{at}/{act}")
+    await ada.client.patch(f"/api/pipeline-runs/{run_id}", json={"limits": {"tokens": 9}})
+    await post(ada, f"pipeline-runs/{run_id}/pause")
+    events = await told(ada, run_id)
+    kinds = [kind for _, kind, _ in events]
+    assert kinds == [
+        *("started", "submitted", "candidates", "submitted", "candidates", "no_work"),
+        *("approved", "rejected", "undone", "changed", "paused"),
+    ]
+    ids = [number for number, _, _ in events]
+    assert ids == sorted(set(ids))
+    data = [each for _, _, each in events]
+    assert all(datetime.fromisoformat(each["at"]).tzinfo for each in data)
+    assert data[0]["base_candidates"] == 1
+    assert data[0]["limits"]["concurrent_jobs"] == 1
+    assert (data[1]["step"], data[1]["parent"]) == (0, None)
+    assert data[2]["candidates"] == [one["id"]]
+    assert data[2]["job_id"] == data[1]["job_id"] == one["job_id"]
+    assert (data[3]["step"], data[3]["parent"]) == (1, one["id"])
+    assert data[5]["reason"] == "complete"
+    assert (data[6]["candidate_id"], data[6]["before"]) == (one["id"], "active")
+    assert (data[8]["before"], data[8]["after"]) == ("rejected", "approved")
+    assert data[9]["limits"] == {"tokens": 9}
+    assert {each["user_id"] for each in data if "user_id" in each} == {str(ada.user_id)}
+    rest = await told(ada, run_id, after=ids[-3])
+    assert rest == events[-2:]
+
+
+async def test_the_stream_tells_failures_votes_and_what_comes_while_it_is_read(
+    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", 0.2)
+    run_id = await started(ada, base=2)
+    await carry_on(shop.plane.sides, shop.plane.pools["main"])
+    await shop.fail("RuntimeError: out of memory")
+    await carry_on(shop.plane.sides, shop.plane.pools["main"])
+    events = await told(ada, run_id)
+    failed = next(data for _, kind, data in events if kind == "job_failed")
+    assert (failed["step"], failed["job_id"]) == (0, events[1][2]["job_id"])
+    assert failed["error"]
+    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", LIVE_SECONDS)
+    reading = asyncio.create_task(told(ada, run_id, after=events[-1][0]))
+    await post(ada, f"pipeline-runs/{run_id}/retry", job_id=failed["job_id"])
+    await work_off(shop)
+    pair = [
+        each["id"] for each in (await ada.get(f"pipeline-runs/{run_id}/pair", step=0))["candidates"]
+    ]
+    vote = await post(ada, f"pipeline-runs/{run_id}/vote", winner=pair[0], loser=pair[1])
+    await post(ada, f"pipeline-runs/{run_id}/votes/{vote['id']}/undo")
+    await post(ada, f"pipeline-runs/{run_id}/candidates/{pair[0]}/winner")
+    await post(ada, f"pipeline-runs/{run_id}/cancel")
+    seen = {kind: data for _, kind, data in await reading}
+    assert seen["retried"]["jobs"] == [failed["job_id"]]
+    assert (seen["voted"]["winner"], seen["voted"]["loser"]) == tuple(pair)
+    assert seen["voted"]["vote_id"] == seen["vote_undone"]["vote_id"] == vote["id"]
+    assert seen["crowned"]["candidate_id"] == pair[0]
+    assert seen["cancelled"]["jobs_cancelled"] == 0

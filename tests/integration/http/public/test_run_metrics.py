@@ -1,0 +1,123 @@
+"""Graph and pipeline runs in /metrics: how many go on, how they ended, and nobody's name."""
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
+from tests.planekit import client_of
+from tests.planekit.customers import Customer, Shop, png
+
+from comfyfleet.graphs.going import hear
+from comfyfleet.http import metrics
+from comfyfleet.loops.pipelines import carry_on
+from comfyfleet.plane import store
+
+GRAPH: dict[str, Any] = {
+    "name": "secret-graph",
+    "nodes": [
+        {"id": "draw", "type": "workflow", "workflow": "draw"},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "draw.output", "to": "picture.value"}],
+}
+PIPELINE = {"name": "secret-pipeline", "steps": [{"name": "Base", "workflow": "draw"}]}
+
+
+async def read(shop: Shop, monkeypatch: Any) -> tuple[dict[tuple[str, ...], float], str]:
+    """(name, values of its labels, which are sorted by their names) → value."""
+    monkeypatch.setattr(metrics, "FRESH_SECONDS", -1.0)
+    async with client_of(shop.plane, None) as client:
+        answer = await client.get("/metrics")
+    found = {
+        (
+            each.name.removeprefix("comfyfleet_"),
+            *(value for _, value in sorted(each.labels.items())),
+        ): each.value
+        for family in text_string_to_metric_families(answer.text)
+        for each in family.samples
+    }
+    return found, answer.text
+
+
+async def made(ada: Customer, path: str, **body: Any) -> dict[str, Any]:
+    answer = await ada.client.post(f"/api/{path}", json=body)
+    assert answer.status_code < 300, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_runs_are_counted_by_state_and_outcome(
+    shop: Shop, ada: Customer, monkeypatch: Any
+) -> None:
+    plane = shop.plane
+    graph = await made(ada, "graphs", **GRAPH)
+    runs = [await made(ada, f"graphs/{graph['id']}/runs") for _ in range(4)]
+    found, _ = await read(shop, monkeypatch)
+    assert found["graph_runs", "main", "running"] == 4
+    assert found["graph_runs", "main", "waiting_for_user"] == 0
+    assert found["run_jobs", "graph", "main", "queued"] == 4
+    assert found["graph_runs_ended_total", "completed"] == 0
+    await shop.work(png())
+    await shop.fail()
+    await hear(plane.graphs, plane.pools["main"])
+    statuses = [(await ada.get(f"graph-runs/{each['id']}"))["status"] for each in runs]
+    left = [each["id"] for each, status in zip(runs, statuses, strict=True) if status == "running"]
+    for run_id in left:
+        for _ in range(2):  # the second time it is over already
+            await ada.client.post(f"/api/graph-runs/{run_id}/cancel")
+    found, text_ = await read(shop, monkeypatch)
+    ended = {name: found["graph_runs_ended_total", name] for name in ("completed", "failed")}
+    assert ended == {"completed": 1, "failed": 1}
+    assert found["graph_runs_ended_total", "cancelled"] == 2
+    assert found["graph_runs", "main", "running"] == 0
+    assert "secret" not in text_
+    assert str(ada.tenant_id) not in text_
+
+
+async def test_pipelines_are_counted_by_what_became_of_their_jobs(
+    shop: Shop, ada: Customer, monkeypatch: Any
+) -> None:
+    plane, pool = shop.plane, shop.plane.pools["main"]
+    pipeline = await made(ada, "pipelines", **PIPELINE)
+    body = {"base_candidates": 4, "limits": {"concurrent_jobs": 4}}
+    run = await made(ada, f"pipelines/{pipeline['id']}/runs", **body)
+    await carry_on(plane.sides, pool)
+    found, _ = await read(shop, monkeypatch)
+    assert found["pipeline_runs", "main", "active"] == 1
+    assert found["run_jobs", "pipeline", "main", "queued"] == 4
+    await shop.work(png())
+    await shop.fail()
+    async with shop.yard.worker("busy") as worker:
+        await worker.job()
+        found, _ = await read(shop, monkeypatch)
+        assert found["run_jobs", "pipeline", "main", "queued"] == 1
+    for _ in range(2):  # heard twice, counted once
+        await carry_on(plane.sides, pool)
+    await made(ada, f"pipeline-runs/{run['id']}/pause")
+    found, _ = await read(shop, monkeypatch)
+    assert (found["pipeline_runs", "main", "active"], found["pipeline_runs", "main", "paused"]) == (
+        0,
+        1,
+    )
+    await made(ada, f"pipeline-runs/{run['id']}/cancel")
+    found, text_ = await read(shop, monkeypatch)
+    counts = {name: found["pipeline_jobs_ended_total", name] for name in ("done", "failed")}
+    assert counts == {"done": 1, "failed": 1}
+    assert found["pipeline_jobs_ended_total", "cancelled"] == 1
+    assert found["pipeline_alerts_total", "pipeline.alert"] == 0
+    assert "secret" not in text_
+
+
+async def test_an_index_answers_whoever_watches(shop: Shop) -> None:
+    """A look every few seconds must not read all that ever was."""
+    if not shop.plane.pools["main"].is_sqlite:
+        return
+    async with shop.plane.pools["main"].look() as tx:
+        for table, index, where in (
+            ("ai_jobs", "ai_jobs_active", store.ACTIVE),
+            ("graph_runs", "graph_runs_going_on", store.GOING_ON),
+        ):
+            plan = await tx.execute(
+                text(f"EXPLAIN QUERY PLAN SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608
+            )
+            assert index in str(plan.all())

@@ -1,0 +1,178 @@
+"""`comfyfleet pipeline` as a client of a control plane that runs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import PIL.Image
+import pytest
+from tests.acceptancekit.processes import finish
+from tests.clientkit import Shop, shop_in
+from tests.integration.commands import Result, comfyfleet
+
+TWO_STEPS = """
+name: Two steps
+steps:
+  - name: Base
+    workflow: negative
+    properties: {width: "{{ variables.width }}", colour: "{{ variables.colour }}"}
+    needs_approval: true
+  - name: Soft and small
+    workflow: soften
+    properties: {input: "{{ parent.file }}", radius: 2}
+    children_per_parent: 2
+    images_per_job: 2
+"""
+FAILING = "name: Bad\nsteps: [{name: Base, workflow: failing}]\n"
+SLOW = "name: Slow\nsteps: [{name: Base, workflow: slow}]\n"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+class Customer:
+    def __init__(self, shop: Shop) -> None:
+        self.tenant = shop.tenant()
+        self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
+
+    def says(self, *arguments: str, code: int = 0) -> Result:
+        done = comfyfleet("pipeline", *arguments, environ=self.environ, width=200)
+        assert done.code == code, done.out + done.err
+        return done
+
+    def post(self, path: str) -> None:
+        headers = {"Authorization": f"Bearer {self.tenant['key']}"}
+        answer = httpx.post(f"{self.environ['COMFYFLEET_URL']}/api/{path}", headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.says("status", run_id, "--json").json
+        return found
+
+
+@pytest.fixture
+def ada(shop: Shop) -> Customer:
+    return Customer(shop)
+
+
+def written(folder: Path, text: str = TWO_STEPS) -> str:
+    file = folder / "pipeline.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+SET = ("--set", "width=48", "--set", "colour=255")
+
+
+def test_a_pipeline_is_created_and_all_that_is_wrong_is_told(tmp_path: Path, ada: Customer) -> None:
+    made = ada.says("create", written(tmp_path))
+    assert len(made.out.strip()) == 36
+    answer = ada.says("create", written(tmp_path), "--json").json
+    assert [each["name"] for each in answer["document"]["steps"]] == ["Base", "Soft and small"]
+    broken = TWO_STEPS.replace("negative", "nothing").replace("radius: 2", "radios: 2")
+    refused = ada.says("create", written(tmp_path, broken), code=1)
+    assert "Base.workflow: " in refused.err
+    assert "Soft and small.radios: " in refused.err
+    assert "there is no file" in ada.says("create", "nowhere.yaml", code=1).err
+
+
+def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) -> None:
+    pipeline = ada.says("create", written(tmp_path)).out.strip()
+    limits = ("--concurrent", "2", "--tokens", "50", "--candidates", "20")
+    given = ("--base", "2", *SET, *limits, "--folder", "cats/spring")
+    run = ada.says("run", pipeline, *given, "--wait", "--json").json
+    assert run["reason"] == "waiting_for_judgement"
+    assert run["limits"]["tokens"] == 50
+    assert run["limits"]["candidates"] == 20
+    assert run["target_folder"] == "cats/spring"
+    first = ada.says("tree", run["id"], "--json").json["tree"][0]["id"]
+    ada.post(f"pipeline-runs/{run['id']}/candidates/{first}/approve")
+    followed = ada.says("status", run["id"], "--follow")
+    assert "waiting_for_judgement" in followed.err
+    board = ada.says("status", run["id"]).out
+    header, base, soft, figures = (" ".join(line.split()) for line in board.splitlines())
+    assert header == "name wanted made approved rejected in flight failed"
+    assert base == "Base 2 2 1 0 0 0"
+    assert soft == "Soft and small 2 2 0 0 0 0"
+    assert figures.startswith("active: waiting_for_judgement · 100% succeeded · 7 tokens · 0.0 MB")
+    lines = ada.says("tree", run["id"]).out.splitlines()
+    assert lines[0] == run["id"]
+    assert lines[1] == f"├── {first}  1000  approved"
+    assert sum("active" in line for line in lines) == 3
+    exported(tmp_path / "all", ada, run["id"], 4)
+    exported(tmp_path / "good", ada, run["id"], 1, "--status", "approved")
+    none = ada.says("export", run["id"], str(tmp_path / "no"), "--status", "winner", code=1)
+    assert "no candidates" in none.err
+
+
+def exported(folder: Path, ada: Customer, run_id: str, count: int, *more: str) -> None:
+    """Copies with their own names, an index of them, and a sheet with all."""
+    said = ada.says("export", run_id, str(folder), *more)
+    assert f"{count} candidate" in said.err
+    index = json.loads((folder / "index.json").read_text())
+    assert len(index["candidates"]) == count
+    assert index["run"]["id"] == run_id
+    files = {each["file"] for each in index["candidates"]}
+    found = {each.relative_to(folder).as_posix() for each in folder.rglob("cats/**/*.png")}
+    assert found == files
+    folders = {each.rpartition("/")[0] for each in files}
+    assert folders <= {"cats/spring/base", "cats/spring/soft-and-small"}
+    for each in index["candidates"]:
+        assert (folder / each["file"]).stat().st_size == each["size"]
+    with PIL.Image.open(folder / "contact-sheet.png") as sheet:
+        assert sheet.width > 200
+
+
+def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer) -> None:
+    """As a process of its own, as people have it."""
+    file = written(tmp_path, TWO_STEPS.replace("    needs_approval: true\n", ""))
+    arguments = ("run", file, *SET, "--export", "out")
+    said = finish("pipeline", *arguments, folder=tmp_path, environ=ada.environ)
+    run = ada.status(said.strip())
+    assert run["reason"] == "complete"
+    assert len(json.loads((tmp_path / "out" / "index.json").read_text())["candidates"]) == 3
+
+
+def test_a_run_needs_its_variables(tmp_path: Path, ada: Customer) -> None:
+    refused = ada.says("run", written(tmp_path), "--set", "width=48", code=1)
+    assert "colour" in refused.err
+    bad = ada.says("run", written(tmp_path), "--set", "width", code=1)
+    assert "--set name=value" in bad.err
+
+
+def test_a_run_is_paused_and_resumed(tmp_path: Path, ada: Customer) -> None:
+    run_id = ada.says("run", written(tmp_path, SLOW), "--base", "2").out.strip()
+    assert "The run is paused" in ada.says("pause", run_id).err
+    paused = ada.status(run_id)
+    assert (paused["status"], paused["pause_reason"]) == ("paused", "asked")
+    assert "paused because: asked" in ada.says("status", run_id).out
+    assert ada.says("resume", run_id, "--json").json["status"] == "active"
+    assert ada.status(run_id)["pause_reason"] is None
+    ada.post(f"pipeline-runs/{run_id}/cancel")
+    assert "cancelled" in ada.says("resume", run_id, code=1).err
+
+
+def test_failed_jobs_are_made_again_when_somebody_says_so(tmp_path: Path, ada: Customer) -> None:
+    file = written(tmp_path, FAILING)
+    run = ada.says("run", file, "--base", "2", "--wait", "--json").json
+    assert (run["reason"], run["steps"][0]["failed"]) == ("failed", 2)
+    assert "0% succeeded" in ada.says("status", run["id"]).out
+    assert "2 jobs are made again" in ada.says("retry", run["id"]).err
+    ada.says("status", run["id"], "--follow")
+    again = ada.status(run["id"])
+    assert again["jobs"] == {"failed": 2, "retried": 2}
+    unknown = ada.says("retry", run["id"], "--job", run["id"], code=1)
+    assert "no failed job" in unknown.err
+
+
+def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+    run_id = ada.says("run", written(tmp_path, FAILING)).out.strip()
+    eve = Customer(shop)
+    for command in ("status", "pause", "resume", "tree", "retry"):
+        assert "there is no pipeline run" in eve.says(command, run_id, code=1).err
+    assert "there is no pipeline run" in eve.says("export", run_id, str(tmp_path), code=1).err
