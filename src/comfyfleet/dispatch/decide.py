@@ -42,10 +42,17 @@ def choose(
     now: datetime,
     starts: Mapping[Lane, float],
     cut: Collection[Lane] = (),
+    passed_over: Collection[int] = (),
     rules: Rules = DEFAULT_RULES,
 ) -> list[Choice]:
-    """At most one job per waiter. `cut` are lanes that hold more than was read of them."""
+    """At most one job per waiter. `cut` are lanes that hold more than was read of them.
+
+    What is passed over is in other hands. It is looked at all the same: behind it, in a lane that
+    is cut, may stand a job that comes before those of other lanes.
+    """
     left = known_order(in_order(candidates, starts), cut)
+    if passed_over:
+        left = [each for each in left if each.id not in passed_over]
     preferences = [preference(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []

@@ -95,13 +95,13 @@ class _Pass:
         giving = self._giving
         read = by_lane(found)
         self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
-        passed_over = self._passed_over
         choices = choose(
-            [each for each in found if each.id not in passed_over] if passed_over else found,
+            found,
             self._waiters,
             now=giving._clock(),
             starts=giving._turns.starts(read),
             cut=self.cut,
+            passed_over=self._passed_over,
             rules=giving._rules,
         )
         self.chosen = {choice.candidate.id: choice.waiter for choice in choices}

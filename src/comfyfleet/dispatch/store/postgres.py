@@ -18,7 +18,7 @@ _SEEN = """
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 
 # One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
-# backend have an index of their own, and cost nothing where there are none.
+# backend have an index of their own, and cost one probe in all where there are none.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
     SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
@@ -28,6 +28,7 @@ WITH lane AS MATERIALIZED (
 ), affinity AS MATERIALIZED (
     SELECT name FROM unnest($4::text[]) AS name, LATERAL (
         SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name LIMIT 1) AS waits
+    WHERE EXISTS (SELECT 1 FROM ai_job_dispatches WHERE {BOUND})
 )
 SELECT free.* FROM lane, LATERAL (
     SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE}
