@@ -76,9 +76,10 @@ def _last_rank(share: Share) -> Any:
 
 
 async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
-    """A tenant's submits into one lane follow each other: at once, all would get the same rank."""
-    if is_sqlite(tx):
-        return
+    """A tenant's submits into one lane follow each other: at once, all would get the same rank.
+
+    A statement of its own: one that waited for the lock would not see what was added meanwhile.
+    """
     keys = sorted({_lock_key(share) for share in shares})
     lock = text("SELECT pg_advisory_xact_lock(key) FROM unnest(CAST(:keys AS bigint[])) AS key")
     await tx.execute(lock, {"keys": keys})
