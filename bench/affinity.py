@@ -105,8 +105,10 @@ class Simulation:
         for machine, lease in zip(idle, await asyncio.gather(*asked), strict=True):
             if lease is None:
                 continue
-            done = await queue.complete(lease.dispatch_id, lease.token)
-            outcome.waits.append((self.now - done.queued_at).total_seconds())
+            async with self.database.look() as tx:
+                row = await service.get(tx, lease.dispatch_id)
+            outcome.waits.append((self.now - row.queued_at).total_seconds())
+            await queue.complete(lease.dispatch_id, lease.token)
             is_switch = machine.heavy != lease.model_key
             outcome.switches += is_switch
             outcome.variant_switches += machine.variant != lease.model_set

@@ -19,12 +19,12 @@ class Coalesced(Generic[Item, Answer]):
         self._gathered: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._pump: asyncio.Task[None] | None = None
 
-    async def ask(self, item: Item) -> Answer:
+    def ask(self, item: Item) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._gathered.append((item, future))
         if self._pump is None:
             self._pump = asyncio.create_task(self._run())
-        return await future
+        return future
 
     async def _run(self) -> None:
         while self._gathered:

@@ -4,10 +4,10 @@ Candidates stand in one order: priority, then the lanes' turns, then fair rank a
 lane. Every waiter takes from the front; one that has a job's model loaded may look a little ahead.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -41,11 +41,18 @@ def choose(
     *,
     now: datetime,
     starts: Mapping[Lane, float],
-    cut: frozenset[Lane] = frozenset(),
+    cut: Collection[Lane] = (),
+    passed_over: Collection[int] = (),
     rules: Rules = DEFAULT_RULES,
 ) -> list[Choice]:
-    """At most one job per waiter. `cut` are lanes that hold more than was read of them."""
-    left = [candidate for _, candidate in known_order(in_order(candidates, starts), cut)]
+    """At most one job per waiter. `cut` are lanes that hold more than was read of them.
+
+    What is passed over is in other hands. It is looked at all the same: behind it, in a lane that
+    is cut, may stand a job that comes before those of other lanes.
+    """
+    left = known_order(in_order(candidates, starts), cut)
+    if passed_over:
+        left = [each for each in left if each.id not in passed_over]
     preferences = [preference(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []
@@ -83,35 +90,47 @@ def in_order(
     candidates: Iterable[Candidate], starts: Mapping[Lane, float]
 ) -> list[tuple[Place, Candidate]]:
     """Ranks are times of one lane and say nothing about another: between lanes, places count."""
-    lines: dict[Lane, list[Candidate]] = {}
-    for each in candidates:
-        lines.setdefault(each.lane, []).append(each)
     placed = []
-    for lane, line in lines.items():
+    for lane, line in by_lane(candidates).items():
         line.sort(key=_in_lane)
-        priority, place = None, 0.0
+        priority, place, start = None, 0.0, starts.get(lane, 0.0)
         for each in line:
             if each.priority != priority:
-                priority, place = each.priority, starts.get(lane, 0.0)
+                priority, place = each.priority, start
             placed.append(((-each.priority, place, each.id), each))
             place += 1
     placed.sort(key=itemgetter(0))
     return placed
 
 
+def by_lane(candidates: Iterable[Candidate]) -> dict[Lane, list[Candidate]]:
+    """They mostly come lane by lane, each with the very same value: then it isn't hashed again."""
+    lines: dict[Lane, list[Candidate]] = {}
+    lane: Lane | None = None
+    for each in candidates:
+        if each.lane is not lane:
+            lane = each.lane
+            line = lines.setdefault(lane, [])
+        line.append(each)
+    return lines
+
+
 def _in_lane(candidate: Candidate) -> tuple[int, int, int]:
     return (-candidate.priority, candidate.rank, candidate.id)
 
 
-def known_order(
-    order: list[tuple[Place, Candidate]], cut: frozenset[Lane]
-) -> list[tuple[Place, Candidate]]:
+def known_order(order: list[tuple[Place, Candidate]], cut: Collection[Lane]) -> list[Candidate]:
     """The part of the order that nothing unread can belong to."""
-    if not cut:
-        return order
-    last = {each.lane: place for place, each in order if each.lane in cut}
-    end = min(last.values(), default=None)
-    return order if end is None else [each for each in order if each[0] <= end]
+    unseen = set(cut)
+    end = len(order)
+    for place in range(len(order) - 1, -1, -1):
+        if not unseen:
+            break
+        lane = order[place][1].lane
+        if lane in unseen:
+            unseen.discard(lane)
+            end = place + 1
+    return [each for _, each in order[:end]]
 
 
 def preference(waiter: Waiter) -> tuple[bool, int, int, int]:
@@ -142,14 +161,11 @@ def _from_the_front(
 ) -> list[Choice]:
     choices: list[Choice] = []
     served: set[int] = set()
-    lines: dict[Lane, list[int]] = {}
+    lines = _Lines(waiters, idle)
     for candidate in candidates:
         if len(choices) == len(idle):
             break
-        line = lines.get(candidate.lane)
-        if line is None:
-            line = [index for index in reversed(idle) if candidate.lane in waiters[index].lanes]
-            lines[candidate.lane] = line
+        line = lines.of(candidate.lane)
         while line and line[-1] in served:
             line.pop()
         found = _first(line, served, waiters, candidate, now)
@@ -157,6 +173,29 @@ def _from_the_front(
             served.add(found)
             choices.append(Choice(candidate, found))
     return choices
+
+
+class _Lines:
+    """Who may run a lane, the best last. Where all may run the same, it is one line for all lanes."""
+
+    def __init__(self, waiters: Sequence[Waiter], idle: Sequence[int]) -> None:
+        self._waiters = waiters
+        self._idle = idle[::-1]
+        self._sets = {waiters[index].lanes for index in idle}
+        self._lines: dict[Lane, list[int]] = {}
+        self._all = list(self._idle)
+
+    def of(self, lane: Lane) -> list[int]:
+        line = self._lines.get(lane)
+        if line is None:
+            able = {lanes for lanes in self._sets if lane in lanes}
+            is_all = len(able) == len(self._sets)
+            line = self._all if is_all else self._able(able)
+            self._lines[lane] = line
+        return line
+
+    def _able(self, able: set[frozenset[Lane]]) -> list[int]:
+        return [index for index in self._idle if self._waiters[index].lanes in able]
 
 
 def _first(
@@ -194,7 +233,7 @@ def _by_model(
     taken: set[int] = set()
     for index in warm:
         waiter = waiters[index]
-        mine = [each for each in left if each.id not in taken and may_take(waiter, each, now)]
+        mine = (each for each in left if each.id not in taken and may_take(waiter, each, now))
         best = best_by_model(mine, waiter, now=now, rules=rules)
         if best is not None:
             taken.add(best.id)
@@ -203,27 +242,28 @@ def _by_model(
 
 
 def best_by_model(
-    mine: Sequence[Candidate], waiter: Waiter, *, now: datetime, rules: Rules
+    mine: Iterable[Candidate], waiter: Waiter, *, now: datetime, rules: Rules
 ) -> Candidate | None:
     """The heavy model first, then the exact set, then the order; None if no model matches."""
-    fitting = [
-        each for each in reachable(mine, now, rules) if each.model_key in waiter.models_loaded
-    ]
-    if not fitting:
-        return None
-    exact = (each for each in fitting if waiter.model_set and each.model_set == waiter.model_set)
-    return next(exact, fitting[0])
+    best = None
+    for each in reachable(mine, now, rules):
+        if each.model_key in waiter.models_loaded:
+            if not waiter.model_set or each.model_set == waiter.model_set:
+                return each
+            best = best or each
+    return best
 
 
-def reachable(mine: Sequence[Candidate], now: datetime, rules: Rules) -> list[Candidate]:
+def reachable(mine: Iterable[Candidate], now: datetime, rules: Rules) -> Iterator[Candidate]:
     """How far a worker may look past the head: never past a priority, a round or the longest wait."""
     rounds: dict[Lane, int] = {}
-    found = []
-    for each in mine[: rules.window + 1]:
-        if each.priority != mine[0].priority:
+    priority: int | None = None
+    for each in islice(mine, rules.window + 1):
+        if priority is None:
+            priority = each.priority
+        if each.priority != priority:
             break
         if each.rank <= rounds.setdefault(each.lane, each.rank) + RANK_ROUNDS_AHEAD:
-            found.append(each)
+            yield each
         if now - each.queued_at >= rules.affinity_max_wait:
             break
-    return found

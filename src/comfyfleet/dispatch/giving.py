@@ -1,12 +1,11 @@
 """One batch: look into the lanes, decide who gets what, and claim it; again for those left over."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
-from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, choose
+from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, by_lane, choose
 from comfyfleet.dispatch.model import Candidate, Lane, Lease, Waiter
 from comfyfleet.dispatch.store.hot import Claim, HotStore, Probe
 from comfyfleet.dispatch.turns import Turns
@@ -74,7 +73,7 @@ class _Pass:
         self._giving = giving
         self._waiters = waiters
         self._passed_over = passed_over
-        self._lanes = sorted({lane for waiter in waiters for lane in waiter.lanes})
+        self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
         self._limit = self._depth(deeper)
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[Lane] = frozenset()
@@ -94,14 +93,15 @@ class _Pass:
 
     def choose(self, found: list[Candidate]) -> list[Claim]:
         giving = self._giving
-        read = Counter(each.lane for each in found)
-        self.cut = frozenset(lane for lane, rows in read.items() if rows >= self._limit)
+        read = by_lane(found)
+        self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
         choices = choose(
-            (each for each in found if each.id not in self._passed_over),
+            found,
             self._waiters,
             now=giving._clock(),
             starts=giving._turns.starts(read),
             cut=self.cut,
+            passed_over=self._passed_over,
             rules=giving._rules,
         )
         self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
@@ -110,4 +110,4 @@ class _Pass:
     def _claim(self, choice: Choice) -> Claim:
         waiter = self._waiters[choice.waiter]
         token = self._giving._new_token()
-        return Claim(choice.candidate.id, token, waiter.worker_id, waiter.is_prefetch)
+        return Claim(choice.candidate, token, waiter.worker_id, waiter.is_prefetch)

@@ -79,8 +79,7 @@ class Dispatch:
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """A worker's time-limited right to a dispatch."""
 
     dispatch_id: int

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -13,9 +13,9 @@ from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
 from comfyfleet.dispatch import service
 from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
 from comfyfleet.dispatch.giving import Giving
-from comfyfleet.dispatch.model import Dispatch, Extended, Lane, Lease, Requeue, Status, Waiter
+from comfyfleet.dispatch.model import Extended, Lane, Lease, Requeue, Status, Waiter
 from comfyfleet.dispatch.store import rows
-from comfyfleet.dispatch.store.hot import Completion, Extension, open_hot
+from comfyfleet.dispatch.store.hot import Completion, Extension, Held, open_hot
 from comfyfleet.dispatch.waiting import Asked, Waiting
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import FleetError, LeaseLost
@@ -77,8 +77,9 @@ class Queue:
 
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
-    ) -> Dispatch:
-        return await self._completes.ask(Completion(dispatch_id, token, duration))
+    ) -> None:
+        """Said again with the same token it is answered as before; with another it is LeaseLost."""
+        await self._completes.ask(Completion(dispatch_id, token, duration))
 
     async def extend(self, dispatch_id: int, token: UUID, *, started: bool) -> Extended:
         return await self._extends.ask(Extension(dispatch_id, token, started))
@@ -286,15 +287,23 @@ class Queue:
 
     # Heartbeats and completes
 
-    async def _complete(self, said: Sequence[Completion]) -> Sequence[Dispatch | Exception]:
-        done = {(each.id, each.lease_token): each for each in await self._hot.complete(said)}
+    async def _complete(self, said: Sequence[Completion]) -> Sequence[Exception | None]:
+        ended = await self._hot.complete(said)
+        if len(ended) == len(said):
+            return [None] * len(said)
+        done = set(ended)
         missing = {each.dispatch_id for each in said if each[:2] not in done}
         if missing:
-            async with self._db.look() as tx:
-                for row in await rows.some(tx, missing):
-                    if row.status is Status.COMPLETED and row.lease_token:
-                        done[row.id, row.lease_token] = row
-        return [done.get(each[:2]) or _lost(each.dispatch_id) for each in said]
+            done |= await self._completed_before(missing)
+        return [None if each[:2] in done else _lost(each.dispatch_id) for each in said]
+
+    async def _completed_before(self, dispatch_ids: Collection[int]) -> set[Held]:
+        async with self._db.look() as tx:
+            return {
+                (row.id, row.lease_token)
+                for row in await rows.some(tx, dispatch_ids)
+                if row.status is Status.COMPLETED and row.lease_token
+            }
 
     async def _extend(self, said: Sequence[Extension]) -> Sequence[Extended | Exception]:
         seconds = self._settings.lease_seconds

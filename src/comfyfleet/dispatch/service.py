@@ -22,7 +22,7 @@ from comfyfleet.dispatch.model import (
     Requeue,
     Status,
 )
-from comfyfleet.dispatch.store import moves, rows
+from comfyfleet.dispatch.store import adding, moves, rows
 from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
 from comfyfleet.kernel.settings import Settings
 
@@ -34,21 +34,7 @@ SWEEP = "sweep"
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
     """Those that are new; the caller wakes their lanes after it has committed."""
-    if not new:
-        return []
-    shares = {each: moves.Share(each.tenant_id, each.lane, each.priority) for each in new}
-    distinct = list(dict.fromkeys(shares.values()))
-    await moves.take_turns(tx, distinct)
-    last = await moves.floors(tx, distinct)
-    ranked = []
-    for each in new:
-        last[shares[each]] += 1
-        ranked.append((each, last[shares[each]]))
-    added = await moves.add(
-        tx, ranked, {"status": Status.QUEUED, "created_at": now, "queued_at": now}
-    )
-    await moves.note(tx, added, actor=None, action="submit", now=now, details={})
-    return added
+    return await adding.enqueue(tx, new, now=now) if new else []
 
 
 async def enqueue_ended(

@@ -26,8 +26,11 @@ class Asked:
         self.deadline = deadline
         self.timer: asyncio.TimerHandle | None = None
         self.in_hand = False  # a statement that may give it a job is on its way
-        # Among equals, whoever has waited longest.
-        self.key = (*preference(waiter), next(_numbers))
+        self.key: tuple[float, ...] = ()  # when it has to wait: most get a job at once
+
+    def stand_in_line(self) -> None:
+        """Among equals, whoever has waited longest."""
+        self.key = (*preference(self.waiter), next(_numbers))
 
     def __lt__(self, other: "Asked") -> bool:
         return self.key < other.key
@@ -82,6 +85,7 @@ class Waiting:
         return iter(list(self._all))
 
     def add(self, asked: Asked) -> None:
+        asked.stand_in_line()
         lanes = asked.waiter.lanes
         line = self._lines.get(lanes)
         if line is None:

@@ -69,6 +69,14 @@ def test_beyond_what_was_read_of_a_lane_nothing_is_decided() -> None:
     assert low in chosen([*read, low], waiters).values()
 
 
+def test_behind_jobs_in_other_hands_may_stand_an_urgent_one_that_was_not_read() -> None:
+    taken = [job(A, priority=5), job(A, priority=5)]
+    low, mine = job(B), [worker("w", A, B)]
+    others = {each.id for each in taken}
+    assert chosen([*taken, low], mine, passed_over=others, cut={A}) == {}
+    assert chosen([*taken, low], mine, passed_over=others) == {"w": low}
+
+
 def test_one_job_goes_to_one_worker() -> None:
     assert len(chosen([job()], [worker("a"), worker("b")])) == 1
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
+from comfyfleet.dispatch.model import Candidate, Extended, Lane, Lease
 from comfyfleet.kernel.clock import Clock
 
 
@@ -18,7 +18,7 @@ class Probe(NamedTuple):
 
 
 class Claim(NamedTuple):
-    dispatch_id: int
+    candidate: Candidate
     token: UUID
     worker_id: str
     is_prefetched: bool
@@ -36,6 +36,9 @@ class Extension(NamedTuple):
     started: bool
 
 
+# A dispatch and the token that speaks for it.
+Held = tuple[int, UUID]
+
 # Called with what was found; what it answers is claimed, if it is still queued then.
 Chooser = Callable[[list[Candidate]], list[Claim]]
 
@@ -43,12 +46,10 @@ Chooser = Callable[[list[Candidate]], list[Claim]]
 class HotStore(Protocol):
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]: ...
 
-    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
-        """Those that were held with that token, and are completed now."""
+    async def complete(self, said: Sequence[Completion]) -> list[Held]:
+        """Those that were held with that token, and are completed now; each once."""
 
-    async def extend(
-        self, said: Sequence[Extension], *, seconds: int
-    ) -> dict[tuple[int, UUID], Extended]: ...
+    async def extend(self, said: Sequence[Extension], *, seconds: int) -> dict[Held, Extended]: ...
 
     async def bound(self, *, limit: int) -> list[str]:
         """The affinities for which something waits."""

@@ -82,9 +82,10 @@ _TAKE_TURNS = Fixed(
 
 
 async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
-    """A tenant's submits into one lane follow each other: at once, all would get the same rank."""
-    if is_sqlite(tx):
-        return
+    """A tenant's submits into one lane follow each other: at once, all would get the same rank.
+
+    A statement of its own: one that waited for the lock would not see what was added meanwhile.
+    """
     await _TAKE_TURNS.rows(tx, {"keys": sorted({_lock_key(share) for share in shares})})
 
 

@@ -1,6 +1,7 @@
 """The hot path on PostgreSQL. Beside it: `sqlite.py`, the same in SQLite's words."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
@@ -8,9 +9,8 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import PostgresDirect
-from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
-from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Probe
-from comfyfleet.dispatch.store.rows import FIELDS, as_dispatch
+from comfyfleet.dispatch.model import Candidate, Extended, Lease
+from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
 
 _SEEN = """
     id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
@@ -18,7 +18,7 @@ _SEEN = """
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 
 # One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
-# backend have an index of their own, and cost nothing where there are none.
+# backend have an index of their own, and cost one probe in all where there are none.
 PEEK = f"""
 WITH lane AS MATERIALIZED (
     SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
@@ -28,6 +28,7 @@ WITH lane AS MATERIALIZED (
 ), affinity AS MATERIALIZED (
     SELECT name FROM unnest($4::text[]) AS name, LATERAL (
         SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name LIMIT 1) AS waits
+    WHERE EXISTS (SELECT 1 FROM ai_job_dispatches WHERE {BOUND})
 )
 SELECT free.* FROM lane, LATERAL (
     SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE}
@@ -44,50 +45,49 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 _QUEUED = "status || '' = 'queued'"
 _LEASED = "status || '' = 'leased'"
 
-# Whoever has a row locked moves it: it is left to them, and nobody waits.
+# Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate has told
+# is not asked for again.
 CLAIM = f"""
 WITH mine AS MATERIALIZED (
-    SELECT id, token, worker, prefetched
-    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bool[])
-        AS wanted(dispatch_id, token, worker, prefetched)
+    SELECT id, token, worker
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[]) AS wanted(dispatch_id, token, worker)
     JOIN ai_job_dispatches ON id = dispatch_id
     WHERE {_QUEUED} AND attempts < max_attempts
     FOR UPDATE OF ai_job_dispatches SKIP LOCKED
 ), leased AS (
     UPDATE ai_job_dispatches SET
-        status = 'leased', lease_token = token, worker_id = worker, is_prefetched = prefetched,
+        status = 'leased', lease_token = token, worker_id = worker,
+        is_prefetched = ai_job_dispatches.id = ANY($4::bigint[]),
         attempts = attempts + 1, lease_number = lease_number + 1,
-        lease_expires_at = clock_timestamp() + make_interval(secs => $5),
-        leased_at = clock_timestamp(), started_at = NULL, heard_at = NULL,
-        recall_requested = false
+        lease_expires_at = now() + make_interval(secs => $5), leased_at = now(),
+        started_at = NULL, heard_at = NULL, recall_requested = false
     FROM mine WHERE ai_job_dispatches.id = mine.id
-    RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, workflow_id, stage, provider,
-        worker_id, lease_token, lease_number, attempts, lease_expires_at, is_prefetched,
-        model_key, model_set
+    RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, lease_number, attempts,
+        lease_expires_at, worker_id
 ), noted AS (
     INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
-    SELECT clock_timestamp(), 'worker:' || worker_id, 'lease', 'dispatch:' || id, tenant_id,
+    SELECT now(), 'worker:' || worker_id, 'lease', 'dispatch:' || id, tenant_id,
         jsonb_build_object('attempt', attempts, 'lease', lease_number)
     FROM leased
 )
-SELECT * FROM leased
+SELECT id, tenant_id, tenant_job_id, lease_number, attempts, lease_expires_at FROM leased
 """
 
 COMPLETE = f"""
 WITH ended AS (
     UPDATE ai_job_dispatches SET
-        status = 'completed', duration_seconds = duration, ended_at = clock_timestamp(),
+        status = 'completed', duration_seconds = duration, ended_at = now(),
         lease_expires_at = NULL
     FROM unnest($1::bigint[], $2::uuid[], $3::float8[]) AS said(dispatch_id, token, duration)
     WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
-    RETURNING {FIELDS}
+    RETURNING id, lease_token, tenant_id, worker_id, attempts, lease_number
 ), noted AS (
     INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
-    SELECT ended_at, coalesce('worker:' || worker_id, 'sweep'), 'complete', 'dispatch:' || id,
+    SELECT now(), coalesce('worker:' || worker_id, 'sweep'), 'complete', 'dispatch:' || id,
         tenant_id, jsonb_build_object('attempt', attempts, 'lease', lease_number)
     FROM ended
 )
-SELECT * FROM ended
+SELECT id, lease_token FROM ended
 """
 
 EXTEND = f"""
@@ -131,18 +131,22 @@ class PostgresHot:
         return await self._claim(wanted, seconds=seconds) if wanted else []
 
     async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> list[Lease]:
-        columns = _columns(wanted)
-        return [_as_lease(row) for row in await self._direct.fetch(CLAIM, *columns, seconds)]
+        claims = {claim.candidate.id: claim for claim in wanted}
+        ids = sorted(claims)
+        tokens, workers = (
+            [claims[each].token for each in ids],
+            [claims[each].worker_id for each in ids],
+        )
+        prefetched = [each for each in ids if claims[each].is_prefetched]
+        rows = await self._direct.fetch(CLAIM, ids, tokens, workers, prefetched, seconds)
+        return [_as_lease(claims[row[0]], *row) for row in rows]
 
-    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
-        columns = _columns(said)
-        return [as_dispatch(tuple(row)) for row in await self._direct.fetch(COMPLETE, *columns)]
+    async def complete(self, said: Sequence[Completion]) -> list[Held]:
+        rows = await self._direct.fetch(COMPLETE, *_columns(said))
+        return [(row[0], row[1]) for row in rows]
 
-    async def extend(
-        self, said: Sequence[Extension], *, seconds: int
-    ) -> dict[tuple[int, UUID], Extended]:
-        columns = _columns(said)
-        rows = await self._direct.fetch(EXTEND, *columns, seconds)
+    async def extend(self, said: Sequence[Extension], *, seconds: int) -> dict[Held, Extended]:
+        rows = await self._direct.fetch(EXTEND, *_columns(said), seconds)
         return {(row[0], row[1]): Extended(*row[2:]) for row in map(tuple, rows)}
 
     async def bound(self, *, limit: int) -> list[str]:
@@ -157,6 +161,27 @@ def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
     return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
 
 
-def _as_lease(row: Any) -> Lease:
-    dispatch_id, tenant_id, job_id, workflow_id, stage, provider, *rest = row
-    return Lease(dispatch_id, tenant_id, job_id, Lane(workflow_id, stage, provider), *rest)
+def _as_lease(
+    claim: Claim,
+    dispatch_id: int,
+    tenant_id: UUID,
+    job_id: UUID,
+    number: int,
+    attempt: int,
+    expires_at: datetime,
+) -> Lease:
+    seen = claim.candidate
+    return Lease(
+        dispatch_id,
+        tenant_id,
+        job_id,
+        seen.lane,
+        claim.worker_id,
+        claim.token,
+        number,
+        attempt,
+        expires_at,
+        claim.is_prefetched,
+        seen.model_key,
+        seen.model_set,
+    )

@@ -14,9 +14,8 @@ from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import SqliteDirect
 from comfyfleet.db.types import micros, moment
-from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease
-from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Probe
-from comfyfleet.dispatch.store.rows import FIELDS, as_dispatch
+from comfyfleet.dispatch.model import Candidate, Extended, Lane, Lease
+from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
 from comfyfleet.kernel.clock import Clock
 
 SECOND = 1_000_000
@@ -37,14 +36,13 @@ UPDATE ai_job_dispatches SET
     lease_expires_at = ?, leased_at = ?, started_at = NULL, heard_at = NULL,
     recall_requested = false
 WHERE id = ? AND status = 'queued' AND attempts < max_attempts
-RETURNING id, tenant_id, tenant_job_id, workflow_id, stage, provider, worker_id, lease_token,
-    lease_number, attempts, lease_expires_at, is_prefetched, model_key, model_set
+RETURNING tenant_id, tenant_job_id, lease_number, attempts
 """
-COMPLETE = f"""
+COMPLETE = """
 UPDATE ai_job_dispatches SET
     status = 'completed', duration_seconds = ?, ended_at = ?, lease_expires_at = NULL
 WHERE id = ? AND lease_token = ? AND status = 'leased'
-RETURNING {FIELDS}
+RETURNING tenant_id, worker_id, attempts, lease_number
 """
 EXTEND = """
 UPDATE ai_job_dispatches SET
@@ -68,9 +66,6 @@ WITH RECURSIVE waiting(name) AS (
 )
 SELECT name FROM waiting WHERE name IS NOT NULL LIMIT ?
 """
-_UUIDS = (1, 2, 13)
-_MOMENTS = (14, 16, 26, 27, 28, 29, 30, 31)
-_TRUTHS = (20, 21, 22, 23)
 
 
 class SqliteHot:
@@ -91,27 +86,24 @@ class SqliteHot:
 
         return await self._direct.run(act)
 
-    async def complete(self, said: Sequence[Completion]) -> list[Dispatch]:
+    async def complete(self, said: Sequence[Completion]) -> list[Held]:
         now = micros(self._clock())
 
-        def act(connection: Connection) -> list[Dispatch]:
+        def act(connection: Connection) -> list[Held]:
             ended = []
             for one in said:
                 values = (one.duration, now, one.dispatch_id, one.token.hex)
-                ended += [_as_dispatch(row) for row in connection.execute(COMPLETE, values)]
-            for each in ended:
-                lease = (each.attempts, each.lease_number)
-                _note(connection, now, "complete", each.id, each.tenant_id, each.worker_id, lease)
+                for tenant, worker, *lease in connection.execute(COMPLETE, values).fetchall():
+                    ended.append((one.dispatch_id, one.token))
+                    _note(connection, now, "complete", one.dispatch_id, tenant, worker, lease)
             return ended
 
         return await self._direct.run(act)
 
-    async def extend(
-        self, said: Sequence[Extension], *, seconds: int
-    ) -> dict[tuple[int, UUID], Extended]:
+    async def extend(self, said: Sequence[Extension], *, seconds: int) -> dict[Held, Extended]:
         now = micros(self._clock())
 
-        def act(connection: Connection) -> dict[tuple[int, UUID], Extended]:
+        def act(connection: Connection) -> dict[Held, Extended]:
             longer = {}
             for each in said:
                 values = {
@@ -168,28 +160,27 @@ def _as_candidate(lane: Lane, row: Any) -> Candidate:
 
 
 def _claimed(connection: Connection, claim: Claim, now: int, ends: int) -> Lease | None:
-    values = (claim.token.hex, claim.worker_id, claim.is_prefetched, ends, now, claim.dispatch_id)
+    seen, token, worker_id, is_prefetched = claim
+    values = (token.hex, worker_id, is_prefetched, ends, now, seen.id)
     row = connection.execute(CLAIM, values).fetchone()
     if row is None:
         return None
-    dispatch_id, tenant_id, job_id, workflow_id, stage, provider, worker_id, token, *rest = row
-    number, attempt, _, is_prefetched, model_key, model_set = rest
-    lease = Lease(
-        dispatch_id=dispatch_id,
+    tenant_id, job_id, number, attempt = row
+    _note(connection, now, "lease", seen.id, tenant_id, worker_id, (attempt, number))
+    return Lease(
+        dispatch_id=seen.id,
         tenant_id=UUID(tenant_id),
         job_id=UUID(job_id),
-        lane=Lane(workflow_id, stage, provider),
+        lane=seen.lane,
         worker_id=worker_id,
-        token=UUID(token),
+        token=token,
         number=number,
         attempt=attempt,
         expires_at=moment(ends),
-        is_prefetched=bool(is_prefetched),
-        model_key=model_key,
-        model_set=model_set,
+        is_prefetched=is_prefetched,
+        model_key=seen.model_key,
+        model_set=seen.model_set,
     )
-    _note(connection, now, "lease", dispatch_id, lease.tenant_id, worker_id, (attempt, number))
-    return lease
 
 
 def _note(
@@ -197,20 +188,11 @@ def _note(
     now: int,
     action: str,
     dispatch_id: int,
-    tenant_id: UUID,
+    tenant_id: str,
     worker_id: str | None,
-    lease: tuple[int, int],
+    lease: Sequence[int],
 ) -> None:
     actor = f"worker:{worker_id}" if worker_id else "sweep"
     details = json.dumps({"attempt": lease[0], "lease": lease[1]})
-    values = (now, actor, action, f"dispatch:{dispatch_id}", tenant_id.hex, details)
+    values = (now, actor, action, f"dispatch:{dispatch_id}", tenant_id, details)
     connection.execute(NOTE, values)
-
-
-def _as_dispatch(row: Sequence[Any]) -> Dispatch:
-    values = list(row)
-    for places, made in ((_UUIDS, UUID), (_MOMENTS, moment), (_TRUTHS, bool)):
-        for place in places:
-            if values[place] is not None:
-                values[place] = made(values[place])
-    return as_dispatch(values)
