@@ -14,6 +14,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.audit.model import Entry
 from comfyfleet.http.admin.routing import PAGE_MAX, Answer, admin_router
 from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.streaming import undisturbed
 from comfyfleet.plane import Plane
 from comfyfleet.wire.files import RowId
 
@@ -78,14 +79,18 @@ async def export(
 async def _lines(
     plane: Plane, wanted: dict[str, str | None], before: int | None
 ) -> AsyncIterator[str]:
-    """A look for each page: whoever reads slowly holds no transaction open."""
     while True:
-        async with plane.central.look() as tx:
-            page = await audit.find(tx, **wanted, before_id=before, limit=EXPORT_PAGE)
+        page = await undisturbed(_page(plane, wanted, before))
         if not page:
             return
         yield "".join(f"{json.dumps(_answer(entry).model_dump(mode='json'))}\n" for entry in page)
         before = page[-1].id
+
+
+async def _page(plane: Plane, wanted: dict[str, str | None], before: int | None) -> list[Entry]:
+    """A look for each page: whoever reads slowly holds no transaction open."""
+    async with plane.central.look() as tx:
+        return await audit.find(tx, **wanted, before_id=before, limit=EXPORT_PAGE)
 
 
 def _answer(entry: Entry) -> EntryAnswer:

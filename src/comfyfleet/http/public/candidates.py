@@ -26,6 +26,7 @@ from comfyfleet.http.public.events import (
 )
 from comfyfleet.http.public.routing import PAGE_MAX, Answer, Body, Limit, public_router
 from comfyfleet.http.public.showing import url_of
+from comfyfleet.http.streaming import undisturbed
 from comfyfleet.pipelines import judging, service, viewing
 from comfyfleet.pipelines.judging import Whose
 from comfyfleet.pipelines.model import Candidate, PipelineEvent, Status
@@ -252,8 +253,10 @@ async def _lines(plane: Plane, caller: Caller, run_id: UUID, since: int) -> Asyn
     begun = said_at = clock()
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     while clock() - begun < STREAM_SECONDS_MAX:
-        found = await viewing.events(
-            plane.sides, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_LOOK
+        found = await undisturbed(
+            viewing.events(
+                plane.sides, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_LOOK
+            )
         )
         if found:
             since, said_at = found[-1].id, clock()

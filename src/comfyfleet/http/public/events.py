@@ -19,6 +19,7 @@ from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader
 from comfyfleet.http.public.routing import public_router
+from comfyfleet.http.streaming import undisturbed
 from comfyfleet.jobs import customers
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Job
@@ -86,7 +87,7 @@ async def _lines(
     progress: dict[str, Any] | None = None
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     while clock() - begun < STREAM_SECONDS_MAX:
-        job, found = await _look(pool, job, since)
+        job, found = await undisturbed(_look(pool, job, since))
         if found:
             since, said_at = found[-1].id, clock()
             yield "".join(map(_line, found))

@@ -25,6 +25,7 @@ from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
+from comfyfleet.http.streaming import undisturbed
 from comfyfleet.http.values import ItemIndex, VersionNumber
 from comfyfleet.plane import Plane
 
@@ -197,7 +198,7 @@ async def _lines(plane: Plane, owner: Owner, run_id: UUID) -> AsyncIterator[str]
     clock = get_running_loop().time
     begun, said_at, said = clock(), 0.0, ""
     while clock() - begun < STREAM_SECONDS_MAX:
-        kept, run = await service.run_as_of_now(plane.graphs, owner, run_id)
+        kept, run = await undisturbed(service.run_as_of_now(plane.graphs, owner, run_id))
         told = json.dumps(_told(kept, run))
         if told != said:
             said, said_at = told, clock()

@@ -98,6 +98,30 @@ async def until(answer: httpx.Response, wanted: str) -> str:
     return text
 
 
+async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
+    shop: Shop,
+    ada: Customer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However often it goes, also in the middle of a look."""
+    monkeypatch.setattr("comfyfleet.http.public.events.LOOK_AGAIN_SECONDS", 0.0)
+    job_id = await ada.job(shop.draw)
+    listener = free_listener()
+    headers = {"Authorization": f"Bearer {ada.key}"}
+    async with served(create_app(shop.plane), listener):
+        for number in range(20):
+            async with (
+                httpx.AsyncClient(base_url=url_of(listener), headers=headers) as reader,
+                reader.stream("GET", f"/api/ai-jobs/{job_id}/events") as answer,
+            ):
+                await anext(answer.aiter_text())
+                await asyncio.sleep(number / 1_000)
+        await asyncio.sleep(0.2)
+    said = [each.getMessage() for each in caplog.records if each.name.startswith("sqlalchemy")]
+    assert said == []
+
+
 async def test_silence_is_filled_with_comments(
     shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
