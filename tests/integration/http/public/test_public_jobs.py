@@ -1,9 +1,19 @@
 """Effects at work, as a customer sees it."""
 
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png, shop_on
+
+from comfyfleet.kernel.clock import utc_now
+
+# What a busy machine may add to all that is measured.
+SLOW_SECONDS = 30.0
 
 
 async def test_media_goes_up_is_processed_and_comes_back(shop: Shop, ada: Customer) -> None:
@@ -199,15 +209,49 @@ async def test_why_a_job_waits_is_told(shop: Shop, ada: Customer) -> None:
     assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("No worker has workflow")
 
 
-async def test_what_is_left_is_estimated_from_history(shop: Shop, ada: Customer) -> None:
-    job_id = await ada.job(shop.draw, properties={"width": 32})
-    assert (await ada.get(f"ai-jobs/{job_id}"))["estimated_seconds_left"] is None
-    await shop.work()
-    video_id = await ada.video()
-    next_id = await ada.job(shop.draw, properties={"width": 32})
-    told = (await ada.get(f"ai-jobs/{next_id}"))["estimated_seconds_left"]
-    assert told is None or told >= 0
-    assert (await ada.get(f"videos/{video_id}"))["estimated_seconds_left"] is None
+class Hurried:
+    """The real time, which the database has too, and what is added to it."""
+
+    added_seconds = 0.0
+
+    def __call__(self) -> datetime:
+        return utc_now() + timedelta(seconds=self.added_seconds)
+
+
+async def test_what_is_left_is_estimated_from_the_effects_history(
+    databases: Databases, tmp_path: Path
+) -> None:
+    clock = Hurried()
+    async with plane_on(databases, tmp_path, clock=clock) as plane, shop_on(plane) as shop:
+        ada = await shop.customer()
+        video_id = await ada.video()
+
+        async def left() -> float | None:
+            job = (await ada.get("ai-jobs", limit=1))["jobs"][0]
+            told = (await ada.get(f"ai-jobs/{job['id']}"))["estimated_seconds_left"]
+            assert (await ada.get(f"videos/{video_id}"))["estimated_seconds_left"] == (
+                pytest.approx(told, abs=SLOW_SECONDS)
+            )
+            return None if told is None else float(told)
+
+        async def run(seconds: float) -> None:
+            async with shop.yard.worker(f"w-{uuid4().hex[:8]}") as worker:
+                job = await worker.job()
+                await worker.of(job, "heartbeat", started=True)
+                assert await left() == pytest.approx(typical, abs=SLOW_SECONDS)
+                clock.added_seconds = seconds
+                expected = None if typical is None else max(0.0, typical - seconds)
+                assert await left() == pytest.approx(expected, abs=SLOW_SECONDS)
+                assert (await worker.deliver(job)).status_code == 200
+            assert await left() is None
+            clock.added_seconds = 0.0
+
+        # The first tells how long it takes; of each later one a fifth is taken in.
+        for seconds, typical in ((600.0, None), (400.0, 600.0), (700.0, 560.0)):
+            made = await ada.submit(shop.invert, video_id=video_id)
+            assert made.status_code == 201, made.text
+            assert await left() == pytest.approx(typical, abs=SLOW_SECONDS)
+            await run(seconds)
 
 
 async def test_an_effect_that_is_not_published_is_not_there(shop: Shop, ada: Customer) -> None:
