@@ -206,6 +206,7 @@ async def test_webhooks_are_set_up_and_removed(shop: Shop) -> None:
         assert listed.secret is None
         assert listed.events == ("job.failed",)
         assert await client.webhooks.deliveries(made) == []
+        assert (await client.webhooks.activate(made)).is_active, "it was on, and stays so"
         await client.webhooks.remove(made)
         assert await client.webhooks.all() == []
 

@@ -29,6 +29,11 @@ class Webhooks:
             parsed(WebhookList, await self._calls.ask(Call("GET", "/api/webhooks"))).webhooks
         )
 
+    async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
+        """On again, after it was switched off because nobody took anything there for days."""
+        call = Call("POST", f"/api/webhooks/{_id(webhook)}/activate")
+        return parsed(Webhook, await self._calls.ask(call))
+
     async def remove(self, webhook: Webhook | UUID | str) -> None:
         await self._calls.ask(Call("DELETE", f"/api/webhooks/{_id(webhook)}"))
 

@@ -226,6 +226,7 @@ webhooks = Table(
     Column("events", Json, nullable=False),
     Column("is_active", Boolean, nullable=False),
     Column("created_at", Moment, nullable=False),
+    Column("on_again_at", Moment),  # what failed before then no longer counts
     Index(None, "tenant_id", "user_id"),
 )
 

@@ -39,6 +39,7 @@ class Webhook:
     events: frozenset[WebhookEvent]
     is_active: bool
     created_at: datetime
+    on_again_at: datetime | None = None  # when it was last switched on after it had been off
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,14 @@ async def switch_off_if_dead(tx: Tx, webhook: Webhook, *, now: datetime) -> bool
     return await store.switch_off(tx, webhook.id, now=now)
 
 
+async def switch_on(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
+) -> tuple[Webhook, bool]:
+    """And whether it was off. It is told of what ends from now on, and its failures are forgotten."""
+    on = await store.switch_on(tx, tenant_id, user_id, webhook_id, now=now)
+    return (on, True) if on else (await get(tx, tenant_id, user_id, webhook_id), False)
+
+
 async def log(
     tx: Tx, webhook: Webhook, *, before_id: UUID | None = None, limit: int
 ) -> list[Delivery]:

@@ -100,18 +100,32 @@ async def note(tx: Tx, delivery: Delivery, values: Mapping[str, Any]) -> Deliver
     return _delivery(found) if found else None
 
 
+async def switch_on(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
+) -> Webhook | None:
+    """None: it is on, or not there."""
+    statement = update(webhooks).where(
+        _is(tenant_id, user_id, webhook_id), webhooks.c.is_active.is_(False)
+    )
+    on = await tx.execute(statement.values(is_active=True, on_again_at=now).returning(webhooks))
+    found = on.first()
+    return _webhook(found) if found else None
+
+
 async def in_vain_since(tx: Tx, webhook_id: UUID) -> datetime | None:
-    """When the first of those was made that failed for good, after the last that was taken."""
+    """When the first of those was made that failed for good, after the last that was taken, and
+    since it was switched on again."""
     of_it = deliveries.c.webhook_id == webhook_id
     taken = select(func.max(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.DELIVERED
     )
-    last = await tx.scalar(taken)
+    again = select(webhooks.c.on_again_at).where(webhooks.c.id == webhook_id)
     query = select(func.min(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.FAILED
     )
-    if last is not None:
-        query = query.where(deliveries.c.created_at > last)
+    for since in (await tx.scalar(taken), await tx.scalar(again)):
+        if since is not None:
+            query = query.where(deliveries.c.created_at > since)
     found: datetime | None = await tx.scalar(query)
     return found
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
+from tests.planekit import client_of, plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.storagekit.serving import free_listener, served
 from tests.upkeepkit import Ahead, Customer, customer_of
@@ -197,6 +197,41 @@ async def test_a_webhook_that_fails_for_days_is_switched_off(
     await cancelled(caller)
     await deliver_due(yard.plane)
     assert len(shop.got) == heard
+
+
+async def test_one_that_was_switched_off_can_be_switched_on_again(
+    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+) -> None:
+    webhook = await hook(caller)
+    shop.status = 410
+    for day in range(0, 9, 4):
+        await cancelled(caller)
+        await try_till_it_ends(yard, ahead, timedelta(days=day))
+
+    async def is_on() -> bool:
+        async with caller.pool.look() as tx:
+            found = await webhooks.get(tx, caller.tenant_id, caller.user_id, webhook.id)
+        return found.is_active
+
+    assert not await is_on()
+    ahead.by = timedelta(days=20)
+    async with client_of(yard.plane, caller.key) as client:
+        for _ in range(2):
+            answer = await client.post(f"/api/webhooks/{webhook.id}/activate")
+            assert (answer.status_code, answer.json()["is_active"]) == (200, True)
+    (entry,) = await yard.audited("switch_on")
+    assert (entry["actor"], entry["subject"]) == (
+        f"tenant:{caller.tenant_id}",
+        f"webhook:{webhook.id}",
+    )
+    heard = len(shop.got)
+    await cancelled(caller)
+    await try_till_it_ends(yard, ahead, timedelta(days=20))
+    assert len(shop.got) > heard, "it is told of what ends from now on"
+    assert await is_on(), "what failed before then no longer counts"
+    await cancelled(caller)
+    await try_till_it_ends(yard, ahead, timedelta(days=26))
+    assert not await is_on(), "four more days in vain"
 
 
 async def test_one_failure_among_successes_switches_nothing_off(

@@ -7,6 +7,7 @@ from uuid import UUID
 from fastapi import status
 from pydantic import Field
 
+from comfyfleet.audit import service as audit
 from comfyfleet.fetching.targets import URL_CHARACTERS_MAX
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.problems import problems
@@ -39,7 +40,9 @@ class WebhookAnswer(Answer):
     id: UUID
     url: str
     events: list[WebhookEvent]
-    is_active: bool
+    is_active: bool = Field(
+        description="false: nobody took anything there for days; switch it on with …/activate."
+    )
     created_at: datetime
 
 
@@ -96,6 +99,29 @@ async def list_webhooks(plane: GivenPlane, caller: Reader) -> Webhooks:
     async with plane.pools[caller.tenant.pool].look() as tx:
         found = await webhooks.all_of(tx, caller.tenant.id, caller.user_id)
     return Webhooks(webhooks=[_answer(each) for each in found])
+
+
+@router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
+async def activate(
+    webhook_id: UUID, plane: GivenPlane, now: GivenNow, caller: Writer
+) -> WebhookAnswer:
+    """One that was switched off, as nobody took anything there for days. It is told of every job that
+    ends from now on; what it has missed is in its log."""
+    async with plane.pools[caller.tenant.pool].begin() as tx:
+        webhook, was_off = await webhooks.switch_on(
+            tx, caller.tenant.id, caller.user_id, webhook_id, now=now
+        )
+    if was_off:
+        async with plane.central.begin() as tx:
+            await audit.record(
+                tx,
+                actor=caller.tenant.subject,
+                action="switch_on",
+                subject=f"webhook:{webhook.id}",
+                now=now,
+                tenant_id=caller.tenant.id,
+            )
+    return _answer(webhook)
 
 
 @router.delete(
