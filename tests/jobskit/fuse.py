@@ -3,9 +3,11 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from comfyfleet.db import Database, Pools, Tx
+from comfyfleet.db.engine import driver_of
 from comfyfleet.jobs.sides import Sides
 
 
@@ -31,9 +33,47 @@ class Fuse:
         self.left, act = None, self.meanwhile
         await act()
 
+    async def burn_inside(self) -> None:
+        """Of a transaction, where nobody else can act: whoever tried would wait for its end."""
+        if self.meanwhile is None:
+            await self.burn()
+
+
+class FusedTx:
+    """The same transaction; the fuse burns after each of its statements, whoever sends it."""
+
+    def __init__(self, tx: Tx, fuse: Fuse) -> None:
+        self._tx, self._fuse = tx, fuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+    async def execute(self, *given: Any, **more: Any) -> Any:
+        return await self._after(self._tx.execute(*given, **more))
+
+    async def scalar(self, *given: Any, **more: Any) -> Any:
+        return await self._after(self._tx.scalar(*given, **more))
+
+    async def scalars(self, *given: Any, **more: Any) -> Any:
+        return await self._after(self._tx.scalars(*given, **more))
+
+    @property
+    def sync_connection(self) -> Any:
+        """Where those are sent from that SQLAlchemy only compiles."""
+        return SimpleNamespace(connection=SimpleNamespace(driver_connection=self))
+
+    async def fetch(self, *given: Any) -> Any:
+        return await self._after(driver_of(self._tx).fetch(*given))
+
+    async def _after(self, statement: Awaitable[Any]) -> Any:
+        answer = await statement
+        await self._fuse.burn_inside()
+        return answer
+
 
 class FusedDatabase(Database):
-    """The same database; the fuse burns before each transaction and after each commit."""
+    """The same database; the fuse burns before each transaction, inside of it after each statement,
+    and after each commit."""
 
     def __init__(self, database: Database, fuse: Fuse) -> None:
         self.__dict__.update(database.__dict__)
@@ -43,14 +83,14 @@ class FusedDatabase(Database):
     async def begin(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
         async with self._inner.begin() as tx:
-            yield tx
+            yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 
     @asynccontextmanager
     async def say(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
         async with self._inner.say() as tx:
-            yield tx
+            yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 
     @asynccontextmanager

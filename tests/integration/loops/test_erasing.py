@@ -20,7 +20,7 @@ from comfyfleet.upkeep.erasing import erase_pending
 from comfyfleet.upkeep.verifying import verify
 from comfyfleet.webhooks import service as hooks
 
-STEPS_MAX = 60
+STEPS_MAX = 200
 
 
 async def furnish(customer: Customer) -> None:
