@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer
     run = ada.status(said.strip())
     assert run["reason"] == "complete"
     assert len(json.loads((tmp_path / "out" / "index.json").read_text())["candidates"]) == 3
+
+
+def test_a_run_submits_nothing_after_its_time(tmp_path: Path, ada: Customer) -> None:
+    given = (*SET, "--until", "2026-01-01T06:00:00+00:00", "--wait", "--json")
+    run = ada.says("run", written(tmp_path), *given).json
+    assert run["reason"] == "time_up"
+    until = datetime.fromisoformat(run["limits"]["until"])
+    assert until == datetime(2026, 1, 1, 6, tzinfo=UTC)
+    assert run["steps"][0]["made"] == 0
+    assert ada.says("run", written(tmp_path), *SET, "--until", "tomorrow", code=2).err
 
 
 def test_a_run_needs_its_variables(tmp_path: Path, ada: Customer) -> None:
