@@ -256,9 +256,12 @@ async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
         wanted = UUID(str(named))
         async with pool.look() as tx:
             file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
+            is_own = file.user_id in (None, owner.user_id) or await media.names_file(
+                tx, owner.tenant_id, owner.user_id, file.id
+            )
     except (ValueError, NotFound):
         return None
-    if file.user_id not in (None, owner.user_id):
+    if not is_own:
         return None
     return await _confirmed(graphs, pool, file) if file.is_announced else file
 
