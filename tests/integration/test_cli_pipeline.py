@@ -187,3 +187,18 @@ def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer)
     for command in ("status", "pause", "resume", "tree", "retry"):
         assert "there is no pipeline run" in eve.says(command, run_id, code=1).err
     assert "there is no pipeline run" in eve.says("export", run_id, str(tmp_path), code=1).err
+
+
+@pytest.mark.parametrize("command", ["graph", "pipeline"])
+def test_a_key_that_is_missing_or_wrong_is_told_apart(shop: Shop, command: str) -> None:
+    word = {"graph": "show", "pipeline": "status"}[command]
+    for key, said in (
+        ("", "COMFYFLEET_KEY is not set"),
+        ("cf_wrong", "COMFYFLEET_KEY must be"),
+        (shop.admin_key, "this key is not a customer's"),
+    ):
+        environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": key}
+        done = comfyfleet(command, word, "7c1f0000-0000-4000-8000-000000000000", environ=environ)
+        assert done.code != 0
+        assert said in done.err
+        assert "an API key of yours" in done.err or key == shop.admin_key
