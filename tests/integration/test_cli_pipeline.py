@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer
     assert len(json.loads((tmp_path / "out" / "index.json").read_text())["candidates"]) == 3
 
 
+def test_a_run_submits_nothing_after_its_time(tmp_path: Path, ada: Customer) -> None:
+    given = (*SET, "--until", "2026-01-01T06:00:00+00:00", "--wait", "--json")
+    run = ada.says("run", written(tmp_path), *given).json
+    assert run["reason"] == "time_up"
+    until = datetime.fromisoformat(run["limits"]["until"])
+    assert until == datetime(2026, 1, 1, 6, tzinfo=UTC)
+    assert run["steps"][0]["made"] == 0
+    assert ada.says("run", written(tmp_path), *SET, "--until", "tomorrow", code=2).err
+
+
 def test_a_run_needs_its_variables(tmp_path: Path, ada: Customer) -> None:
     refused = ada.says("run", written(tmp_path), "--set", "width=48", code=1)
     assert "colour" in refused.err
@@ -176,3 +187,18 @@ def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer)
     for command in ("status", "pause", "resume", "tree", "retry"):
         assert "there is no pipeline run" in eve.says(command, run_id, code=1).err
     assert "there is no pipeline run" in eve.says("export", run_id, str(tmp_path), code=1).err
+
+
+@pytest.mark.parametrize("command", ["graph", "pipeline"])
+def test_a_key_that_is_missing_or_wrong_is_told_apart(shop: Shop, command: str) -> None:
+    word = {"graph": "show", "pipeline": "status"}[command]
+    for key, said in (
+        ("", "COMFYFLEET_KEY is not set"),
+        ("cf_wrong", "COMFYFLEET_KEY must be"),
+        (shop.admin_key, "this key is not a customer's"),
+    ):
+        environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": key}
+        done = comfyfleet(command, word, "7c1f0000-0000-4000-8000-000000000000", environ=environ)
+        assert done.code != 0
+        assert said in done.err
+        assert "an API key of yours" in done.err or key == shop.admin_key

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from rich.live import Live
 
 from comfyfleet.cli import helps
-from comfyfleet.cli.admin.client import KEY, PUBLIC_BASE, USUALLY, Asking, Control, control
+from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.showing import print_json
 from comfyfleet.cli.graph_tree import summary, tree
 from comfyfleet.cli.world import InWorld, World
@@ -35,14 +35,13 @@ LOOK_SECONDS = 0.5
 OVER = ("completed", "failed", "cancelled")
 PROGRESS = ("weighted_percent", "completed_nodes", "total_nodes", "running_nodes")
 TOLD = ("status", "nodes", "questions")
-KEY_HINT = f"It is an API key of yours: export {KEY}=cf_…"
 File = Annotated[Path, Parameter(metavar="FILE", help="A graph, as JSON or YAML.")]
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The run's id.")]
 Which = Annotated[str, Parameter(metavar="WHAT", help="A file, a graph's id, or a run's id.")]
 
 
 def _public(asking: Asking, world: World) -> AbstractContextManager[Control]:
-    return control(asking, world, base=PUBLIC_BASE, key_hint=KEY_HINT)
+    return control(asking, world, base=PUBLIC_BASE)
 
 
 def _read(path: Path) -> dict[str, Any]:

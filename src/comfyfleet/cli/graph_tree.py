@@ -36,7 +36,8 @@ def summary(seen: Mapping[str, Any]) -> str:
     progress = seen["progress"]
     counts = f"{progress['completed_nodes']} of {progress['total_nodes']} nodes"
     percent = f"{progress['weighted_percent']:.0f} %"
-    return printable(f"{seen['name']}: {seen['status']}, {counts}, {percent}")
+    name = seen["name"] or seen["id"]  # an expired run has lost its name
+    return printable(f"{name}: {seen['status']}, {counts}, {percent}")
 
 
 def _node(node: Mapping[str, Any]) -> Text:
@@ -56,6 +57,8 @@ def _job(job: Mapping[str, Any]) -> Text:
 
 
 def _remarks(seen: Mapping[str, Any]) -> Iterator[str]:
+    if seen.get("is_expired"):
+        yield "its time was up: what went in, came out and was recorded is gone"
     for each in seen["questions"]:
         choices = ", ".join(each["choices"])
         others = f" (backends: {', '.join(each['backends'])})" if each["backends"] else ""

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,12 +79,17 @@ class Given:
     concurrent: Annotated[int | None, Parameter(metavar="N", help="Jobs in flight at once.")] = None
     tokens: Annotated[int | None, Parameter(metavar="N", help="Spend no more.")] = None
     candidates: Annotated[int | None, Parameter(metavar="N", help="Make no more.")] = None
+    until: Annotated[
+        datetime | None,
+        Parameter(metavar="TIME", help="Submit nothing later: 2026-05-01T06:00, in local time."),
+    ] = None
 
     def body(self) -> dict[str, Any]:
         limits = {
             "concurrent_jobs": self.concurrent,
             "tokens": self.tokens,
             "candidates": self.candidates,
+            "until": self.until.astimezone().isoformat() if self.until else None,
         }
         return {
             "base_candidates": self.base,

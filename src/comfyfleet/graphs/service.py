@@ -178,7 +178,10 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
     pool = await graphs.sides.pool_of(owner.tenant_id)
     async with pool.begin() as tx:
         is_new = await store.add_run(tx, head)
-    graphs.runs.keep(Kept(head, plan, run, 0))
+    if is_new:
+        graphs.runs.keep(Kept(head, plan, run, 0))
+    else:  # somebody else was quicker with the same key
+        await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await _begun(graphs, owner, run_id), is_new
 
 
@@ -200,9 +203,14 @@ async def _require_same(graphs: Graphs, owner: Owner, before: Kept, wanted: NewR
     if before.head.is_expired:
         return  # nobody knows any more what it was
     given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
+    bounds = new_run(before.plan, before.run.id, {}, max_tokens=wanted.max_tokens)
+    is_same = (
+        wanted.version in (None, before.head.graph_version)
+        and bounds.max_tokens == before.head.max_tokens
+    )
     if given != known and given.keys() == known.keys():
         given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
-    if given != known:
+    if given != known or not is_same:
         raise Conflict("idempotency_key was used for another run", field="idempotency_key")
 
 
@@ -248,9 +256,12 @@ async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
         wanted = UUID(str(named))
         async with pool.look() as tx:
             file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
+            is_own = file.user_id in (None, owner.user_id) or await media.names_file(
+                tx, owner.tenant_id, owner.user_id, file.id
+            )
     except (ValueError, NotFound):
         return None
-    if file.user_id not in (None, owner.user_id):
+    if not is_own:
         return None
     return await _confirmed(graphs, pool, file) if file.is_announced else file
 

@@ -18,6 +18,7 @@ from comfyfleet.fleets.model import Fleet
 from comfyfleet.jobs.model import Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
+from comfyfleet.media import service as media
 
 _dice = SystemRandom()
 
@@ -77,7 +78,8 @@ async def submission(
     found = known or await _named(sides, order)
     workflow, version = found.workflow, found.version
     built = await _built(sides, found, order)
-    await _require_files(sides, tenant_id, {each.name: each.file_id for each in built.assets})
+    wanted = {each.name: each.file_id for each in built.assets}
+    await _require_files(sides, tenant_id, order, wanted)
     return Submission(
         workflow_id=workflow.id,
         workflow_slug=workflow.slug,
@@ -136,17 +138,32 @@ async def _built(sides: Sides, found: Registered, order: Order) -> Payload:
     return payload.filled_in(version, prompt, object_info, resolved)
 
 
-async def _require_files(sides: Sides, tenant_id: UUID, wanted: Mapping[str, UUID]) -> None:
-    """Each belongs to the tenant and has arrived; one that was only announced is looked for."""
+async def _require_files(
+    sides: Sides, tenant_id: UUID, order: Order, wanted: Mapping[str, UUID]
+) -> None:
+    """Each is the user's, or the tenant's, and has arrived; one that was only announced is looked for.
+
+    Those in `order.files` were looked up by whoever orders; values may name anything.
+    """
     pool = await sides.pool_of(tenant_id)
     for name, file_id in wanted.items():
         try:
             async with pool.look() as tx:
                 file = await files.get(tx, tenant_id, file_id)
+                if name not in order.files:
+                    await _require_own(tx, file, order.user_id)
         except NotFound:
             raise InvalidInput(f"{name}: there is no file {file_id}", property=name) from None
         if file.is_announced:
             await _confirm(sides, pool, name, file)
+
+
+async def _require_own(tx: Tx, file: File, user_id: UUID | None) -> None:
+    """Operators have no user, and may name any. The same content is stored once for all users."""
+    if user_id is None or file.user_id in (None, user_id):
+        return
+    if not await media.names_file(tx, file.tenant_id, user_id, file.id):
+        raise NotFound(f"there is no file {file.id}")
 
 
 async def _confirm(sides: Sides, pool: Database, name: str, file: File) -> None:

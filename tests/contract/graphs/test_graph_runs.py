@@ -1,6 +1,7 @@
 """Graph runs on either database: decided purely, kept truly, paid once."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -312,13 +313,39 @@ async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path)
         again, is_new_again = await service.start(play.graphs, play.owner, made.id, wanted)
         assert (is_new, is_new_again) == (True, False)
         assert first.head.id == again.head.id
-        with pytest.raises(Conflict):
-            await service.start(
-                play.graphs,
-                play.owner,
-                made.id,
-                NewRun({"widths": [65]}, idempotency_key="once"),
-            )
+        same = replace(wanted, version=1)
+        assert (await service.start(play.graphs, play.owner, made.id, same))[1] is False
+        for other in (
+            replace(wanted, inputs={"widths": [65]}),
+            replace(wanted, inputs={}),
+            replace(wanted, max_tokens=5),
+            replace(wanted, version=2),
+        ):
+            with pytest.raises(Conflict):
+                await service.start(play.graphs, play.owner, made.id, other)
+
+
+async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        wanted = [NewRun({"widths": [width]}, idempotency_key="once") for width in (64, 65, 64)]
+        outcomes = await asyncio.gather(
+            *(service.start(play.graphs, play.owner, made.id, each) for each in wanted),
+            return_exceptions=True,
+        )
+        new = 0
+        for asked, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                assert isinstance(outcome, Conflict)
+                continue
+            kept, is_new = outcome
+            new += is_new
+            play.graphs.runs.drop(kept.head.id)
+            stored = await service.get_run(play.graphs, play.owner, kept.head.id)
+            assert dict(stored.head.inputs) == dict(asked.inputs)
+        assert new == 1
 
 
 async def test_a_run_keeps_the_version_that_it_was_started_with(

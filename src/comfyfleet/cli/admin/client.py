@@ -29,6 +29,7 @@ ADMIN_KEY_HINT = (
     "It was printed when the control plane first started, or is the value of "
     f"COMFYFLEET_ADMIN_KEY there: export {KEY}=…"
 )
+PUBLIC_KEY_HINT = f"It is an API key of yours, not an operator's: export {KEY}=cf_…"
 OUTPUT = Group("Output", sort_key=9)
 
 
@@ -50,17 +51,12 @@ USUALLY = Asking()
 
 
 @contextmanager
-def control(
-    asking: Asking, world: World, *, base: str = ADMIN_BASE, key_hint: str = ADMIN_KEY_HINT
-) -> Iterator["Control"]:
+def control(asking: Asking, world: World, *, base: str = ADMIN_BASE) -> Iterator["Control"]:
     """The key comes from the environment only: arguments of a process can be seen by others."""
     url = base_url(asking.url or world.environ.get(URL) or URL_DEFAULT)
     key = world.environ.get(KEY, "")
     if not key:
-        raise AccessDenied(
-            f"{KEY} is not set",
-            hint=key_hint,
-        )
+        raise AccessDenied(f"{KEY} is not set", hint=_key_hint(base))
     host = urlsplit(url).hostname or ""
     if url.startswith("http://") and host not in THIS_MACHINE:
         world.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
@@ -188,9 +184,15 @@ def _kind(code: str) -> type[FleetError]:
     return next((kind for kind in kinds if getattr(kind, "code", None) == code), FleetError)
 
 
+def _key_hint(base: str) -> str:
+    return PUBLIC_KEY_HINT if base == PUBLIC_BASE else ADMIN_KEY_HINT
+
+
 def _hint(response: httpx.Response) -> str | None:
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        return f"{KEY} must be the admin key that the control plane printed at its first start."
+        is_admins = f"/{ADMIN_BASE}/" in response.url.path
+        what = "the admin key that the control plane printed at its first start"
+        return f"{KEY} must be {what if is_admins else 'an API key of yours: cf_…'}"
     if after := response.headers.get("retry-after"):
         return f"Try again in {after} s."
     if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:

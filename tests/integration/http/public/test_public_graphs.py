@@ -164,3 +164,42 @@ async def test_a_file_is_named_by_its_id_or_that_of_its_media(shop: Shop, ada: C
     other = {"inputs": {"photo": await ada.video(png(colour=7))}, "idempotency_key": "a"}
     refused = await ada.client.post(f"/api/graphs/{graph_id}/runs", json=other)
     assert refused.status_code == 409
+
+
+async def test_progress_is_told_while_something_changes(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada)
+    run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
+    following = asyncio.create_task(ada.client.get(f"/api/graph-runs/{run_id}/events"))
+    async with shop.yard.worker() as worker:
+        job = await worker.job()
+        for percent, step in ((25, 1), (75, 3)):
+            said = {"percent": percent, "node": "3", "step": step, "steps": 4}
+            await worker.of(job, "heartbeat", started=True, progress=said)
+            await asyncio.sleep(1.2)
+        await worker.deliver(job)
+        await hear(shop.plane.graphs, shop.plane.pools["main"])
+    texts = [each for each in (await following).text.split("\n\n") if each.startswith("event")]
+    events = [json.loads(each.partition("data: ")[2]) for each in texts]
+    seen = [each["running_nodes"] for each in events if each["running_nodes"]]
+    steps = [nodes[0]["current_step"] for nodes in seen]
+    assert [each for each in dict.fromkeys(steps) if each] == ["node 3, 1 of 4", "node 3, 3 of 4"]
+    assert seen[-1][0] == {
+        "node_id": "draw",
+        "index": [],
+        "backend_id": "w1",
+        "progress": 0.75,
+        "current_step": "node 3, 3 of 4",
+    }
+    percents = [each["overall_percent"] for each in events]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100.0
+    weighted = [each["weighted_percent"] for each in events]
+    assert weighted == sorted(weighted)
+    assert [(each["completed_nodes"], each["total_nodes"]) for each in events][-1] == (3, 3)
+    # Silence while nothing changes: two looks a second would have made more of them.
+    assert len(events) <= 7
+    assert {each["id"]: each["status"] for each in events[-1]["nodes"]} == {
+        "width": "done",
+        "draw": "done",
+        "picture": "done",
+    }

@@ -14,7 +14,7 @@ from uuid import UUID
 import httpx
 import pytest
 from tests.planekit import ADMIN_KEY, client_of
-from tests.planekit.customers import Customer, Shop, png
+from tests.planekit.customers import TOKENS, Customer, Shop, png
 
 from comfyfleet.http.app import create_app
 from comfyfleet.kernel.clock import utc_now
@@ -274,27 +274,64 @@ async def test_candidates_and_votes_are_of_one_run_alone(shop: Shop, estate: Est
     assert await estate.seen() == before
 
 
-async def test_a_graph_takes_no_file_of_others(shop: Shop, estate: Estate) -> None:
-    document = {
-        "name": "given",
-        "nodes": [
-            {"id": "photo", "type": "input", "value_type": "image"},
-            {"id": "invert", "type": "workflow", "workflow": "invert"},
-            {"id": "picture", "type": "output"},
-        ],
-        "connections": [
-            {"from": "photo.value", "to": "invert.input"},
-            {"from": "invert.output", "to": "picture.value"},
-        ],
-    }
+GIVEN: dict[str, Any] = {
+    "name": "given",
+    "nodes": [
+        {"id": "photo", "type": "input", "value_type": "image"},
+        {"id": "invert", "type": "workflow", "workflow": "invert"},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [
+        {"from": "photo.value", "to": "invert.input"},
+        {"from": "invert.output", "to": "picture.value"},
+    ],
+}
+
+
+async def test_a_run_takes_no_file_of_others_as_an_input(shop: Shop, estate: Estate) -> None:
     for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
-        graph = await made(other, "graphs", **document)
-        answer = await other.client.post(
-            f"/api/graphs/{graph['id']}/runs", json={"inputs": {"photo": estate.file_id}}
-        )
-        assert answer.status_code == 422, answer.text
-        (problem,) = answer.json()["error"]["details"]["problems"]
-        assert (problem["code"], problem["node"]) == ("unknown_file", "photo")
+        graph = await made(other, "graphs", **GIVEN)
+        for named in (estate.file_id, estate.ids["video_id"]):
+            body = {"inputs": {"photo": named}}
+            answer = await other.client.post(f"/api/graphs/{graph['id']}/runs", json=body)
+            assert answer.status_code == 422, answer.text
+            (problem,) = answer.json()["error"]["details"]["problems"]
+            assert (problem["code"], problem["node"]) == ("unknown_file", "photo")
+
+
+async def test_nor_one_that_is_written_into_a_graph_or_a_pipeline(
+    shop: Shop, estate: Estate
+) -> None:
+    draw, picture = GRAPH["nodes"]
+    bound = {**draw, "workflow": "invert", "properties": {"input": estate.file_id}}
+    steps = [{"name": "Base", "workflow": "invert", "properties": {"input": estate.file_id}}]
+    for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
+        graph = await made(other, "graphs", **{**GRAPH, "nodes": [bound, picture]})
+        run = await made(other, f"graphs/{graph['id']}/runs")
+        assert run["status"] == "failed"
+        assert "there is no file" in run["error"]["message"]
+        pipeline = await made(other, "pipelines", name="x", steps=steps)
+        path = f"pipelines/{pipeline['id']}/runs"
+        studio = (await made(other, path, base_candidates=1))["id"]
+        for _, pool in shop.plane.pools.items():
+            await carry_on(shop.plane.sides, pool)
+        seen = await other.get(f"pipeline-runs/{studio}")
+        assert "there is no file" in seen["trouble"]
+        assert await other.balance() == TOKENS
+
+
+async def test_the_same_content_of_two_users_is_each_ones_own(shop: Shop, estate: Estate) -> None:
+    """It is stored once; who has it by media of their own may use it."""
+    other = await shop.customer(estate.owner.tenant_id)
+    mine = await estate.owner.video(png(colour=77))
+    theirs = await other.video(png(colour=77))
+    assert mine != theirs
+    graph = await made(other, "graphs", **GIVEN)
+    run = await made(other, f"graphs/{graph['id']}/runs", inputs={"photo": theirs})
+    assert run["status"] == "running"
+    body = {"inputs": {"photo": mine}}
+    answer = await other.client.post(f"/api/graphs/{graph['id']}/runs", json=body)
+    assert answer.status_code == 422, answer.text
 
 
 async def shop_with_two_pictures(shop: Shop) -> str:

@@ -1,0 +1,78 @@
+"""A graph run as the terminal shows it."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from comfyfleet.cli.graph_tree import tree
+
+RUN: dict[str, Any] = {
+    "id": "7c1f",
+    "name": "Album",
+    "status": "running",
+    "progress": {
+        "completed_nodes": 1,
+        "total_nodes": 3,
+        "weighted_percent": 41.7,
+        "running_nodes": [
+            {
+                "node_id": "soften",
+                "index": [1],
+                "backend_id": "gpu-7",
+                "progress": 0.4,
+                "current_step": "node 3, 4 of 10",
+            }
+        ],
+    },
+    "nodes": [
+        {"id": "each", "type": "fanout", "workflow": None, "status": "done", "expected": 1},
+        {
+            "id": "soften",
+            "type": "workflow",
+            "workflow": "soft",
+            "status": "running",
+            "expected": 2,
+        },
+    ],
+    "questions": [],
+    "error": None,
+}
+RUN["nodes"] = [{**each, "done": 1} for each in RUN["nodes"]]
+
+
+def shown(**changes: Any) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=120).print(tree({**RUN, **changes}))
+    return out.getvalue().splitlines()
+
+
+def test_nodes_stand_in_order_with_their_jobs_below() -> None:
+    assert shown() == [
+        "Album: running, 1 of 3 nodes, 42 %",
+        "├── ✓ each  fanout",
+        "└── ▶ soften  soft  1/2",
+        "    └── [1] gpu-7 40 % node 3, 4 of 10",
+    ]
+
+
+def test_a_question_names_its_choices_and_an_error_its_alternatives() -> None:
+    asked = {"node": "draw", "message": "Backend worker:a is offline"}
+    question = {**asked, "choices": ["retry", "skip"], "backends": ["worker:b"]}
+    error = {"message": "Node draw failed: no", "alternatives": ["worker:c"]}
+    assert shown(questions=[question], error=error)[-3:] == [
+        "├── draw asks: Backend worker:a is offline; answer retry, skip (backends: worker:b)",
+        "├── Node draw failed: no",
+        "└── it could run on worker:c",
+    ]
+
+
+def test_of_an_expired_run_it_is_said_that_nothing_is_left() -> None:
+    gone = {"completed_nodes": 0, "total_nodes": 0, "weighted_percent": 100, "running_nodes": []}
+    lines = shown(name="", status="completed", nodes=[], progress=gone, is_expired=True)
+    assert lines[0] == "7c1f: completed, 0 of 0 nodes, 100 %"
+    assert "its time was up" in lines[1]
+
+
+def test_what_would_move_the_cursor_is_not_printed() -> None:
+    assert shown(name="a\x1b[2Jb")[0].startswith("a?[2Jb: running")
