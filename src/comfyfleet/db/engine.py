@@ -179,6 +179,7 @@ def prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # Asked for at once: a transaction that reads first and writes later fails when another wrote.
-    writes = connection.get_execution_options().get(WRITES)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    """Nothing is begun for a look: each statement sees what is committed by then, as on PostgreSQL."""
+    if connection.get_execution_options().get(WRITES):
+        # At once: a transaction that reads first and writes later fails when another wrote.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -68,7 +68,7 @@ class Connection(aiosqlite.Connection):
         word = sql.lstrip()[:6].upper()
         if word in READS:
             return await self._read(act)
-        if sql == BEGIN or (word in SHORT and len(parameters) <= PARAMETERS_MAX):
+        if word in SHORT and len(parameters) <= PARAMETERS_MAX:
             return await self.at_once(act)
         answer = await self.aside(act)
         self._writes = self._writes or word.startswith(BEGIN)
