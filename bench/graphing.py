@@ -1,9 +1,20 @@
-"""A fan-out advanced in this process: each job is completed as a worker would, and the run hears."""
+"""A fan-out advanced in this process: each job is completed as a worker would, and the run hears.
 
+    python bench/graphing.py ITEMS [JOBS]     only so many of its jobs
+
+Figures are of CPU time: what else the machine does must not look like growth.
+"""
+
+import asyncio
+import json
+import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sqlalchemy import select, update
 from tests.dbkit.databases import Databases
@@ -34,25 +45,52 @@ DOCUMENT = graph(
 )
 
 
-async def fan_out(items: int, jobs_max: int | None = None) -> tuple[float, float]:
-    """Seconds of the start, and of the advances of one job on average; the work itself is left out."""
+class Figures(NamedTuple):
+    """In milliseconds of CPU time; the jobs' own work is left out."""
+
+    jobs: int
+    start: float
+    first: float  # a job, among the first tenth
+    last: float  # a job, among the last tenth
+    end: float  # the advance that ends the run
+    total: float
+    peak_mb: float
+
+
+async def fan_out(items: int, jobs_max: int | None = None) -> Figures:
+    """To its very end, unless only so many jobs are wanted."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "databases").mkdir()
         databases = Databases(folder / "databases")
         async with play_on(databases, folder / "plane", tokens=10**9) as play:
             pool = play.plane.pools["main"]
-            began = time.perf_counter()
+            began = time.process_time()
             kept = await play.started(DOCUMENT, inputs={"widths": [64] * items})
-            start, spent, jobs = time.perf_counter() - began, 0.0, 0
-            while jobs != jobs_max and await complete_one(pool):
-                began = time.perf_counter()
+            start = time.process_time() - began
+            spent: list[float] = []
+            while len(spent) != jobs_max and await complete_one(pool):
+                began = time.process_time()
                 await hear(play.graphs, pool)
-                spent += time.perf_counter() - began
-                jobs += 1
+                spent.append(time.process_time() - began)
             kept = await play.now(kept)
-            assert kept.run.status == ("completed" if jobs == items else "running"), kept.run.error
-            return start, spent / jobs
+            is_over = len(spent) == items
+            assert kept.run.status == ("completed" if is_over else "running"), kept.run.error
+            return figures(start, spent, is_over=is_over)
+
+
+def figures(start: float, spent: list[float], *, is_over: bool) -> Figures:
+    steps = spent[:-1] if is_over and len(spent) > 1 else spent
+    tenth = max(1, len(steps) // 10)
+    return Figures(
+        jobs=len(spent),
+        start=1000 * start,
+        first=1000 * sum(steps[:tenth]) / tenth,
+        last=1000 * sum(steps[-tenth:]) / tenth,
+        end=1000 * spent[-1],
+        total=1000 * (start + sum(spent)),
+        peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
 
 
 async def complete_one(pool: Database) -> bool:
@@ -79,3 +117,8 @@ async def complete_one(pool: Database) -> bool:
         }
         await tx.execute(outbox.insert().values(word))
     return True
+
+
+if __name__ == "__main__":
+    numbers = [int(each) for each in sys.argv[1:]]
+    print(json.dumps(asyncio.run(fan_out(*numbers))._asdict()))

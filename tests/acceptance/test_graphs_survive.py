@@ -15,8 +15,7 @@ SETTINGS = {
     "heartbeat_seconds": "1",
     "sweep_seconds": "0.5",
     "outage_seconds": "30",
-    # An idle worker that waits for a job is heard of every 20 s.
-    "offline_after_seconds": "40",
+    "offline_after_seconds": "25",
     "max_attempts": "9",
     "calls_per_second": "1000",
     "calls_at_once": "1000",

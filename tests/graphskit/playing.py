@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -126,11 +127,11 @@ class Play:
         said = Answer(Key(node), choice, backend)
         return await service.answer(self.graphs, self.owner, kept.head.id, said)
 
-    async def lose(self, worker: str) -> None:
+    async def lose(self, worker: str, since: datetime = EPOCH) -> None:
         """It was last seen long ago."""
         async with self.plane.central.begin() as tx:
             await tx.execute(
-                update(workers).where(workers.c.worker_id == worker).values(last_seen_at=EPOCH)
+                update(workers).where(workers.c.worker_id == worker).values(last_seen_at=since)
             )
         self.graphs.world._at = None
 

@@ -19,7 +19,6 @@ from comfyfleet.kernel.errors import InvalidInput, Unavailable
 
 Tx: TypeAlias = AsyncConnection
 
-SQLITE_BUSY_MS = 30_000
 # More than about eight connections make the queue slower, not faster.
 POSTGRES_CONNECTIONS = 8
 WRITES = "comfyfleet_writes"
@@ -172,13 +171,14 @@ def prepare_sqlite(connection: Any, _record: Any) -> None:
         "journal_mode=WAL",
         "synchronous=FULL",
         "foreign_keys=ON",
-        f"busy_timeout={SQLITE_BUSY_MS}",
+        f"busy_timeout={sqlite.BUSY_MS}",
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # Asked for at once: a transaction that reads first and writes later fails when another wrote.
-    writes = connection.get_execution_options().get(WRITES)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    """Nothing is begun for a look: each statement sees what is committed by then, as on PostgreSQL."""
+    if connection.get_execution_options().get(WRITES):
+        # At once: a transaction that reads first and writes later fails when another wrote.
+        connection.exec_driver_sql(sqlite.BEGIN)

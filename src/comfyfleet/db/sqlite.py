@@ -2,8 +2,9 @@
 
 aiosqlite hands each call to a thread: four for a statement, a tenth of a millisecond each, and several
 milliseconds each once the interpreter is busy. Here only that goes there which may have to wait, for the
-disk or for another process, or is long: the beginning and the commit of a transaction that writes, many
-rows at once, and a read that turns out to take its time. The rest takes microseconds and is done at once.
+disk or for another process, or is long: the commit of a transaction that writes, its beginning while
+somebody else writes, many rows at once, and a read that turns out to take its time. The rest takes
+microseconds and is done at once.
 """
 
 import functools
@@ -20,7 +21,9 @@ INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
 SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
-BEGIN = "BEGIN"
+BEGIN = "BEGIN IMMEDIATE"
+# How long somebody else may write before we give up.
+BUSY_MS = 30_000
 
 
 async def connect(path: str) -> "Connection":
@@ -68,11 +71,28 @@ class Connection(aiosqlite.Connection):
         word = sql.lstrip()[:6].upper()
         if word in READS:
             return await self._read(act)
-        if sql == BEGIN or (word in SHORT and len(parameters) <= PARAMETERS_MAX):
+        if word in SHORT and len(parameters) <= PARAMETERS_MAX:
             return await self.at_once(act)
-        answer = await self.aside(act)
-        self._writes = self._writes or word.startswith(BEGIN)
+        if sql != BEGIN:
+            return await self.aside(act)
+        answer = await self._begin(act)
+        self._writes = True
         return answer
+
+    async def _begin(self, act: Callable[[], Any]) -> Any:
+        try:
+            return await self.at_once(functools.partial(self._without_waiting, act))
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        return await self.aside(act)
+
+    def _without_waiting(self, act: Callable[[], Any]) -> Any:
+        self._conn.execute("PRAGMA busy_timeout = 0")
+        try:
+            return act()
+        finally:
+            self._conn.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     async def _read(self, act: Callable[[], Any]) -> Any:
         self._late_at = time.perf_counter() + READ_SECONDS_MAX

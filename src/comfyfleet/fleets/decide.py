@@ -50,9 +50,17 @@ def is_alone(
     return not any(live.get(Lane(*lane), frozenset()) - {worker_id} for lane in own)
 
 
-def is_worth_writing(worker: Worker, sighting: Sighting, now: datetime) -> bool:
+def part_of(offline_after_seconds: float) -> timedelta:
+    """How long a wait may go unnoticed, and a sighting unwritten: both together keep it online."""
+    return timedelta(seconds=offline_after_seconds / 3)
+
+
+def is_worth_writing(
+    worker: Worker, sighting: Sighting, now: datetime, every: timedelta = SEEN_WRITE_EVERY
+) -> bool:
     """Its load and its models change all the time: they go along with the next write that is due."""
-    if sighting.backend is not None or now - worker.last_seen_at >= SEEN_WRITE_EVERY:
+    is_due = now - worker.last_seen_at >= min(every, SEEN_WRITE_EVERY)
+    if sighting.backend is not None or is_due:
         return True
     seen = after(worker, sighting, now)
     return (seen.capabilities, seen.providers, seen.max_concurrency) != (

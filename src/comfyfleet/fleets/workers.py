@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from comfyfleet.db import Tx
@@ -115,10 +115,17 @@ async def reported_object_infos(tx: Tx) -> dict[int, str]:
     return await store.object_info_hashes(tx)
 
 
-async def seen(tx: Tx, worker: Worker, sighting: Sighting, *, now: datetime) -> Worker:
+async def seen(
+    tx: Tx,
+    worker: Worker,
+    sighting: Sighting,
+    *,
+    now: datetime,
+    every: timedelta = decide.SEEN_WRITE_EVERY,
+) -> Worker:
     """The worker as it now is. Written only when that is due or something of weight changed."""
     known = after(worker, sighting, now)
-    if not decide.is_worth_writing(worker, sighting, now):
+    if not decide.is_worth_writing(worker, sighting, now, every):
         return known
     if sighting.capabilities is not None:
         check_capabilities(sighting.capabilities)

@@ -21,7 +21,7 @@ from comfyfleet.graphs.world import PROVIDER, World
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.model import Job, Submission
-from comfyfleet.jobs.ordering import Lookup, Order, submission
+from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.settling import deliver
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
@@ -127,7 +127,7 @@ class _Step:
     async def _ordered(self) -> tuple[dict[UUID, Submission], list[JobFailed]]:
         """The jobs to be started, and those that can't be."""
         head, orders, refused = self.kept.head, {}, []
-        lookup = Lookup(self.graphs.sides)
+        lookup = self.graphs.world.lookup(self.graphs.sides)
         for action in _starts(self.advance):
             try:
                 order = order_of(action, self.world, head.user_id)

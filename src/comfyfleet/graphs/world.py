@@ -19,6 +19,7 @@ from comfyfleet.graphs.catalogue import (
 )
 from comfyfleet.graphs.events import Surroundings
 from comfyfleet.graphs.model import Graph, WorkflowNode
+from comfyfleet.jobs.ordering import Lookup
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import NotFound
 from comfyfleet.tenants import service as tenants
@@ -52,10 +53,13 @@ async def _facts(tx: Tx, workflow: Workflow) -> list[WorkflowFacts]:
     ]
 
 
-async def backends(tx: Tx, sides: Sides) -> tuple[BackendState, ...]:
+async def backends(
+    tx: Tx, sides: Sides, *, seen_since: datetime | None = None
+) -> tuple[BackendState, ...]:
     """Every worker that is registered, those that are offline among them."""
     now = sides.clock()
-    seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
+    if seen_since is None:
+        seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     assigned = await fleets.assignments(tx)
     depths = await dispatch.bound(tx)
     return tuple(
@@ -106,15 +110,23 @@ class World:
     def __init__(self) -> None:
         self._backends: tuple[BackendState, ...] = ()
         self._at: datetime | None = None
+        self._began: datetime | None = None
         self._tenants: dict[UUID, Tenant] = {}
+        self._lookup: Lookup | None = None
+
+    def lookup(self, sides: Sides) -> Lookup:
+        """What nodes name, as old as the backends are."""
+        self._lookup = self._lookup or Lookup(sides)
+        return self._lookup
 
     async def now(self, sides: Sides, tenant_id: UUID, *, fresh: bool = False) -> Surroundings:
         now = sides.clock()
         if fresh or self._at is None or now - self._at > FRESH:
             async with sides.central.look() as tx:
-                self._backends = await backends(tx, sides)
+                self._backends = await backends(tx, sides, seen_since=self._seen_since(sides))
                 # Its range of priorities may be changed, so it is not kept for long either.
                 self._tenants.clear()
+                self._lookup = None
             self._at = now
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
@@ -128,3 +140,12 @@ class World:
             priority_min=tenant.min_priority,
             priority_max=tenant.max_priority,
         )
+
+    def _seen_since(self, sides: Sides) -> datetime:
+        """While we were away nobody could be seen: who was there before is given time to come back."""
+        now, settings = sides.clock(), sides.settings
+        self._began = self._began or now
+        usual = timedelta(seconds=settings.offline_after_seconds)
+        if now - self._began < usual:
+            return now - max(usual, timedelta(seconds=settings.remove_worker_after_seconds))
+        return now - usual

@@ -42,18 +42,20 @@ def create_app(plane: Plane) -> FastAPI:
     app.state.plane = plane
     errors.install(app, plane.meters)
     problems.install(app)
-    public.install(app, plane)
-    for router in (worker.router, *admin.ROUTERS):
-        app.include_router(router, responses=PROBLEMS)
+    # Routes are tried one after the other: first those that are called most.
+    app.include_router(worker.router, responses=PROBLEMS)
     for router in _routers(plane):
         app.include_router(router)
+    public.install(app, plane)
+    for router in admin.ROUTERS:
+        app.include_router(router, responses=PROBLEMS)
     app.add_middleware(Sizes, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Access, meters=plane.meters)
     return app
 
 
 def _routers(plane: Plane) -> Iterator[APIRouter]:
-    yield health.router
-    yield metrics_router(plane)
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)
+    yield health.router
+    yield metrics_router(plane)

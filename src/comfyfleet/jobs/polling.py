@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.decide import is_worth_writing
+from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Sighting, Worker, after
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
@@ -40,6 +40,8 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + asked.wait_seconds
+    # One that waits is there: it must not pass for offline because nothing comes.
+    part_seconds = min(PART_SECONDS, part_of(sides.settings.offline_after_seconds).total_seconds())
     known: Worker | None = worker  # read just now, by who let it in
     while True:
         standing = await _standing(sides, known or await _again(sides, worker), asked)
@@ -48,7 +50,7 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
         left = max(0.0, until - loop.time())
         job = await _lost_on_its_way(sides, standing, asked)
         if job is None and reason is None:
-            job = await _next(sides, standing, asked, min(left, PART_SECONDS))
+            job = await _next(sides, standing, asked, min(left, part_seconds))
         elif job is None:
             await asyncio.sleep(min(left, HELD_BACK_SECONDS))
         if job or loop.time() >= until:
@@ -92,10 +94,11 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
 
 async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
     """A poll writes only when that is due: idle workers poll all day."""
-    if not is_worth_writing(worker, sighting, now):
+    every = part_of(sides.settings.offline_after_seconds)
+    if not is_worth_writing(worker, sighting, now, every):
         return after(worker, sighting, now)
     async with sides.central.begin() as tx:
-        return await fleets.seen(tx, worker, sighting, now=now)
+        return await fleets.seen(tx, worker, sighting, now=now, every=every)
 
 
 async def _again(sides: Sides, worker: Worker) -> Worker:

@@ -1,6 +1,7 @@
 """A pass over the runs of a pool: one that is broken holds up no other."""
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,22 @@ async def test_words_that_stay_keep_none_from_being_heard(
         assert len(await play.work()) == 2
         for kept in runs:
             assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+
+
+async def test_who_just_started_gives_workers_time_to_come_back(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+        bound = graph(
+            [node("first", backend_affinity="worker:w2"), output()], "first.output > result.value"
+        )
+        kept = await play.started(bound)
+        unseen = play.plane.clock() - timedelta(seconds=200)
+        await play.lose("w2", since=unseen)
+        await play.judge()
+        await play.sweep()
+        assert (await play.now(kept)).run.status == RunStatus.RUNNING
+        play.graphs.world._began = unseen
+        await play.judge()
+        await play.sweep()
+        assert (await play.now(kept)).run.status == RunStatus.FAILED

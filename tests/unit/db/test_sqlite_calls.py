@@ -97,3 +97,20 @@ async def test_a_transaction_that_sqlite_gave_up_is_not_committed(
         await asked(connection, "INSERT OR ROLLBACK INTO once VALUES (1), (1)")
     with pytest.raises(sqlite3.OperationalError, match="rolled back"):
         await connection.commit()
+
+
+async def test_a_writer_waits_for_another_and_lets_others_be_served(
+    connection: sqlite.Connection, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "some.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.create_task(asked(connection, "BEGIN IMMEDIATE"))
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    assert not waiting.done()
+    other.execute("COMMIT")
+    other.close()
+    await waiting
+    await asked(connection, "INSERT INTO kept VALUES (1, here())")
+    await connection.commit()
+    assert await asked(connection, "SELECT number FROM kept") == [(1,)]

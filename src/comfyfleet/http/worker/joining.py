@@ -5,7 +5,7 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import instances
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.decide import is_worth_writing
+from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
 from comfyfleet.fleets.objectinfo import key_of
 from comfyfleet.jobs.ending import requeue_all_of
@@ -96,10 +96,11 @@ async def _object_info_slot(plane: Plane, fleet: Fleet, said: Register) -> Outpu
 async def heard(plane: Plane, worker: Worker, said: Heartbeat) -> None:
     """That it lives. No transaction is begun unless something is to be written: beats are many."""
     sighting, now = Sighting(reading=said.reading), plane.clock()
-    if not is_worth_writing(worker, sighting, now):
+    every = part_of(plane.settings.offline_after_seconds)
+    if not is_worth_writing(worker, sighting, now, every):
         return
     async with plane.central.begin() as tx:
-        await fleets.seen(tx, worker, sighting, now=now)
+        await fleets.seen(tx, worker, sighting, now=now, every=every)
 
 
 async def leave(plane: Plane, worker: Worker) -> None:

@@ -1,0 +1,31 @@
+"""A worker for whom nothing comes is there all the same."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+from tests.dbkit.databases import Databases
+from tests.graphskit.playing import Play, play_on
+
+from comfyfleet.fleets import service as fleets
+
+OFFLINE_AFTER = timedelta(seconds=3)
+
+
+async def unseen_for(play: Play) -> timedelta:
+    async with play.plane.central.look() as tx:
+        worker = await fleets.get_worker(tx, "w1")
+    return play.plane.clock() - worker.last_seen_at
+
+
+async def test_whoever_waits_for_a_job_does_not_pass_for_offline(
+    databases: Databases, tmp_path: Path
+) -> None:
+    seconds = int(OFFLINE_AFTER.total_seconds())
+    async with play_on(databases, tmp_path, offline_after_seconds=seconds) as play:
+        waiting = asyncio.create_task(play.workers["w1"].poll(wait_seconds=2 * seconds))
+        longest = timedelta()
+        while not waiting.done():
+            longest = max(longest, await unseen_for(play))
+            await asyncio.sleep(0.05)
+        assert longest < OFFLINE_AFTER
