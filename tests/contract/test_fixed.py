@@ -12,6 +12,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, update
 from comfyfleet.db import Database, Tx
 from comfyfleet.db.fixed import Fixed, FixedInsert
 from comfyfleet.db.tenant import outbox, token_wallets
+from comfyfleet.kernel.errors import InvalidInput
 
 NOW = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
 COLUMNS = ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at")
@@ -92,6 +93,16 @@ async def test_a_value_that_is_forgotten_is_no_null(pool: Database) -> None:
     with pytest.raises(Exception, match="kind"):
         async with pool.begin() as tx:
             await ADD.rows(tx, [word])
+
+
+async def test_a_number_that_no_column_can_hold_is_refused_as_such(pool: Database) -> None:
+    async def take(amount: int) -> None:
+        async with pool.begin() as tx:
+            await TAKE.rows(tx, {"of_user": uuid.uuid4(), "amount": amount})
+
+    with pytest.raises(InvalidInput, match="than a database can keep"):
+        await take(2**70)
+    await take(2**40)
 
 
 async def test_it_is_undone_with_its_transaction(pool: Database) -> None:

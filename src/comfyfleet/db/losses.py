@@ -33,7 +33,15 @@ def is_misfit_within(error: Exception) -> bool:
         return False
     import asyncpg
 
-    return isinstance(driver, asyncpg.DataError)
+    misfits = (
+        asyncpg.NumericValueOutOfRangeError,
+        asyncpg.CharacterNotInRepertoireError,
+        asyncpg.UntranslatableCharacterError,
+        asyncpg.StringDataRightTruncationError,
+    )
+    # Before it was sent: a value of the wrong type is our own mistake, and stays one.
+    is_refused = isinstance(driver.__cause__, OverflowError | UnicodeEncodeError)
+    return isinstance(driver, misfits) or (isinstance(driver, asyncpg.DataError) and is_refused)
 
 
 def _postgres_error(error: Exception) -> BaseException | None:
