@@ -50,7 +50,7 @@ async def complete(sides: Sides, said: Complete) -> Job:
             await files.add(tx, replace(file, user_id=job.asked.user_id))
     tell(sides, job)
     await _complete_centrally(sides, row, said, job)
-    async with pool.begin() as tx:
+    async with pool.say() as tx:
         await store.forget_words(tx, words)
     await admit_after(sides, pool, job)
     return job
@@ -146,7 +146,7 @@ async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job
         )
     tell(sides, job)
     await _fail_centrally(sides, row, token, job, why)
-    async with pool.begin() as tx:
+    async with pool.say() as tx:
         await store.forget_words(tx, words)
     await admit_after(sides, pool, job)
     return job
