@@ -1,7 +1,8 @@
 """Idle long polls over HTTP: one process serves them, this one holds their connections open.
 
-The server is uvicorn with a bare ASGI function: what is measured are sockets, HTTP and the queue.
-A framework comes on top: with Starlette's router, 10,000 polls took 234 MB instead of 178.
+Measured twice: with a bare ASGI function, so that it is sockets, HTTP and the queue alone; and with
+the control plane's whole application, each poll by a worker of its own with its own key. Of those
+there are fewer: on a slow machine the first are answered before more than a few thousand have come.
 """
 
 import asyncio
@@ -10,27 +11,34 @@ import json
 import resource
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import psutil
 import uvicorn
+from sqlalchemy import delete, insert
 
 from comfyfleet.db import Database, open_database
-from comfyfleet.dispatch import service
+from comfyfleet.db.central import fleets, worker_workflows, workers, workflow_fleets
 from comfyfleet.dispatch.model import Lane, NewDispatch
 from comfyfleet.dispatch.queue import Queue
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.settings import Settings
 from queueing import ours
 
 POLLS_MAX = 10_000
+WHOLE_POLLS_MAX = 2_000
 SPARE_FILES = 200
 ARRIVALS = 50
-WAIT_SECONDS = 600
+WAIT_SECONDS = 60
+POLL = "/api/worker/poll"
 BENCH = Path(__file__).resolve().parents[1]
 
 
@@ -43,63 +51,114 @@ def polls_possible() -> int:
     return min(POLLS_MAX, soft - SPARE_FILES)
 
 
-def serve(url: str, port: int) -> None:
+def serve(url: str, port: int, *, is_whole: bool) -> None:
     """The process that is measured."""
     polls_possible()
-    asyncio.run(_serve(url, port))
+    asyncio.run(_serve_whole(url, port) if is_whole else _serve_bare(url, port))
 
 
-async def _serve(url: str, port: int) -> None:
-    database = open_database(url)
-    async with ours.opened(database) as queue:
-        looks = 0
-        look = queue._hot.lease
-
-        async def counted(*args: Any, **more: Any) -> Any:
-            nonlocal looks
-            looks += 1
-            return await look(*args, **more)
-
-        queue._hot.lease = counted  # type: ignore[method-assign]
-
-        async def answered(path: str) -> dict[str, Any]:
-            match path.split("/"):
-                case ["", "poll", number]:
-                    asking = ours.worker(int(number))
-                    lease = await queue.lease(asking, wait_seconds=WAIT_SECONDS)
-                    return {"dispatch_id": lease and lease.dispatch_id}
-                case ["", "put"]:
-                    await put(database, queue)
-            megabytes = psutil.Process().memory_info().rss / 1e6
-            return {"waiting": queue.parked(), "looks": looks, "mb": megabytes}
-
-        async def app(scope: Any, _receive: Any, send: Any) -> None:
-            body = json.dumps(await answered(scope["path"])).encode()
-            headers = [(b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-        config = uvicorn.Config(
-            app, port=port, log_level="error", backlog=POLLS_MAX, lifespan="off", loop="asyncio"
-        )
+async def _serve_bare(url: str, port: int) -> None:
+    async with ours.opened(open_database(url)) as queue:
         background = asyncio.create_task(queue.run())
-        await uvicorn.Server(config).serve()
+        await _listen(Facts(queue), port)
         background.cancel()
 
 
-async def put(database: Database, queue: Queue) -> None:
-    job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
+async def _serve_whole(url: str, port: int) -> None:
+    from comfyfleet.http.app import create_app
+    from comfyfleet.plane import open_plane
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(central_database_url=url)
+        async with open_plane(settings, Path(folder), utc_now) as plane:
+            await _listen(Facts(plane.sides.queue, create_app(plane)), port)
+
+
+async def _listen(app: Any, port: int) -> None:
+    config = uvicorn.Config(
+        app, port=port, log_level="error", backlog=POLLS_MAX, lifespan="off", loop="asyncio"
+    )
+    await uvicorn.Server(config).serve()
+
+
+class Facts:
+    """An ASGI application that tells of a queue, and lets polls into it or into another one."""
+
+    def __init__(self, queue: Queue, polled: Any = None) -> None:
+        self._queue = queue
+        self._polled = polled
+        self._looks = 0
+        self._look = queue._hot.lease
+        queue._hot.lease = self._counted  # type: ignore[method-assign]
+
+    async def _counted(self, *args: Any, **more: Any) -> Any:
+        self._looks += 1
+        return await self._look(*args, **more)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        if path == POLL and self._polled:
+            await self._polled(scope, receive, send)
+            return
+        if path == POLL:
+            number = int(dict(scope["headers"])[b"authorization"].rpartition(b"-")[2])
+            await self._queue.lease(ours.worker(number), wait_seconds=WAIT_SECONDS)
+        elif path == "/put":
+            job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
+            await self._queue.enqueue([job])
+        megabytes = psutil.Process().memory_info().rss / 1e6
+        facts = {"waiting": self._queue.parked(), "looks": self._looks, "mb": megabytes}
+        body = json.dumps(facts).encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def add_workers(database: Database, number: int) -> None:
+    """A fleet that may run everything, with so many workers."""
+    now = utc_now()
     async with database.begin() as tx:
-        await service.enqueue(tx, [job], now=utc_now())
-    queue.wake([job.lane])
+        for table in (worker_workflows, workers, workflow_fleets, fleets):
+            await tx.execute(delete(table))
+        fleet = {"slug": "a", "stage": "production", "secret_hash": "", "created_at": now}
+        fleet_id = (await tx.execute(insert(fleets).values(fleet).returning(fleets.c.id))).scalar()
+        assigned = [
+            {"workflow_id": each, "fleet_id": fleet_id, "created_at": now}
+            for each in range(1, ours.WORKFLOWS + 1)
+        ]
+        await tx.execute(insert(workflow_fleets), assigned)
+        rows = [_worker_row(each, fleet_id, now) for each in range(number)]
+        for start in range(0, number, 500):
+            await tx.execute(insert(workers), rows[start : start + 500])
+
+
+def _worker_row(number: int, fleet_id: int | None, now: datetime) -> dict[str, Any]:
+    return {
+        "worker_id": f"gpu-{number}",
+        "key_hash": sha256(key_of(number).encode()).hexdigest(),
+        "fleet_id": fleet_id,
+        "registration_source": "fleet",
+        "protocol_version": 1,
+        "capabilities": [],
+        "providers": ["self_hosted"],
+        "max_concurrency": 1,
+        "is_approved": True,
+        "models_loaded": [],
+        "last_seen_at": now,
+        "created_at": now,
+    }
+
+
+def key_of(number: int) -> str:
+    return f"{'k' * 57}-{number}"
 
 
 @asynccontextmanager
-async def served(database: Database) -> AsyncIterator[int]:
+async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    call = f"from queueing.idle import serve; serve({database.url!r}, {port})"
+    call = f"from queueing.idle import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
     folder = str(BENCH)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-c", f"import sys; sys.path.append({folder!r}); {call}"
@@ -124,10 +183,23 @@ async def asked(port: int, path: str) -> Any:
     return json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
-async def measured(database: Database, polls: int) -> dict[str, float]:
-    async with served(database) as port:
+async def poll(port: int, number: int) -> None:
+    said = {"worker_id": f"gpu-{number}", "current_load": 0, "max_concurrency": 1}
+    said |= {"providers": ["self_hosted"], "wait_seconds": WAIT_SECONDS}
+    body = json.dumps(said)
+    head = f"POST {POLL} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key_of(number)}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write((head + body).encode())
+    await reader.readline()
+    writer.close()
+
+
+async def measured(database: Database, polls: int, *, is_whole: bool) -> dict[str, float]:
+    await add_workers(database, polls)
+    async with served(database, is_whole=is_whole) as port:
         empty = (await asked(port, "/facts"))["mb"]
-        held = [asyncio.create_task(asked(port, f"/poll/{number}")) for number in range(polls)]
+        held = [asyncio.create_task(poll(port, number)) for number in range(polls)]
         facts = await _until_all_wait(port, polls)
         start = time.perf_counter()
         for _ in range(ARRIVALS):

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 from pgqueuer.core.qm import QueueManager
 
 from comfyfleet.db import Database
-from comfyfleet.dispatch import service
 from comfyfleet.dispatch.model import Lane, NewDispatch
-from comfyfleet.kernel.clock import utc_now
 from queueing import ours
 from queueing.peers import ENTRYPOINTS, pgqueuer_queries
 
@@ -46,10 +44,8 @@ async def of_ours(database: Database, *, jobs: int) -> Pickup:
             await asyncio.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
             job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
-            async with database.begin() as tx:
-                await service.enqueue(tx, [job], now=utc_now())
+            await queue.enqueue([job])
             committed = time.perf_counter()
-            queue.wake([job.lane])
             lease = await wait
             times.append((start, committed, time.perf_counter()))
             assert lease

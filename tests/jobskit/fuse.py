@@ -109,6 +109,12 @@ class FusedQueue:
     def wake(self, *lanes: Any, **more: Any) -> None:
         self._queue.wake(*lanes, **more)
 
+    def arrived(self, *rows: Any) -> None:
+        self._queue.arrived(*rows)
+
+    async def enqueue(self, *given: Any, **more: Any) -> Any:
+        return await self._around(self._queue.enqueue, *given, **more)
+
     async def lease(self, *given: Any, **more: Any) -> Any:
         return await self._around(self._queue.lease, *given, **more)
 

@@ -6,7 +6,7 @@ anything else, so that they need no reset, and may tell PostgreSQL how these sta
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -38,10 +38,15 @@ class PostgresDirect:
         self._dsn = dsn(url)
         self._idle: list[Any] = []
 
-    async def fetch(self, sql: str, *values: Any) -> list[Any]:
+    async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
+        """With locks, those are taken first, in one transaction with the statement."""
         connection = await self._take()
         try:
+            if locks:
+                await connection.execute(_begin_with(locks), timeout=STATEMENT_SECONDS_MAX)
             rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
+            if locks:
+                await connection.execute("COMMIT", timeout=STATEMENT_SECONDS_MAX)
         except BaseException as error:
             # Whatever happened, this connection is not trusted with the next statement.
             is_lost = connection.is_closed() or is_loss(error)
@@ -99,6 +104,13 @@ class SqliteDirect:
 
         await asyncio.get_running_loop().run_in_executor(self._thread, close)
         self._thread.shutdown()
+
+
+def _begin_with(locks: Sequence[int]) -> str:
+    """Without parameters it is one round trip. A statement that itself waited for a lock would not
+    see what was committed meanwhile; the next one does."""
+    keys = ", ".join(map(str, map(int, locks)))
+    return f"BEGIN; SELECT pg_advisory_xact_lock(key) FROM unnest(ARRAY[{keys}]::bigint[]) AS key"  # noqa: S608
 
 
 def dsn(url: str) -> str:

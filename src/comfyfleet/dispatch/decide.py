@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from comfyfleet.dispatch.model import Candidate, Lane, Waiter
@@ -22,17 +23,39 @@ class Choice(NamedTuple):
     waiter: int  # its index among the waiters
 
 
+class Decision(NamedTuple):
+    choices: list[Choice]
+    passed: frozenset[int]  # jobs before which another went because of its model
+
+
 # A candidate's place in the one order: priority, turn of the lane, id.
 Place = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
+    """A job is passed for three quarters of the longest wait; the rest is for a worker to be free.
+
+    What counts is since when it was passed, and not since when it is queued: with a long backlog all
+    would soon be too old, and models be switched for every job, which makes everybody wait longer.
+    """
+
     affinity_max_wait: timedelta = timedelta(seconds=60)
     window: int = AFFINITY_WINDOW
 
+    def may_pass(self, since: datetime | None, now: datetime) -> bool:
+        return since is None or now - since < self.affinity_max_wait * 3 / 4
+
 
 DEFAULT_RULES = Rules()
+
+
+class View(NamedTuple):
+    """What is known when it is decided who may pass whom."""
+
+    now: datetime
+    passed_since: Mapping[int, datetime]
+    rules: Rules
 
 
 def choose(
@@ -42,17 +65,20 @@ def choose(
     now: datetime,
     starts: Mapping[Lane, float],
     cut: Collection[Lane] = (),
-    passed_over: Collection[int] = (),
+    elsewhere: Collection[int] = (),
+    passed_since: Mapping[int, datetime] = MappingProxyType({}),
     rules: Rules = DEFAULT_RULES,
-) -> list[Choice]:
+) -> Decision:
     """At most one job per waiter. `cut` are lanes that hold more than was read of them.
 
-    What is passed over is in other hands. It is looked at all the same: behind it, in a lane that
+    What is `elsewhere` is in other hands. It is looked at all the same: behind it, in a lane that
     is cut, may stand a job that comes before those of other lanes.
     """
-    left = known_order(in_order(candidates, starts), cut)
-    if passed_over:
-        left = [each for each in left if each.id not in passed_over]
+    order = known_order(in_order(candidates, starts), cut)
+    if elsewhere:
+        order = [each for each in order if each.id not in elsewhere]
+    left = order
+    view = View(now, passed_since, rules)
     preferences = [preference(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []
@@ -62,28 +88,42 @@ def choose(
             left = [each for each in left if each.id not in taken]
         if not left:
             break
-        choices += _serve(left, waiters, list(equals), now=now, rules=rules)
-    return choices
+        choices += _serve(left, waiters, list(equals), view)
+    return Decision(choices, _passed(order, choices, waiters))
+
+
+def _passed(
+    order: Sequence[Candidate], choices: Sequence[Choice], waiters: Sequence[Waiter]
+) -> frozenset[int]:
+    """Perhaps too many: that a worker could not have run one is not looked at."""
+    by_model = {
+        choice.candidate.id
+        for choice in choices
+        if choice.candidate.model_key in waiters[choice.waiter].models_loaded
+    }
+    if not by_model:
+        return frozenset()
+    last = max(place for place, each in enumerate(order) if each.id in by_model)
+    taken = {choice.candidate.id for choice in choices}
+    return frozenset(each.id for each in order[:last] if each.id not in taken)
 
 
 def _serve(
     left: list[Candidate],
     waiters: Sequence[Waiter],
     equals: list[int],
-    *,
-    now: datetime,
-    rules: Rules,
+    view: View,
 ) -> list[Choice]:
     """Among workers with the same load: first those with a model that is wanted, then the others."""
     warm = [index for index in equals if waiters[index].models_loaded]
     if not warm:
-        return _from_the_front(left, waiters, equals, now)
-    choices = _by_model(left, waiters, warm, now=now, rules=rules)
+        return _from_the_front(left, waiters, equals, view.now)
+    choices = _by_model(left, waiters, warm, view)
     taken = {choice.candidate.id for choice in choices}
     served = {choice.waiter for choice in choices}
     rest = [each for each in left if each.id not in taken]
     idle = [index for index in equals if index not in served]
-    return choices + _from_the_front(rest, waiters, idle, now)
+    return choices + _from_the_front(rest, waiters, idle, view.now)
 
 
 def in_order(
@@ -224,29 +264,25 @@ def _by_model(
     left: Sequence[Candidate],
     waiters: Sequence[Waiter],
     warm: list[int],
-    *,
-    now: datetime,
-    rules: Rules,
+    view: View,
 ) -> list[Choice]:
     """Jobs for workers that have the model loaded. Heads that nobody matches stay for the rest."""
     choices: list[Choice] = []
     taken: set[int] = set()
     for index in warm:
         waiter = waiters[index]
-        mine = (each for each in left if each.id not in taken and may_take(waiter, each, now))
-        best = best_by_model(mine, waiter, now=now, rules=rules)
+        mine = (each for each in left if each.id not in taken and may_take(waiter, each, view.now))
+        best = best_by_model(mine, waiter, view)
         if best is not None:
             taken.add(best.id)
             choices.append(Choice(best, index))
     return choices
 
 
-def best_by_model(
-    mine: Iterable[Candidate], waiter: Waiter, *, now: datetime, rules: Rules
-) -> Candidate | None:
+def best_by_model(mine: Iterable[Candidate], waiter: Waiter, view: View) -> Candidate | None:
     """The heavy model first, then the exact set, then the order; None if no model matches."""
     best = None
-    for each in reachable(mine, now, rules):
+    for each in reachable(mine, view):
         if each.model_key in waiter.models_loaded:
             if not waiter.model_set or each.model_set == waiter.model_set:
                 return each
@@ -254,16 +290,16 @@ def best_by_model(
     return best
 
 
-def reachable(mine: Iterable[Candidate], now: datetime, rules: Rules) -> Iterator[Candidate]:
+def reachable(mine: Iterable[Candidate], view: View) -> Iterator[Candidate]:
     """How far a worker may look past the head: never past a priority, a round or the longest wait."""
     rounds: dict[Lane, int] = {}
     priority: int | None = None
-    for each in islice(mine, rules.window + 1):
+    for each in islice(mine, view.rules.window + 1):
         if priority is None:
             priority = each.priority
         if each.priority != priority:
             break
         if each.rank <= rounds.setdefault(each.lane, each.rank) + RANK_ROUNDS_AHEAD:
             yield each
-        if now - each.queued_at >= rules.affinity_max_wait:
+        if not view.rules.may_pass(view.passed_since.get(each.id), view.now):
             break

@@ -1,8 +1,8 @@
 """One batch: look into the lanes, decide who gets what, and claim it; again for those left over."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, by_lane, choose
@@ -15,6 +15,7 @@ from comfyfleet.kernel.settings import Settings
 PASSES_MAX = 5
 PROBE_ROWS_MIN = 8
 PROBE_ROWS_MAX = 512
+PASSED_REMEMBERED_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -35,11 +36,14 @@ class Giving:
         self._clock = clock
         self._new_token = new_token
         self._turns = Turns()
+        self._passed_since: dict[
+            int, datetime
+        ] = {}  # jobs that others went before, by their models
 
     async def give(self, waiters: Sequence[Waiter]) -> Given:
         """At most one lease per waiter, the best there is at this moment."""
         given = Given()
-        passed_over: set[int] = set()
+        in_other_hands: set[int] = set()
         deeper = 1
         for _ in range(PASSES_MAX):
             left = [
@@ -49,13 +53,14 @@ class Giving:
             ]
             if not left:
                 break
-            step = _Pass(self, [waiters[place] for place in left], passed_over, deeper)
+            step = _Pass(self, [waiters[place] for place in left], in_other_hands, deeper)
             leases = await self._hot.lease(step.probe(), step.choose, seconds=self._lease_seconds)
             for lease in leases:
                 given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
+                self._passed_since.pop(lease.dispatch_id, None)
             self._turns.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
-            passed_over |= step.chosen.keys()
+            in_other_hands |= step.chosen.keys()
             is_short = len(leases) < len(left)
             given.has_more = is_short and bool(step.chosen or (step.cut and leases))
             if not is_short or not (step.chosen or step.cut):
@@ -63,16 +68,23 @@ class Giving:
             deeper *= 2
         return given
 
+    def _remember(self, passed: Iterable[int], now: datetime) -> None:
+        """In memory only: what is forgotten, or told to another process, is counted anew."""
+        for dispatch_id in passed:
+            self._passed_since.setdefault(dispatch_id, now)
+        while len(self._passed_since) > PASSED_REMEMBERED_MAX:
+            del self._passed_since[next(iter(self._passed_since))]
+
 
 class _Pass:
     """What is known of one look into the lanes."""
 
     def __init__(
-        self, giving: Giving, waiters: Sequence[Waiter], passed_over: set[int], deeper: int
+        self, giving: Giving, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
     ) -> None:
         self._giving = giving
         self._waiters = waiters
-        self._passed_over = passed_over
+        self._in_other_hands = in_other_hands
         self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
         self._limit = self._depth(deeper)
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
@@ -80,7 +92,7 @@ class _Pass:
 
     def _depth(self, deeper: int) -> int:
         """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
-        wanted = len(self._waiters) + len(self._passed_over)
+        wanted = len(self._waiters) + len(self._in_other_hands)
         if any(waiter.models_loaded for waiter in self._waiters):
             wanted += AFFINITY_WINDOW
         lanes = max(1, len(self._lanes))
@@ -95,15 +107,18 @@ class _Pass:
         giving = self._giving
         read = by_lane(found)
         self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
-        choices = choose(
+        now = giving._clock()
+        choices, passed = choose(
             found,
             self._waiters,
-            now=giving._clock(),
+            now=now,
             starts=giving._turns.starts(read),
             cut=self.cut,
-            passed_over=self._passed_over,
+            elsewhere=self._in_other_hands,
+            passed_since=giving._passed_since,
             rules=giving._rules,
         )
+        giving._remember(passed, now)
         self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
         return [self._claim(choice) for choice in choices]
 

@@ -13,7 +13,16 @@ from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
 from comfyfleet.dispatch import service
 from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
 from comfyfleet.dispatch.giving import Giving
-from comfyfleet.dispatch.model import Extended, Lane, Lease, Requeue, Status, Waiter
+from comfyfleet.dispatch.model import (
+    Dispatch,
+    Extended,
+    Lane,
+    Lease,
+    NewDispatch,
+    Requeue,
+    Status,
+    Waiter,
+)
 from comfyfleet.dispatch.store import rows
 from comfyfleet.dispatch.store.hot import Completion, Extension, Held, open_hot
 from comfyfleet.dispatch.waiting import Asked, Waiting
@@ -41,6 +50,7 @@ class Queue:
         self._clock = clock
         self._hot = open_hot(db, clock)
         self._giving = Giving(self._hot, settings=settings, clock=clock, new_token=new_token)
+        self._enqueues = Coalesced(self._enqueue)
         self._completes = Coalesced(self._complete)
         self._extends = Coalesced(self._extend)
         self._hints = Hints(db, CHANNEL)
@@ -50,6 +60,8 @@ class Queue:
         self._woken: Counter[Lane] = Counter()
         self._woken_affinities: set[str] = set()
         self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
+        self._untold_affinities: set[str] = set()
+        self._is_serving = False
         self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -75,6 +87,10 @@ class Queue:
             self._vanished(asked)
             raise
 
+    async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
+        """Those that are new, committed; whoever waits for them is woken."""
+        return await self._enqueues.ask(new) if new else []
+
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
@@ -84,14 +100,21 @@ class Queue:
     async def extend(self, dispatch_id: int, token: UUID, *, started: bool) -> Extended:
         return await self._extends.ask(Extension(dispatch_id, token, started))
 
+    def arrived(self, rows: Iterable[Dispatch]) -> None:
+        """These have come into the queue, or back to it; to be called after the commit."""
+        here = list(rows)
+        bound = [each.backend_affinity for each in here if each.backend_affinity]
+        self.wake([each.lane for each in here], affinities=bound)
+
     def wake(self, lanes: Iterable[Lane], *, affinities: Iterable[str] = ()) -> None:
         """One lane for each job that has come into it; to be called after the commit."""
-        arrived = Counter(lanes)
+        arrived, bound = Counter(lanes), set(affinities)
         self._woken += arrived
-        self._woken_affinities.update(affinities)
+        self._woken_affinities |= bound
         if self._hints.reach_others:
             self._untold += arrived
-        if arrived or self._woken_affinities:
+            self._untold_affinities |= bound
+        if arrived or bound:
             self._start()
 
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
@@ -126,6 +149,7 @@ class Queue:
         self._is_closed = True
         if self._pump is not None:
             await asyncio.wait([self._pump])
+        await self._enqueues.close()
         await self._completes.close()
         await self._extends.close()
         if self._aside:
@@ -140,7 +164,7 @@ class Queue:
             self._pump = asyncio.create_task(self._run_pump())
 
     async def _run_pump(self) -> None:
-        while self._asking or self._woken or self._woken_affinities or self._untold:
+        while self._has_work():
             asking, self._asking = self._asking[:BATCH_MAX], self._asking[BATCH_MAX:]
             askers = [asked for asked in asking if not asked.future.done()]
             try:
@@ -149,6 +173,10 @@ class Queue:
             except Exception as error:  # noqa: BLE001 — told to each who asked
                 self._fail(askers, error)
         self._pump = None
+
+    def _has_work(self) -> bool:
+        woken = self._woken or self._woken_affinities
+        return bool(self._asking or woken or self._untold or self._untold_affinities)
 
     def _called(self, askers: Sequence[Asked]) -> list[Asked]:
         """Who is woken. Whoever only wants to prefetch never comes before one who waits idle."""
@@ -164,9 +192,11 @@ class Queue:
             return
         for each in asked:
             each.in_hand = True
+        self._is_serving = True
         try:
             given = await self._giving.give([each.waiter for each in asked])
         finally:
+            self._is_serving = False
             for each in asked:
                 each.in_hand = False
         for place, each in enumerate(asked):
@@ -212,6 +242,7 @@ class Queue:
     def _fail(self, askers: Sequence[Asked], error: Exception) -> None:
         logger.warning("a batch of %d leases failed: %s", len(askers), error)
         self._untold.clear()
+        self._untold_affinities.clear()
         for asked in askers:
             if not asked.future.done():
                 asked.future.set_exception(error)
@@ -232,13 +263,13 @@ class Queue:
         """If this fails too, the lease expires; it never started, so the attempt comes back then."""
         try:
             async with self._db.begin() as tx:
-                await service.requeue(
+                back = await service.requeue(
                     tx, lease.dispatch_id, lease.token, Requeue.WAITER_GONE, now=self._clock()
                 )
         except FleetError as error:
             logger.warning("dispatch %d was not given back: %s", lease.dispatch_id, error)
         else:
-            self.wake([lease.lane])
+            self.arrived([back])
 
     def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
         doing = asyncio.create_task(work)
@@ -252,8 +283,15 @@ class Queue:
         asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._wake_here, wanted)
 
     def _wake_here(self, lanes: Counter[Lane]) -> None:
-        if self._waiting.is_waited_for(lanes):
+        # Whoever is being served may have looked before the job came, and be about to wait.
+        if self._is_serving or self._waiting.is_waited_for(lanes):
             self._woken += lanes
+            self._start()
+
+    def _wake_bound_here(self, affinities: Sequence[str]) -> None:
+        here = affinities if self._is_serving else self._waiting.affinities_among(affinities)
+        if here:
+            self._woken_affinities.update(here)
             self._start()
 
     def _look_again(self) -> None:
@@ -270,22 +308,41 @@ class Queue:
             except FleetError as error:
                 logger.warning("the queue can't be looked at: %s", error)
                 continue
-            self._woken_affinities.update(self._waiting.affinities_among(bound))
-            self._start()
+            self._wake_bound_here(bound)
 
     def _heard(self, payload: str) -> None:
         told = json.loads(payload)
         if told["from"] != self._name:
-            lanes = Counter({Lane(*lane): jobs for *lane, jobs in told["lanes"]})
-            self._wake_here(lanes)
+            self._wake_here(Counter({Lane(*lane): jobs for *lane, jobs in told["lanes"]}))
+            self._wake_bound_here(told["affinities"])
 
     async def _tell_others(self) -> None:
-        """Once per batch, and only of jobs that nobody here has taken."""
+        """Once per batch, and only of jobs that nobody here has taken, or that are bound."""
         untold, self._untold = +self._untold, Counter()
-        if untold:
-            await self._hints.send(_as_payload(self._name, untold))
+        affinities, self._untold_affinities = self._untold_affinities, set()
+        if untold or affinities:
+            await self._hints.send(_as_payload(self._name, untold, affinities))
 
-    # Heartbeats and completes
+    # Enqueues, heartbeats and completes
+
+    async def _enqueue(
+        self, said: Sequence[Sequence[NewDispatch]]
+    ) -> Sequence[list[Dispatch] | Exception]:
+        try:
+            added = await self._hot.enqueue(
+                [each for new in said for each in new], now=self._clock()
+            )
+        except FleetError:
+            raise
+        except Exception as error:  # noqa: BLE001 — told to the one whom it concerns
+            if len(said) == 1:
+                return [error]
+            # One of them can't be added; the others must not suffer for it.
+            return [answer for new in said for answer in await self._enqueue([new])]
+        self.arrived(added)
+        found = {(each.tenant_id, each.job_id): each for each in added}
+        keys = [[(each.tenant_id, each.job_id) for each in new] for new in said]
+        return [[found[key] for key in mine if key in found] for mine in keys]
 
     async def _complete(self, said: Sequence[Completion]) -> Sequence[Exception | None]:
         ended = await self._hot.complete(said)
@@ -317,9 +374,14 @@ def _lost(dispatch_id: int) -> LeaseLost:
     )
 
 
-def _as_payload(name: str, lanes: Counter[Lane]) -> str:
-    """Lanes that don't fit are left to the others' own looks."""
+def _as_payload(name: str, lanes: Counter[Lane], affinities: Iterable[str]) -> str:
+    """What doesn't fit is left to the others' own looks."""
     told = [[*lane, jobs] for lane, jobs in lanes.items()]
-    while len(payload := json.dumps({"from": name, "lanes": told})) > PAYLOAD_BYTES_MAX:
-        told = told[: len(told) // 2]
+    bound = sorted(affinities)
+    while len(payload := _as_json(name, told, bound)) > PAYLOAD_BYTES_MAX:
+        told, bound = told[: len(told) // 2], bound[: len(bound) // 2]
     return payload
+
+
+def _as_json(name: str, lanes: list[list[Any]], affinities: list[str]) -> str:
+    return json.dumps({"from": name, "lanes": lanes, "affinities": affinities})

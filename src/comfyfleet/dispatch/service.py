@@ -244,12 +244,12 @@ async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
     return await moves.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
-async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Lane]:
-    """Rows whose `not_before` has come are visible again; one lane each, to be woken."""
+async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
+    """Rows whose `not_before` has come are visible again; whoever waits for them is to be woken."""
     woken = []
     for row in await rows.due(tx, now, limit=limit):
         values = await _queued_again(tx, row, row.priority, row.queued_at) | {"not_before": None}
-        woken.append((await _changed(tx, row, values)).lane)
+        woken.append(await _changed(tx, row, values))
     return woken
 
 

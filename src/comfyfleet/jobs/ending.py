@@ -183,7 +183,7 @@ async def requeue(
     if row.status == Status.LEASED:
         await fail(sides, dispatch_id, token, used_up(row))
         return
-    sides.queue.wake([row.lane])
+    sides.queue.arrived([row])
     await put_back(sides, row, token)
 
 

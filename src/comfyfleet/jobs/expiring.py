@@ -64,7 +64,7 @@ async def _end_or_requeue(sides: Sides, row: Dispatch) -> None:
     if back.status == Status.LEASED:
         await _give_up(sides, back, job)
         return
-    sides.queue.wake([back.lane])
+    sides.queue.arrived([back])
     if job.lease_token:
         await put_back(sides, back, job.lease_token)
 

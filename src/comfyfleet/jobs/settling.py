@@ -7,7 +7,7 @@ from uuid import UUID
 
 from comfyfleet.db import Database, Tx
 from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import ENDED, Dispatch, Lane, Status
+from comfyfleet.dispatch.model import ENDED, Dispatch, Status
 from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, dispatch_for, ended_as
 from comfyfleet.jobs.sides import Sides
@@ -35,17 +35,13 @@ def tell(sides: Sides, job: Job) -> None:
 
 async def align(sides: Sides, jobs: Sequence[Job]) -> None:
     """Active jobs have a dispatch, ended ones an ended one. Safe to repeat."""
-    woken: list[Lane] = []
-    async with sides.central.begin() as tx:
-        waiting = [job for job in jobs if job.wants_dispatch]
-        if waiting:
-            new = [dispatch_for(job, sides.settings.max_attempts) for job in waiting]
-            added = await dispatch.enqueue(tx, new, now=sides.clock())
-            woken = [each.lane for each in added]
-        for job in jobs:
-            if not job.status.is_active:
+    waiting = [job for job in jobs if job.wants_dispatch]
+    await sides.queue.enqueue([dispatch_for(job, sides.settings.max_attempts) for job in waiting])
+    ended = [job for job in jobs if not job.status.is_active]
+    if ended:
+        async with sides.central.begin() as tx:
+            for job in ended:
                 await _end(tx, sides, job)
-    sides.queue.wake(woken)
 
 
 async def _end(tx: Tx, sides: Sides, job: Job) -> None:

@@ -63,9 +63,9 @@ async def expire_leases(plane: Plane) -> None:
 
 async def wake_due(plane: Plane) -> bool:
     async with plane.central.begin() as tx:
-        lanes = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
-    plane.sides.queue.wake(lanes)
-    return len(lanes) == DUE_PER_PASS_MAX
+        due = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
+    plane.sides.queue.arrived(due)
+    return len(due) == DUE_PER_PASS_MAX
 
 
 async def remove_lost_workers(plane: Plane) -> None:

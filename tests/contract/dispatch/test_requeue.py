@@ -164,7 +164,7 @@ async def test_a_delayed_job_is_invisible_until_it_is_due(central: Database) -> 
         assert await queue.lease(waiter(), wait_seconds=0) is None
         async with central.begin() as tx:
             assert await service.wake_due(tx, now=utc_now(), limit=10) == []
-            assert await service.wake_due(tx, now=later, limit=10) == [job.lane]
+            assert [each.id for each in await service.wake_due(tx, now=later, limit=10)] == [job.id]
         await leased(queue)
 
 

@@ -113,6 +113,24 @@ async def test_others_are_not_told_of_a_job_that_was_taken_here(
     assert '"production", "self_hosted", 30' in told[0]
 
 
+async def test_a_bound_job_wakes_its_worker_at_another_process(db: Database) -> None:
+    async with running(db) as here, running(db) as there:
+        await listening(db, 2)
+        waits = {
+            name: asyncio.create_task(there.lease(waiter(name), wait_seconds=20))
+            for name in ("gpu-1", "gpu-2", "gpu-3")
+        }
+        await parked(there, 3)
+        [job] = await here.enqueue([new(backend_affinity="worker:gpu-2")])
+        async with asyncio.timeout(3):
+            lease = await waits["gpu-2"]
+        assert lease
+        assert lease.dispatch_id == job.id
+        assert not waits["gpu-1"].done()
+        there.dismiss()
+        await asyncio.gather(*waits.values())
+
+
 async def test_listening_is_taken_up_again_when_the_connection_was_cut(db: Database) -> None:
     async with running(db) as here, running(db) as there:
         pids = await listening(db, 2)

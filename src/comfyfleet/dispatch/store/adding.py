@@ -1,6 +1,6 @@
 """New rows, each with its fair rank and its audit row. On PostgreSQL that is one statement."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -58,11 +58,11 @@ SELECT * FROM added
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
     """Those that are new: a job has one dispatch, however often its submit is repeated."""
-    shares = {each: moves.Share(each.tenant_id, each.lane, each.priority) for each in new}
+    shares = shares_of(new)
     distinct = list(dict.fromkeys(shares.values()))
     if not is_sqlite(tx):
         await moves.take_turns(tx, distinct)
-        rows = await driver_of(tx).fetch(ENQUEUE, *_columns(new), now)
+        rows = await driver_of(tx).fetch(ENQUEUE, *columns(new), now)
         return [as_dispatch(row) for row in rows]
     last = await moves.floors(tx, distinct)
     ranked = []
@@ -75,7 +75,11 @@ async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[
     return added
 
 
-def _columns(new: Sequence[NewDispatch]) -> list[list[Any]]:
+def shares_of(new: Iterable[NewDispatch]) -> dict[NewDispatch, moves.Share]:
+    return {each: moves.Share(each.tenant_id, each.lane, each.priority) for each in new}
+
+
+def columns(new: Sequence[NewDispatch]) -> list[list[Any]]:
     rows = (
         (
             each.tenant_id,

@@ -1,11 +1,12 @@
 """Lease, heartbeat and complete: what both databases offer to the queue, each in its own SQL."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Candidate, Extended, Lane, Lease
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease, NewDispatch
 from comfyfleet.kernel.clock import Clock
 
 
@@ -44,6 +45,9 @@ Chooser = Callable[[list[Candidate]], list[Claim]]
 
 
 class HotStore(Protocol):
+    async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+        """Those that are new, committed."""
+
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]: ...
 
     async def complete(self, said: Sequence[Completion]) -> list[Held]:

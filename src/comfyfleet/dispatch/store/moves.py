@@ -1,6 +1,6 @@
 """Writing rows of the queue, each guarded: no row back means that the world had moved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -86,7 +86,12 @@ async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
 
     A statement of its own: one that waited for the lock would not see what was added meanwhile.
     """
-    await _TAKE_TURNS.rows(tx, {"keys": sorted({_lock_key(share) for share in shares})})
+    await _TAKE_TURNS.rows(tx, {"keys": lock_keys(shares)})
+
+
+def lock_keys(shares: Iterable[Share]) -> list[int]:
+    """In one order, so that no two who submit can wait for each other."""
+    return sorted({_lock_key(share) for share in shares})
 
 
 def _lock_key(share: Share) -> int:

@@ -9,8 +9,11 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import PostgresDirect
-from comfyfleet.dispatch.model import Candidate, Extended, Lease
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lease, NewDispatch
+from comfyfleet.dispatch.store import adding
 from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
+from comfyfleet.dispatch.store.moves import lock_keys
+from comfyfleet.dispatch.store.rows import as_dispatch
 
 _SEEN = """
     id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
@@ -120,6 +123,11 @@ SELECT name FROM waiting WHERE name IS NOT NULL LIMIT $1
 class PostgresHot:
     def __init__(self, database: Database) -> None:
         self._direct = PostgresDirect(database.url)
+
+    async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+        locks = lock_keys(adding.shares_of(new).values())
+        rows = await self._direct.fetch(adding.ENQUEUE, *adding.columns(new), now, locks=locks)
+        return [as_dispatch(tuple(row)) for row in rows]
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
         columns = zip(*probe.lanes, strict=True)

@@ -6,6 +6,7 @@ wait for the disk, serves all who ask at that moment.
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from sqlite3 import Connection
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,8 @@ from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import SqliteDirect
 from comfyfleet.db.types import micros, moment
-from comfyfleet.dispatch.model import Candidate, Extended, Lane, Lease
+from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease, NewDispatch
+from comfyfleet.dispatch.store import adding
 from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
 from comfyfleet.kernel.clock import Clock
 
@@ -70,8 +72,13 @@ SELECT name FROM waiting WHERE name IS NOT NULL LIMIT ?
 
 class SqliteHot:
     def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
         self._direct = SqliteDirect(database)
         self._clock = clock
+
+    async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+        async with self._database.begin() as tx:
+            return await adding.enqueue(tx, new, now=now)
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
         now = micros(self._clock())

@@ -183,6 +183,6 @@ async def reprioritise(plane: GivenPlane, dispatch_id: RowId, wanted: NewPriorit
     """Only while it is queued. An operator is not bound by the tenant's range."""
     async with plane.central.begin() as tx:
         row = await dispatch.reprioritise(tx, dispatch_id, wanted.priority, now=plane.clock())
-    plane.sides.queue.wake([row.lane])
+    plane.sides.queue.arrived([row])
     (shown,) = await _seen(plane, [row])
     return shown

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Response
 
 from comfyfleet.dispatch.model import Requeue as Reason
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.worker import joining
 from comfyfleet.http.worker.auth import CallingWorker, require_self
-from comfyfleet.http.worker.vanishing import unless_gone
+from comfyfleet.http.worker.vanishing import LatePolled
 from comfyfleet.jobs import ending, polling
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
@@ -39,12 +39,11 @@ async def register(
     return await joining.register(plane, said, x_fleet_secret)
 
 
-@router.post("/poll")
-async def poll(plane: GivenPlane, request: Request, worker: CallingWorker, said: Poll) -> Polled:
+@router.post("/poll", response_model=Polled)
+async def poll(plane: GivenPlane, worker: CallingWorker, said: Poll) -> Response:
     """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
     require_self(worker, said.worker_id)
-    polled = await unless_gone(request, polling.poll(plane.sides, worker, said))
-    return polled or Polled(reason="the worker hung up")
+    return LatePolled(polling.poll(plane.sides, worker, said))
 
 
 @router.post("/heartbeat")

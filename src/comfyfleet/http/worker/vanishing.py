@@ -2,17 +2,34 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-Answer = TypeVar("Answer")
+from comfyfleet.wire.messages import Polled
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer | None:
+class LatePolled(Response):
+    """Answers when the work is done. Thousands wait at a time: nothing of the request is kept."""
+
+    media_type = "application/json"
+
+    def __init__(self, work: Coroutine[Any, Any, Polled]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        polled = await unless_gone(receive, self._work)
+        self.body = (polled or Polled(reason="the worker hung up")).model_dump_json().encode()
+        self.init_headers()
+        await super().__call__(scope, receive, send)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Polled]) -> Polled | None:
     """None if the client went away first; the work is then cancelled, and gives back its lease."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -25,6 +42,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Answer]) -> An
         working.cancel()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
