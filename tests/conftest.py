@@ -15,8 +15,8 @@ __all__ = ["aws", "aws_url"]
 
 
 # Each run draws other examples; `make test-all` draws more of them.
-settings.register_profile("quick", max_examples=50)
-settings.register_profile("thorough", max_examples=200)
+settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("thorough", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 

@@ -53,3 +53,5 @@ async def admit_all(sides: Sides) -> None:
                 await admit(sides, pool, tenant_id, batch_id)
         except FleetError as error:
             log.warning("held jobs of pool %s wait: %s", name, error.message)
+        except Exception:
+            log.exception("held jobs of pool %s wait", name)

@@ -10,7 +10,7 @@ from comfyfleet.jobs.ending import put_back, used_up
 from comfyfleet.jobs.model import Job
 from comfyfleet.jobs.settling import deliver, end_dispatch_of
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import FleetError, Unavailable
+from comfyfleet.kernel.errors import Unavailable
 
 log = logging.getLogger(__name__)
 EXPIRED_PER_PASS_MAX = 200
@@ -37,7 +37,7 @@ async def _expired(sides: Sides, row: Dispatch) -> bool:
     except Unavailable as error:
         log.warning("expired dispatch %s waits for its pool: %s", row.id, error.message)
         return False
-    except FleetError:
+    except Exception:
         log.exception("expired dispatch %s could not be put right", row.id)
         return False
     return True

@@ -44,6 +44,9 @@ async def reconcile(sides: Sides) -> Repairs:
         except FleetError as error:
             log.warning("pool %s was left out: %s", name, error.message)
             repairs += Repairs(pools_skipped=1)
+        except Exception:
+            log.exception("pool %s was left out", name)
+            repairs += Repairs(pools_skipped=1)
     return repairs
 
 
@@ -60,6 +63,8 @@ async def _end_orphans(sides: Sides) -> Repairs:
                 repairs += Repairs(dispatches_ended=await _end_if_orphaned(sides, row))
             except FleetError as error:
                 log.warning("dispatch %s was left as it is: %s", row.id, error.message)
+            except Exception:
+                log.exception("dispatch %s was left as it is", row.id)
         if len(rows) < PAGE:
             return repairs
         after = rows[-1].id

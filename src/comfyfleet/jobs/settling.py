@@ -65,8 +65,15 @@ async def deliver_words(sides: Sides, pool: Database, *, limit: int) -> int:
     for word_id, tenant_id, job_id in due:
         try:
             await _deliver_word(sides, pool, word_id, tenant_id, job_id)
-        except FleetError as error:
-            log.warning("outbox word %s of job %s waits: %s", word_id, job_id, error.message)
+        except Exception as error:
+            told = error.message if isinstance(error, FleetError) else "unexpectedly"
+            log.warning(
+                "outbox word %s of job %s waits: %s",
+                word_id,
+                job_id,
+                told,
+                exc_info=not isinstance(error, FleetError),
+            )
             async with pool.begin() as tx:
                 await store.postpone_words(tx, [word_id], until=now + RETRY_WORD)
     return len(due)

@@ -63,4 +63,6 @@ async def _in_all_pools(plane: Plane, act: Pass) -> bool:
             has_more |= await act(plane.sides, pool) is True
         except FleetError as error:
             log.warning("pipelines of pool %s were left out: %s", name, error.message)
+        except Exception:
+            log.exception("pipelines of pool %s were left out", name)
     return has_more

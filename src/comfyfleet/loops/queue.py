@@ -50,6 +50,8 @@ async def deliver_outboxes(plane: Plane) -> bool:
             has_more |= delivered == WORDS_PER_PASS_MAX
         except FleetError as error:
             log.warning("the outbox of pool %s was left out: %s", name, error.message)
+        except Exception:
+            log.exception("the outbox of pool %s was left out", name)
     return has_more
 
 

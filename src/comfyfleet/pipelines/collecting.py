@@ -66,6 +66,8 @@ async def _collect_safely(
         await collect(sides, pool, tenant_id, run_id, job_id, word=word)
     except FleetError as error:
         log.warning("candidates of job %s wait: %s", job_id, error.message)
+    except Exception:
+        log.exception("candidates of job %s wait", job_id)
 
 
 async def collect(

@@ -96,6 +96,9 @@ async def _serve(sides: Sides, pool: Database, tenant_id: UUID, due: Sequence[St
         except FleetError as error:
             stuck.add(run_id)
             await _note_trouble(sides, pool, seen[run_id], error)
+        except Exception:
+            stuck.add(run_id)
+            log.exception("pipeline run %s makes nothing", run_id)
     return sum(map(len, work.values())) > JOBS_PER_PASS_MAX
 
 

@@ -72,6 +72,8 @@ async def remove_old_files(sides: Sides, pool: Database) -> bool:
             await _remove_files(sides, pool, stored)
         except FleetError as error:
             log.warning("files of pipeline run %s stay for now: %s", stored.id, error.message)
+        except Exception:
+            log.exception("files of pipeline run %s stay for now", stored.id)
     return len(old) == RUNS_PER_PASS_MAX
 
 

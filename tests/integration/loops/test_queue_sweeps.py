@@ -13,7 +13,7 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
 from comfyfleet.db.central import dispatches
-from comfyfleet.db.tenant import outbox
+from comfyfleet.db.tenant import ai_jobs, outbox
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.objectinfo import key_of
 from comfyfleet.kernel.clock import utc_now
@@ -97,6 +97,20 @@ async def test_an_expired_lease_is_taken_and_the_job_waits_again(yard: Yard) -> 
         assert (await worker.of(job, "heartbeat")).status_code == 409
     found = await yard.job(job_id)
     assert (found["status"], found["dispatch"]["attempts"]) == ("queued", 1)
+
+
+async def test_a_job_that_can_not_be_read_stops_no_pass(yard: Yard) -> None:
+    broken, well = await yard.submit(), await yard.submit()
+    async with yard.worker("w1") as one, yard.worker("w2") as two:
+        for worker in (one, two):
+            await worker.of(await worker.job(), "heartbeat", started=True)
+    async with yard.plane.pools["main"].begin() as tx:
+        await tx.execute(update(ai_jobs).where(ai_jobs.c.id == broken).values(assets=[{}]))
+    async with yard.plane.central.begin() as tx:
+        past = utc_now() - timedelta(hours=1)
+        await tx.execute(update(dispatches).values(lease_expires_at=past))
+    await expire_leases(yard.plane)
+    assert (await yard.job(well))["status"] == "queued"
 
 
 async def test_a_job_that_was_put_off_is_seen_when_it_is_due(yard: Yard, clock: Ahead) -> None:
