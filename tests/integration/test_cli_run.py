@@ -334,7 +334,7 @@ def test_ctrl_c_in_a_batch_keeps_the_rows_that_have_ended(engine: Served, folder
 
 
 def test_ctrl_c_stops_watching_and_the_run_goes_on(engine: Served, folder: Path) -> None:
-    run_id = run(steps(folder, 200, 20), "--detach", served=engine).out.strip()
+    run_id = run(steps(folder, 1000, 50), "--detach", served=engine).out.strip()
     said = Path("stderr.txt")
     watching = lambda: said.exists() and "started" in said.read_text()  # noqa: E731
     code, _, err = interrupted("watch", run_id, "--server", engine.url, when=watching)
