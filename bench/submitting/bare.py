@@ -5,7 +5,7 @@ from typing import Any
 
 import asyncpg
 
-from submitting.recording import BEGIN, COMMIT, ROLLBACK, Record, Said
+from submitting.recording import BEGIN, COMMIT, ENDS, Record, Said
 
 Pools = Mapping[str, asyncpg.Pool]
 
@@ -38,13 +38,11 @@ async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
     open_transactions: dict[str, Any] = {}
     try:
         for each in record.said:
-            if each.text == BEGIN:
+            if each.text.startswith(BEGIN):
                 connections[each.side] = await pools[each.side].acquire()
-                open_transactions[each.side] = connections[each.side].transaction()
-                await open_transactions[each.side].start()
-            elif each.text in (COMMIT, ROLLBACK):
-                transaction = open_transactions.pop(each.side)
-                await (transaction.commit() if each.text == COMMIT else transaction.rollback())
+                open_transactions[each.side] = await _begun(connections[each.side], each.text)
+            elif each.text in ENDS:
+                await _ended(connections[each.side], open_transactions.pop(each.side), each.text)
                 await pools[each.side].release(connections.pop(each.side))
             elif each.side in connections:
                 await _send(connections[each.side], each, known)
@@ -54,6 +52,22 @@ async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
     finally:
         for side, connection in connections.items():
             await pools[side].release(connection)
+
+
+async def _begun(connection: Any, text: str) -> Any:
+    if text != BEGIN:
+        await connection.execute(text)
+        return None
+    transaction = connection.transaction()
+    await transaction.start()
+    return transaction
+
+
+async def _ended(connection: Any, transaction: Any, text: str) -> None:
+    if transaction is None:
+        await connection.execute(text)
+    else:
+        await (transaction.commit() if text == COMMIT else transaction.rollback())
 
 
 async def _send(connection: Any, said: Said, known: dict[Any, Any]) -> None:

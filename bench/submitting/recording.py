@@ -13,6 +13,9 @@ from asyncpg import Connection
 from asyncpg.prepared_stmt import PreparedStatement
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN;", "COMMIT;", "ROLLBACK;"
+# The queue's own connection says these itself; a lock goes in one message with the beginning.
+PLAIN_COMMIT = "COMMIT"
+ENDS = (COMMIT, ROLLBACK, PLAIN_COMMIT)
 Side = str
 
 
@@ -29,10 +32,10 @@ class Record:
     said: list[Said] = field(default_factory=list)
 
     def statements(self) -> int:
-        return sum(each.text not in (BEGIN, COMMIT, ROLLBACK) for each in self.said)
+        return sum(each.text not in (BEGIN, *ENDS) for each in self.said)
 
     def ends(self, how: str) -> int:
-        return sum(each.text == how for each in self.said)
+        return sum(each.text.rstrip(";") == how.rstrip(";") for each in self.said)
 
 
 @contextmanager
