@@ -11,12 +11,12 @@ from uuid import UUID
 
 import yaml
 from cyclopts import App, Parameter
-from rich.live import Live
 
 from comfyfleet.cli import helps
 from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.showing import print_json
 from comfyfleet.cli.graph_tree import summary, tree
+from comfyfleet.cli.live import live_on
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.client.stream import EventLines
 from comfyfleet.graphs.documents import read_document
@@ -140,7 +140,7 @@ def _uploaded(plane: Control, path: Path) -> str:
 def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
     """Until it is over. Ctrl-C only stops watching: the run goes on."""
     seen = plane.get("graph-runs", run_id)
-    with Live(tree(seen), console=world.err, refresh_per_second=4, transient=False) as live:
+    with live_on(world.err, tree(seen)) as live:
         while seen["status"] not in OVER:
             for told in _heard(plane, run_id, seen):
                 seen = told

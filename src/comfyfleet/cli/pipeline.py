@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -22,6 +21,7 @@ from comfyfleet.cli.admin.client import control as control_of
 from comfyfleet.cli.admin.showing import cell, print_json
 from comfyfleet.cli.exporting import exported
 from comfyfleet.cli.files import need_file
+from comfyfleet.cli.live import live_on
 from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.kernel.errors import InvalidInput, RunFailed
 
@@ -167,7 +167,7 @@ def status(
 
 def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
     """The run when nothing is left that it could do by itself."""
-    with Live(console=world.err, refresh_per_second=4, transient=False) as live:
+    with live_on(world.err) as live:
         while True:
             answer = plane.get("pipeline-runs", run_id)
             live.update(board_of(answer))
