@@ -31,6 +31,7 @@ from comfyfleet.client.model import (
     TransactionPage,
     Wallet,
 )
+from comfyfleet.client.paging import PAGE, pages
 from comfyfleet.client.patience import Patience
 from comfyfleet.client.pipelines import Pipelines
 from comfyfleet.client.uploading import Transferred, put, source_of
@@ -39,7 +40,6 @@ from comfyfleet.kernel.errors import InvalidInput, NotFound
 
 # The control plane fetches a file before it answers.
 FETCH_SECONDS = 330.0
-PAGE = 100
 
 
 class Client:
@@ -84,14 +84,9 @@ class Client:
     async def effects(self) -> list[Effect]:
         """All that are published, by slug."""
         found: list[Effect] = []
-        after: str | None = None
-        while True:
-            call = Call("GET", "/api/effects", query={"after": after, "limit": PAGE})
-            page = parsed(Effects, await self._calls.ask(call))
+        query = {"limit": PAGE}
+        async for page in pages(self._calls, "/api/effects", Effects, query, by="after"):
             found += page.effects
-            after = page.next
-            if after is None:
-                break
         self._effect_ids.update({each.slug: each.id for each in found})
         return found
 
@@ -106,17 +101,10 @@ class Client:
 
     async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
         """All of them, the newest first."""
-        before: int | None = None
-        while True:
-            call = Call(
-                "GET", "/api/wallet/transactions", query={"limit": page_size, "before": before}
-            )
-            page = parsed(TransactionPage, await self._calls.ask(call))
+        path, query = "/api/wallet/transactions", {"limit": page_size}
+        async for page in pages(self._calls, path, TransactionPage, query):
             for each in page.transactions:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
     # Media
 
@@ -158,15 +146,9 @@ class Client:
 
     async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
         """The newest first, without URLs: ask for one of them to get those."""
-        before: UUID | None = None
-        while True:
-            query = {"limit": page_size, "before": before}
-            page = parsed(MediaPage, await self._calls.ask(Call("GET", "/api/videos", query=query)))
+        async for page in pages(self._calls, "/api/videos", MediaPage, {"limit": page_size}):
             for each in page.videos:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
     # Jobs
 
@@ -225,15 +207,10 @@ class Client:
         self, *, status: str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[JobHandle]:
         """All of this user's, the newest first."""
-        before: UUID | None = None
-        while True:
-            query = {"status": status, "limit": page_size, "before": before}
-            page = parsed(JobPage, await self._calls.ask(Call("GET", "/api/ai-jobs", query=query)))
+        query = {"status": status, "limit": page_size}
+        async for page in pages(self._calls, "/api/ai-jobs", JobPage, query):
             for each in page.jobs:
                 yield JobHandle(self._calls, each)
-            if page.next is None:
-                return
-            before = page.next
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
         call = Call("GET", f"/api/ai-jobs/batches/{batch_id}")

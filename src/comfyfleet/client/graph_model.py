@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.client.model import ENDED
+from comfyfleet.client.model import ENDED, Page
 from comfyfleet.wire.files import Message
 
 GraphRunStatus: TypeAlias = Literal[
@@ -25,7 +25,7 @@ class GraphEntry(Message):
     created_at: datetime
 
 
-class GraphPage(Message):
+class GraphPage(Page):
     graphs: tuple[GraphEntry, ...]
     next: UUID | None = None
 
@@ -144,7 +144,7 @@ class GraphRunEntry(Message):
     ended_at: datetime | None = None
 
 
-class GraphRunPage(Message):
+class GraphRunPage(Page):
     runs: tuple[GraphRunEntry, ...]
     next: UUID | None = None
 

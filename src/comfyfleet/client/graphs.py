@@ -18,8 +18,7 @@ from comfyfleet.client.graph_model import (
 )
 from comfyfleet.client.graph_runs import GraphRunHandle
 from comfyfleet.client.model import Media
-
-PAGE = 100
+from comfyfleet.client.paging import PAGE, pages
 
 
 class Graphs:
@@ -57,16 +56,9 @@ class Graphs:
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphEntry]:
         """All of the tenant, the newest first."""
-        before: UUID | None = None
-        while True:
-            query = {"limit": page_size, "before": before}
-            answer = await self._calls.ask(Call("GET", "/api/graphs", query=query))
-            page = parsed(GraphPage, answer)
+        async for page in pages(self._calls, "/api/graphs", GraphPage, {"limit": page_size}):
             for each in page.graphs:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
     async def quote(
         self,
@@ -116,17 +108,11 @@ class Graphs:
         page_size: int = PAGE,
     ) -> AsyncIterator[GraphRunEntry]:
         """All of this user's, the newest first."""
-        before: UUID | None = None
         graph_id = None if graph is None else _id(graph)
-        while True:
-            query = {"graph_id": graph_id, "status": status, "limit": page_size, "before": before}
-            answer = await self._calls.ask(Call("GET", "/api/graph-runs", query=query))
-            page = parsed(GraphRunPage, answer)
+        query = {"graph_id": graph_id, "status": status, "limit": page_size}
+        async for page in pages(self._calls, "/api/graph-runs", GraphRunPage, query):
             for each in page.runs:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
 
 def _id(graph: Graph | UUID | str) -> str:

@@ -15,6 +15,12 @@ MediaStatus: TypeAlias = Literal[
 ENDED = frozenset({"completed", "failed", "cancelled"})
 
 
+class Page(Message):
+    """A part of a list."""
+
+    next: UUID | int | str | None = None  # where the next part begins
+
+
 class Takes(Message):
     """The media that an effect is applied to."""
 
@@ -37,7 +43,7 @@ class Effect(Message):
     typical_seconds: float | None = None
 
 
-class Effects(Message):
+class Effects(Page):
     effects: tuple[Effect, ...]
     next: str | None = None
 
@@ -72,7 +78,7 @@ class Media(Message):
     expired_at: datetime | None = None
 
 
-class MediaPage(Message):
+class MediaPage(Page):
     videos: tuple[Media, ...]
     next: UUID | None = None
 
@@ -109,7 +115,7 @@ class Job(Message):
         return self.status in ENDED
 
 
-class JobPage(Message):
+class JobPage(Page):
     jobs: tuple[Job, ...]
     next: UUID | None = None
 
@@ -164,7 +170,7 @@ class Transaction(Message):
     created_at: datetime
 
 
-class TransactionPage(Message):
+class TransactionPage(Page):
     transactions: tuple[Transaction, ...]
     next: int | None = None
 

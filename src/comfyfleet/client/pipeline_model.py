@@ -6,6 +6,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from comfyfleet.client.model import Page
 from comfyfleet.wire.files import Message
 
 PipelineRunStatus: TypeAlias = Literal["active", "paused", "cancelled"]
@@ -27,7 +28,7 @@ class Pipeline(Message):
     created_at: datetime
 
 
-class PipelinePage(Message):
+class PipelinePage(Page):
     pipelines: tuple[Pipeline, ...]
     next: UUID | None = None
 
@@ -84,7 +85,7 @@ class PipelineRun(Message):
         return not is_busy and (self.status != "active" or self.reason in _RESTING)
 
 
-class PipelineRunPage(Message):
+class PipelineRunPage(Page):
     runs: tuple[PipelineRun, ...]
     next: UUID | None = None
 
@@ -107,7 +108,7 @@ class Candidate(Message):
     created_at: datetime
 
 
-class CandidatePage(Message):
+class CandidatePage(Page):
     candidates: tuple[Candidate, ...]
     next: UUID | None = None
 

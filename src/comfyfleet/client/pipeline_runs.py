@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from comfyfleet.client.answers import Answer, parsed
 from comfyfleet.client.calls import Call, Calls
 from comfyfleet.client.listening import Listening
+from comfyfleet.client.paging import PAGE, pages
 from comfyfleet.client.pipeline_model import (
     Branch,
     Candidate,
@@ -33,7 +34,6 @@ from comfyfleet.client.stream import ServerEvent
 from comfyfleet.client.uploading import Transferred, fetch
 from comfyfleet.kernel.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
 
-PAGE = 100
 POLL_SECONDS = 1.0
 POLL_SECONDS_MAX = 5.0
 
@@ -164,16 +164,11 @@ class PipelineRunHandle:
         page_size: int = PAGE,
     ) -> AsyncIterator[Candidate]:
         """The oldest first."""
-        after: UUID | None = None
         wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
-        while True:
-            call = Call("GET", f"{self._path}/candidates", query={**wanted, "after": after})
-            page = await self._ask(CandidatePage, call)
+        path = f"{self._path}/candidates"
+        async for page in pages(self._calls, path, CandidatePage, wanted, by="after"):
             for each in page.candidates:
                 yield each
-            if page.next is None:
-                return
-            after = page.next
 
     async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
         return await self._ask(Candidate, Call("GET", self._of(candidate)))

@@ -6,10 +6,9 @@ from uuid import UUID, uuid4
 
 from comfyfleet.client.answers import parsed
 from comfyfleet.client.calls import Call, Calls
+from comfyfleet.client.paging import PAGE, pages
 from comfyfleet.client.pipeline_model import Pipeline, PipelinePage, PipelineRun, PipelineRunPage
 from comfyfleet.client.pipeline_runs import PipelineRunHandle, plain_limits
-
-PAGE = 100
 
 
 class Pipelines:
@@ -32,16 +31,9 @@ class Pipelines:
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
-        before: UUID | None = None
-        while True:
-            query = {"limit": page_size, "before": before}
-            answer = await self._calls.ask(Call("GET", "/api/pipelines", query=query))
-            page = parsed(PipelinePage, answer)
+        async for page in pages(self._calls, "/api/pipelines", PipelinePage, {"limit": page_size}):
             for each in page.pipelines:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
     async def run(
         self,
@@ -77,17 +69,10 @@ class Pipelines:
         self, *, pipeline: Pipeline | UUID | str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[PipelineRun]:
         """All of this user's, the newest first, without their boards."""
-        before: UUID | None = None
-        pipeline_id = None if pipeline is None else _id(pipeline)
-        while True:
-            query = {"pipeline_id": pipeline_id, "limit": page_size, "before": before}
-            answer = await self._calls.ask(Call("GET", "/api/pipeline-runs", query=query))
-            page = parsed(PipelineRunPage, answer)
+        query = {"pipeline_id": None if pipeline is None else _id(pipeline), "limit": page_size}
+        async for page in pages(self._calls, "/api/pipeline-runs", PipelineRunPage, query):
             for each in page.runs:
                 yield each
-            if page.next is None:
-                return
-            before = page.next
 
 
 def _id(pipeline: Pipeline | UUID | str) -> str:
