@@ -66,14 +66,8 @@ async def deliver_words(sides: Sides, pool: Database, *, limit: int) -> int:
         try:
             await _deliver_word(sides, pool, word_id, tenant_id, job_id)
         except Exception as error:
-            told = error.message if isinstance(error, FleetError) else "unexpectedly"
-            log.warning(
-                "outbox word %s of job %s waits: %s",
-                word_id,
-                job_id,
-                told,
-                exc_info=not isinstance(error, FleetError),
-            )
+            odd = not isinstance(error, FleetError)
+            log.warning("outbox word %s of job %s waits: %s", word_id, job_id, error, exc_info=odd)
             async with pool.begin() as tx:
                 await store.postpone_words(tx, [word_id], until=now + RETRY_WORD)
     return len(due)
