@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 50
 # Each says too little, or is a second word for something in the glossary (docs/concepts/glossary.md).
 WORDS_NOT_USED = {
