@@ -19,8 +19,11 @@ import av.filter
 import numpy as np
 from av.audio.resampler import AudioResampler
 
-from comfyfleet.engine.values import Audio, Image, Mask, from_bytes, require_room
+from comfyfleet.engine.limits import require_room, require_small
+from comfyfleet.engine.values import Audio, Image, Mask, from_bytes
+from comfyfleet.kernel.demuxers import OPEN_OPTIONS
 from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.kernel.pictures import HEADER_BYTES, LONG_HEADER_BYTES, Size, size_by_header
 
 # Decoded to 8-bit RGB; full-range JPEG is among them.
 BYTE_FORMATS = frozenset({"rgb24", "rgba", "pal8", "yuvj420p", "yuvj422p", "yuvj444p"})
@@ -55,11 +58,29 @@ def opened(source: Source) -> Iterator[av.container.InputContainer]:
     """The file opened for reading; what FFmpeg can't make sense of is a NodeFailed."""
     file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
-        with av.open(file, mode="r") as container:
+        require_small(size_told(source))
+        with av.open(file, mode="r", options=dict(OPEN_OPTIONS)) as container:
+            for stream in container.streams.video:
+                require_small((stream.width, stream.height))
             yield container
     except (av.error.FFmpegError, OSError) as error:
         # Without the path that FFmpeg adds: it is nobody's business but the server's.
         raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
+
+
+def size_told(source: Source) -> Size | None:
+    """By our own reading: FFmpeg decodes a picture already as it opens it."""
+    for length in (HEADER_BYTES, LONG_HEADER_BYTES):
+        first = source[:length] if isinstance(source, bytes) else _start(source, length)
+        size = size_by_header(first)
+        if size is not None or len(first) < length:
+            return size
+    return None
+
+
+def _start(path: Path, length: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(length)
 
 
 def first_video(container: av.container.InputContainer) -> av.VideoStream:

@@ -14,8 +14,10 @@ from comfyfleet.kernel.errors import InvalidValue
 
 EXPRESSION_CHARACTERS_MAX = 10_000
 EXPONENT_MAX = 4000
-RESULT_BITS_MAX = 1_000_000
+# Of every number on the way: what is larger can only be meant to keep the machine busy.
+RESULT_BITS_MAX = 100_000
 SHIFT_BITS_MAX = 10_000
+ROUND_DIGITS_MAX = 400  # a float has no more, before or behind its point
 
 Names = Mapping[str, Any]
 
@@ -36,7 +38,13 @@ def _value(node: ast.expr, names: Names) -> Any:
     reader = _READERS.get(type(node))
     if reader is None:
         raise InvalidValue(f"{type(node).__name__} is not allowed in an expression")
-    return reader(node, names)
+    return _bounded(reader(node, names))
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > RESULT_BITS_MAX:
+        raise InvalidValue(f"a number of more than {RESULT_BITS_MAX} bits is too large")
+    return value
 
 
 def _name(node: ast.Name, names: Names) -> Any:
@@ -100,7 +108,7 @@ def _item(node: ast.Subscript, names: Names) -> Any:
 
 def _power(base: Any, exponent: Any) -> Any:
     if isinstance(base, int) and base.bit_length() * abs(exponent) > RESULT_BITS_MAX:
-        raise InvalidValue(f"{base} ** {exponent} is too large")
+        raise InvalidValue(f"a power of more than {RESULT_BITS_MAX} bits is too large")
     return base**exponent
 
 
@@ -116,6 +124,12 @@ def _shift_left(value: Any, bits: Any) -> Any:
     return value << bits
 
 
+def _round(number: Any, digits: Any = None) -> Any:
+    if digits is not None and abs(digits) > ROUND_DIGITS_MAX:
+        raise InvalidValue(f"round takes at most {ROUND_DIGITS_MAX} digits")
+    return round(number, digits)
+
+
 def _sum(*values: Any) -> Any:
     """Of a list, or of the arguments."""
     if len(values) == 1 and isinstance(values[0], list | tuple):
@@ -128,7 +142,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "abs": abs,
-    "round": round,
+    "round": _round,
     "pow": _capped_power,
     "sqrt": math.sqrt,
     "ceil": math.ceil,

@@ -8,7 +8,10 @@ from typing import BinaryIO, TypeVar
 import PIL.Image
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
+from comfyfleet.engine.decode import size_told
+from comfyfleet.engine.limits import require_small
 from comfyfleet.engine.trouble import Trouble
+from comfyfleet.kernel.errors import LimitExceeded
 
 T = TypeVar("T")
 
@@ -60,6 +63,7 @@ def put_mask(mask: BinaryIO, original: Path, path: Path) -> None:
             texts.add_text(key, value)
         combined = picture.convert("RGBA")
         with PIL.Image.open(mask) as shape:
+            require_small(shape.size)
             combined.putalpha(shape.convert("RGBA").getchannel("A"))
         combined.save(path, compress_level=MASK_COMPRESSION, pnginfo=texts)
 
@@ -74,7 +78,9 @@ def _png(picture: PIL.Image.Image) -> bytes:
 
 def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T]) -> T:
     try:
+        require_small(size_told(path))
         with PIL.Image.open(path) as picture:
+            require_small(picture.size)
             return use(picture)
-    except (OSError, ValueError, SyntaxError, KeyError) as error:
+    except (LimitExceeded, OSError, ValueError, SyntaxError, KeyError) as error:
         raise Trouble(f"{path.name} can't be shown as a picture: {error}") from error

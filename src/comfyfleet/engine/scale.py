@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from comfyfleet.engine.values import Picture, f32, from_bytes, require_room, to_bytes
+from comfyfleet.engine.limits import require_room
+from comfyfleet.engine.values import Picture, f32, from_bytes, to_bytes
 from comfyfleet.kernel.errors import NodeFailed
 
 METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")

@@ -4,23 +4,17 @@ Images are float32 [batch, height, width, channel], masks float32 [batch, height
 ComfyUI; nothing is rounded or clamped between nodes.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from comfyfleet.kernel.errors import LimitExceeded
-
 Image = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 # Anything with height and width as second and third axis.
 Picture = npt.NDArray[np.float32]
-
-# 4 GiB of float32. A prompt that wants more would not fail: the system would end the server.
-VALUES_MAX = 2**30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,12 +23,6 @@ class Audio:
 
     waveform: npt.NDArray[np.float32]
     sample_rate: int
-
-
-def require_room(*shape: int) -> None:
-    """Refuse an array that is too large, before it is made."""
-    if math.prod(shape) > VALUES_MAX:
-        raise LimitExceeded(f"{'x'.join(map(str, shape))} values are more than {VALUES_MAX}")
 
 
 def f32(array: Any) -> Image:

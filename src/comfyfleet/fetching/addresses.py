@@ -8,7 +8,14 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 # What the standard library calls global, or called so in some version, and is nobody's server.
 _NOT_V4 = tuple(
     ipaddress.IPv4Network(each)
-    for each in ("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/4", "240.0.0.0/4")
+    for each in (
+        "0.0.0.0/8",
+        "168.63.129.16/32",  # what every machine on Azure reaches its own host by
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
 )
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_V6 = tuple(

@@ -44,7 +44,7 @@ class Outward:
         self.ports = ports
         self._resolver = resolver
         self._client = httpx.AsyncClient(
-            transport=transport or httpx.AsyncHTTPTransport(verify=ssl.create_default_context()),
+            transport=transport or _transport(ssl.create_default_context()),
             # A proxy from the environment would look the name up again, and go where it pleases.
             trust_env=False,
             follow_redirects=False,
@@ -101,6 +101,14 @@ class Outward:
         if not public or len(public) < len(found):
             raise InputUnavailable(f"the host {target.host} has no public address", field="url")
         return public[0]
+
+
+def _transport(trusted: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+    """Without keep-alive: connections are pooled by address, and a certificate that was checked for
+    one name would serve every other name at the same address."""
+    return httpx.AsyncHTTPTransport(
+        verify=trusted, limits=httpx.Limits(max_keepalive_connections=0)
+    )
 
 
 def _unavailable(says: str, error: Exception) -> InputUnavailable:

@@ -12,8 +12,9 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import FleetError, Unavailable
+from comfyfleet.kernel.pictures import HEADER_BYTES, picture_size
 from comfyfleet.media.kinds import SNIFF_BYTES, is_really, kind_of, sniffed
-from comfyfleet.media.measuring import HEADER_BYTES, film_facts, picture_size
+from comfyfleet.media.measuring import film_facts
 from comfyfleet.storage import ObjectFacts
 from comfyfleet.upkeep import store
 from comfyfleet.upkeep.retaining import delete_objects

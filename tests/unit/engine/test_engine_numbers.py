@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from comfyfleet.engine.blur import blur, gaussian
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.morphology import grow
 from comfyfleet.engine.noise import standard_normal
-from comfyfleet.engine.values import Mask, match_channels, repeat_to, require_room, to_bytes
+from comfyfleet.engine.values import Mask, match_channels, repeat_to, to_bytes
 from comfyfleet.kernel.errors import LimitExceeded, NodeFailed
 
 
@@ -25,7 +26,7 @@ def test_loading_and_saving_keeps_every_byte() -> None:
 
 
 def test_an_array_that_would_fill_the_memory_is_refused() -> None:
-    require_room(1, 16384, 16384, 3)
+    require_room(1, 8192, 16384, 3)
     with pytest.raises(LimitExceeded, match="4096x16384x16384x3"):
         require_room(4096, 16384, 16384, 3)
 

@@ -5,7 +5,8 @@ import io
 import PIL.Image
 import pytest
 
-from comfyfleet.media.measuring import HEADER_BYTES, film_facts, picture_size
+from comfyfleet.kernel.pictures import HEADER_BYTES, picture_size
+from comfyfleet.media.measuring import film_facts
 
 
 def drawn(kind: str, **options: object) -> bytes:

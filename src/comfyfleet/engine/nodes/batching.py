@@ -18,9 +18,10 @@ from comfyfleet.engine.declare import (
     pure,
     size,
 )
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.node import Context, Result
 from comfyfleet.engine.scale import resize
-from comfyfleet.engine.values import Image, match_channels, require_room
+from comfyfleet.engine.values import Image, match_channels
 from comfyfleet.kernel.errors import NodeFailed
 
 IMAGES = "comfy_extras.nodes_images"

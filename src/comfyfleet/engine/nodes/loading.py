@@ -15,7 +15,8 @@ import PIL.ImageSequence
 from comfyfleet.engine.declare import Interface, bare, choice, node
 from comfyfleet.engine.decode import decode
 from comfyfleet.engine.faults import type_name
-from comfyfleet.engine.files import files_of, missing_file
+from comfyfleet.engine.files import content_kind, files_of, missing_file
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.node import Context, Folders, Inputs, Result
 from comfyfleet.engine.values import Image, Mask, from_bytes
 from comfyfleet.engine.video import FileVideo
@@ -29,7 +30,12 @@ IMAGE_FILE = [[], {"image_upload": True}]
 
 def load_picture(path: Path) -> tuple[Image, Mask]:
     """All frames of a picture or video, and their masks: 1 where they are transparent."""
-    components = decode(path)
+    try:
+        components = decode(path)
+    except NodeFailed:
+        if content_kind(path.name) != "image":
+            raise
+        return _with_pillow(path)
     if len(components.images) == 0:
         # FFmpeg opens animated WebP but gives no frame of it.
         return _with_pillow(path)
@@ -56,6 +62,8 @@ def _with_pillow(path: Path) -> tuple[Image, Mask]:
 
 def _pillow_frames(path: Path) -> list[PIL.Image.Image]:
     with PIL.Image.open(path) as opened:
+        frames = getattr(opened, "n_frames", 1)
+        require_room(frames, opened.height, opened.width, 3)
         return [PIL.ImageOps.exif_transpose(frame) for frame in PIL.ImageSequence.Iterator(opened)]
 
 

@@ -19,9 +19,10 @@ from comfyfleet.engine.declare import (
     size,
 )
 from comfyfleet.engine.files import save_preview
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.morphology import grow
 from comfyfleet.engine.node import Context, Result
-from comfyfleet.engine.values import Image, Mask, as_masks, f32, mask_to_image, require_room
+from comfyfleet.engine.values import Image, Mask, as_masks, f32, mask_to_image
 from comfyfleet.kernel.errors import NodeFailed
 
 MASKS = "comfy_extras.nodes_mask"

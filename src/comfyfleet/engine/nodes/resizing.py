@@ -21,8 +21,9 @@ from comfyfleet.engine.declare import (
     size,
     socket,
 )
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.scale import CROPS, METHODS, resize
-from comfyfleet.engine.values import Image, Picture, require_room
+from comfyfleet.engine.values import Image, Picture
 from comfyfleet.kernel.errors import InvalidInput
 
 MEGAPIXEL = 1024 * 1024

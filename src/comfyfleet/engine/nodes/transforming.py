@@ -21,9 +21,10 @@ from comfyfleet.engine.declare import (
     socket,
 )
 from comfyfleet.engine.files import save_preview
+from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.node import Context, Result
 from comfyfleet.engine.scale import resize
-from comfyfleet.engine.values import Image, Mask, match_channels, require_room
+from comfyfleet.engine.values import Image, Mask, match_channels
 from comfyfleet.kernel.errors import NodeFailed
 
 IMAGES = "comfy_extras.nodes_images"

@@ -1,0 +1,80 @@
+"""Pictures that are small as files and huge in memory."""
+
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from comfyfleet.engine.nodes.loading import load_picture
+from comfyfleet.engine.pictures import alpha_only
+from comfyfleet.engine.trouble import Trouble
+from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.kernel.pictures import size_by_header
+
+MEMORY_MIB_MAX = 300
+
+
+def bomb(side: int) -> bytes:
+    """A black picture of one bit per pixel: some 12 kB for 10,000 x 10,000."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    row, packed = b"\0" + bytes((side + 7) // 8), zlib.compressobj(9)
+    rows = b"".join(packed.compress(row) for _ in range(side)) + packed.flush()
+    head = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bomb") / "bomb.png"
+    path.write_bytes(bomb(10_000))
+    assert path.stat().st_size < 20_000
+    return path
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(path: Path) -> None:
+    with pytest.raises(LimitExceeded, match="10000x10000"):
+        load_picture(path)
+    with pytest.raises(Trouble, match="10000x10000"):
+        alpha_only(path)
+
+
+def test_refusing_it_takes_little_memory(path: Path) -> None:
+    program = """
+        import resource, sys
+        from pathlib import Path
+        from comfyfleet.engine.nodes.loading import load_picture
+        from comfyfleet.kernel.errors import LimitExceeded
+        try:
+            load_picture(Path(sys.argv[1]))
+        except LimitExceeded:
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert int(said.stdout) < MEMORY_MIB_MAX
+
+
+def test_a_jpeg_can_not_hide_its_size_behind_other_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    PIL.Image.new("L", (9000, 9000)).save(path, "JPEG")
+    data = path.read_bytes()
+    filler = b"\xff\xe2\xff\xff" + bytes(0xFFFD)
+    path.write_bytes(data[:2] + filler * 20 + data[2:])
+    with pytest.raises(LimitExceeded, match="9000x9000"):
+        load_picture(path)
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "PNG", "GIF", "WEBP", "JPEG"])
+def test_the_header_tells_the_size_of_every_kind_of_picture(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    PIL.Image.new("RGB", (301, 77)).save(path, kind)
+    assert size_by_header(path.read_bytes()) == (301, 77)
