@@ -27,6 +27,13 @@ FAILING = {
     "1": {"class_type": "LoadImage", "inputs": {"image": "nothing-of-that-name.png"}},
     "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "bad"}},
 }
+WORDS = {
+    "1": {
+        "class_type": "StringConcatenate",
+        "inputs": {"string_a": "a ", "string_b": "", "delimiter": ""},
+    },
+    "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+}
 PROPERTIES: dict[str, list[dict[str, Any]]] = {
     "negative": [
         {"name": "width", "type": "integer", "binding": "2.width", "minimum": 16, "maximum": 1024},
@@ -39,8 +46,9 @@ PROPERTIES: dict[str, list[dict[str, Any]]] = {
     "video": [{"name": "input", "type": "video", "binding": "1.file"}],
     "slow": [{"name": "steps", "type": "integer", "binding": "1.steps"}],
     "failing": [],
+    "words": [{"name": "word", "type": "text", "binding": "1.string_b"}],
 }
-PRICES = {"negative": 2, "soften": 3, "video": 10, "slow": 1, "failing": 4}
+PRICES = {"negative": 2, "soften": 3, "video": 10, "slow": 1, "failing": 4, "words": 1}
 # What a job of a graph or a pipeline costs.
 WORKFLOW_PRICES = {"negative": 2, "soften": 3}
 
@@ -120,7 +128,7 @@ class Shop:
 
 
 def _document(slug: str) -> dict[str, Any]:
-    made = {"slow": SLOW, "failing": FAILING}.get(slug)
+    made = {"slow": SLOW, "failing": FAILING, "words": WORDS}.get(slug)
     if made:
         return made
     document: dict[str, Any] = json.loads((EXAMPLES / "workflows" / f"{slug}.json").read_text())

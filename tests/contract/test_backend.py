@@ -131,7 +131,7 @@ async def test_texts_are_outputs_too(stage: Stage, backend: Backend) -> None:
         },
     )
     outputs = await backend.outputs(run_id)
-    assert [(text.node_id, text.key, text.text) for text in outputs.texts] == [
+    assert [(each.node_id, each.key, each.value) for each in outputs.values] == [
         ("2", "text", str(color))
     ]
 

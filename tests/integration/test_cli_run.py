@@ -176,12 +176,28 @@ def test_events_are_told_as_json_lines(engine: Served, folder: Path) -> None:
     told = events(run(steps(folder, 3, 5), "--json", served=engine))
     names = [event["event"] for event in told]
     assert names[0] == "submitted"
-    assert names[-2:] == ["succeeded", "saved"]
+    assert names[-3:] == ["succeeded", "saved", "value"]
     assert {"queued", "started", "node_started", "progress", "preview"} <= set(names)
     progress = [event for event in told if event["event"] == "progress"]
     assert progress[-1]["done"] == progress[-1]["total"] == 3
     assert [event["fraction"] for event in told if "fraction" in event][-1] == 1.0
-    assert told[-1]["path"] == "output/slow.png"
+    assert told[-2]["path"] == "output/slow.png"
+
+
+def words(folder: Path) -> str:
+    shown = node("PreviewAny", source=["1", 0])
+    return saved(folder / "words.json", n1=node("PrimitiveInt", value=42), n2=shown)
+
+
+def test_a_workflow_that_only_makes_text_prints_it(engine: Served, folder: Path) -> None:
+    result = run(words(folder), served=engine)
+    assert (result.code, result.out) == (0, "42\n")
+    assert "0 files, 1 value" in result.err
+
+
+def test_values_are_events_of_json_lines(engine: Served, folder: Path) -> None:
+    told = events(run(words(folder), "--json", served=engine))
+    assert told[-1] == {"event": "value", "node_id": "2", "name": "text", "value": "42"}
 
 
 def test_a_failure_is_an_event_too(engine: Served, folder: Path) -> None:

@@ -57,6 +57,15 @@ async def test_upload_apply_wait_download(shop: Shop, tmp_path: Path) -> None:
     assert seen.processed_file_url
 
 
+async def test_a_workflow_that_only_makes_text_is_a_success(shop: Shop) -> None:
+    async with shop.client() as client:
+        handle = await client.apply("words", properties={"word": "cat"})
+        job = await handle.wait(timeout_seconds=60)
+    assert (job.status, job.outputs) == ("completed", ())
+    assert [(each.node_id, each.value) for each in job.values] == [("2", "a cat")]
+    assert job.text == "a cat"
+
+
 async def test_bytes_and_videos_are_taken_as_well(shop: Shop, tmp_path: Path) -> None:
     async with shop.client() as client:
         picture = await client.upload(PHOTO.read_bytes(), filename="photo.png")

@@ -3,14 +3,12 @@
 import mimetypes
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
-from comfyfleet.comfy.backend import OutputFile, Outputs, OutputText
-from comfyfleet.wire.files import OutputSlot
+from comfyfleet.comfy.backend import OutputFile, Outputs
+from comfyfleet.wire.files import NAME_CHARACTERS_MAX, OutputSlot
+from comfyfleet.wire.values import ShownValue, fitting
 
 DEFAULT_TYPE = "application/octet-stream"
-TEXT_CHARACTERS_MAX = 10_000
-TEXTS_MAX = 100
 # Ask the table first for those that systems name differently, or not at all.
 KNOWN_TYPES = {
     ".webp": "image/webp",
@@ -57,10 +55,20 @@ def fitting_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str |
     return None
 
 
-def metadata_of(texts: Sequence[OutputText]) -> dict[str, Any]:
-    """What nodes showed: node id → key → texts, cut where they are long."""
-    shown: dict[str, dict[str, list[str]]] = {}
-    for text in texts[:TEXTS_MAX]:
-        values = shown.setdefault(text.node_id, {}).setdefault(text.key, [])
-        values.append(text.text[:TEXT_CHARACTERS_MAX])
-    return {"texts": shown} if shown else {}
+def shows(outputs: Outputs, node_id: str) -> bool:
+    """Whether a node has made values: then it needs no file to be done."""
+    return any(_is_of(each.node_id, node_id) for each in outputs.values)
+
+
+def shown_of(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
+    """What nodes showed, the named node's values first, as much as may be told."""
+    values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
+    told = (
+        ShownValue(
+            node_id=each.node_id[:NAME_CHARACTERS_MAX],
+            name=each.key[:NAME_CHARACTERS_MAX],
+            value=each.value,
+        )
+        for each in values
+    )
+    return tuple(fitting(told))

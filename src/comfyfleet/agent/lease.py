@@ -13,7 +13,7 @@ import httpx
 from blake3 import blake3
 
 from comfyfleet.agent.beating import Heart
-from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, metadata_of
+from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, shown_of, shows
 from comfyfleet.agent.deliveries import Deliveries
 from comfyfleet.agent.filling import filled
 from comfyfleet.agent.journal import Entry, Journal
@@ -105,7 +105,7 @@ async def run_lease(lease: Lease, heart: Heart, workshop: Workshop, scratch: Pat
         provider_job_id=run_id,
         outputs=await delivered(lease.job, outputs, heart, workshop, scratch),
         execution_seconds=seconds,
-        metadata=metadata_of(outputs.texts),
+        values=shown_of(outputs, lease.job.output_node_id),
     )
 
 
@@ -208,8 +208,7 @@ async def delivered(
     job: Job, outputs: Outputs, heart: Heart, workshop: Workshop, scratch: Path
 ) -> tuple[DeliveredOutput, ...]:
     files = chosen(outputs, job.output_node_id)
-    shown = any(text.node_id == job.output_node_id for text in outputs.texts)
-    if job.output_node_id is not None and not files and not shown:
+    if job.output_node_id is not None and not files and not shows(outputs, job.output_node_id):
         raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
     if len(files) > WANTED_MAX:
         raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")

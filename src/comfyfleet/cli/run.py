@@ -104,13 +104,16 @@ def reporter_for(results: ResultOptions, title: str, world: World) -> Reporter:
 
 
 def print_results(made: Made, target: Target, world: World) -> None:
-    """The paths alone on stdout, so that they can be piped."""
-    for text in made.texts:
-        world.say(f"node {text.node_id}: {text.text}")
-    for path in made.paths:
-        world.stdout.write(f"{path}\n".encode())
+    """The paths alone on stdout, or the values alone where there is no file: to be piped."""
+    for each in made.values if made.paths else ():
+        world.say(f"node {each.node_id}: {each.spoken}")
+    results = made.paths or [each.spoken for each in made.values]
+    for result in results:
+        world.stdout.write(f"{result}\n".encode())
     world.stdout.flush()
     files = counted(len(made.paths), "file", "files")
+    if made.values:
+        files += ", " + counted(len(made.values), "value", "values")
     skipped = f", {counted(made.skipped, 'preview', 'previews')} not saved" if made.skipped else ""
     world.say(f"done in {made.seconds:.1f} s on {target.name}: {files}{skipped}")
 

@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import Field
 
 from comfyfleet.wire.files import Message
+from comfyfleet.wire.values import ShownValue
 
 JobStatus: TypeAlias = Literal["queued", "processing", "completed", "failed", "cancelled"]
 MediaStatus: TypeAlias = Literal[
@@ -72,6 +73,8 @@ class Media(Message):
     original_file_url: str | None = None
     processed_file_url: str | None = None
     processed_content_type: str | None = None
+    values: tuple[ShownValue, ...] = ()
+    text: str | None = None
     error: str | None = None
     job_id: UUID | None = None
     created_at: datetime | None = None
@@ -92,6 +95,8 @@ class Output(Message):
 
 
 class Job(Message):
+    """`values`: what its nodes showed; `text`: the texts of the first node that showed any."""
+
     id: UUID
     status: JobStatus
     effect_id: UUID | None = None
@@ -105,6 +110,8 @@ class Job(Message):
     estimated_seconds_left: float | None = None
     outputs: tuple[Output, ...] = ()
     processed_file_url: str | None = None
+    values: tuple[ShownValue, ...] = ()
+    text: str | None = None
     error: str | None = None
     submitted_at: datetime | None = None
     started_at: datetime | None = None

@@ -1,6 +1,7 @@
 """What every backend can do. ComfyServer and ComfyCloud are the implementations."""
 
 import enum
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +73,18 @@ class OutputFile:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputText:
+class OutputValue:
+    """A text, number, boolean or JSON that a node showed."""
+
     node_id: str
     key: str
-    text: str
+    value: Any
     reused: bool = False
+
+    @property
+    def spoken(self) -> str:
+        """A text as it is, all else as JSON."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ class Outputs:
     """In the order of the backend's answer. `reused`: nodes that an earlier run had done."""
 
     files: tuple[OutputFile, ...] = ()
-    texts: tuple[OutputText, ...] = ()
+    values: tuple[OutputValue, ...] = ()
     reused: tuple[str, ...] = ()
 
 

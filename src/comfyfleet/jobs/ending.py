@@ -91,7 +91,7 @@ def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
                 for output, file in zip(said.outputs, stored, strict=True)
             ],
             "execution_seconds": said.execution_seconds,
-            "shown": said.metadata,
+            "values": [each.model_dump() for each in said.values],
         },
     }
 

@@ -9,6 +9,7 @@ from uuid import UUID, uuid5
 
 from comfyfleet.dispatch.model import Lane, NewDispatch, Status
 from comfyfleet.effects.model import AssetRef
+from comfyfleet.wire.values import ShownValue
 
 
 class JobStatus(StrEnum):
@@ -85,6 +86,12 @@ class Job:
     @property
     def reserved_tokens(self) -> int:
         return self.asked.price_tokens
+
+    @property
+    def values(self) -> tuple[ShownValue, ...]:
+        """What its nodes showed as text, number, boolean or JSON; the output node's first."""
+        kept = (self.result_metadata or {}).get("values", ())
+        return tuple(ShownValue.model_validate(each) for each in kept)
 
     @property
     def wants_dispatch(self) -> bool:

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from comfyfleet.wire.files import (
     WANTED_MAX,
@@ -15,6 +15,7 @@ from comfyfleet.wire.files import (
     RowId,
     WantedOutput,
 )
+from comfyfleet.wire.values import VALUES_BYTES_MAX, VALUES_MAX, ShownValue, size_of
 
 PROTOCOL_VERSION = 1
 WAIT_SECONDS_MAX = 60
@@ -165,7 +166,15 @@ class Complete(Message):
     provider_job_id: str | None = None
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
     execution_seconds: float | None = Field(default=None, ge=0)
-    metadata: dict[str, Any] = Field(default_factory=dict)  # texts that nodes showed
+    # What nodes showed as text, number, boolean or JSON; the output node's first.
+    values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
+
+    @field_validator("values")
+    @classmethod
+    def _bounded(cls, values: tuple[ShownValue, ...]) -> tuple[ShownValue, ...]:
+        if size_of([each.model_dump() for each in values]) > VALUES_BYTES_MAX + 2 * VALUES_MAX:
+            raise ValueError(f"the values are more than {VALUES_BYTES_MAX:,} bytes of JSON")
+        return values
 
 
 class Fail(Message):

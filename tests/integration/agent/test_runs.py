@@ -87,7 +87,9 @@ async def test_texts_that_nodes_show_are_told(here: Fixture) -> None:
     prompt = {"1": node("PrimitiveInt", value=value), "2": node("PreviewAny", source=["1", 0])}
     job = await here.run(prompt, output_node_id="2")
     assert job.result.outputs == ()
-    assert job.result.metadata == {"texts": {"2": {"text": [str(value)]}}}
+    assert [each.model_dump() for each in job.result.values] == [
+        {"node_id": "2", "name": "text", "value": str(value)}
+    ]
 
 
 async def test_a_failed_node_fails_the_job_with_what_it_said(here: Fixture) -> None:

@@ -1,17 +1,21 @@
 """Small decisions of a worker."""
 
+from uuid import uuid4
+
 import pytest
 from tests.unit.agent.test_verdicts import JOB
 
 from comfyfleet.agent.beating import seconds_between
-from comfyfleet.agent.choosing import chosen, content_type_of, metadata_of
+from comfyfleet.agent.choosing import chosen, content_type_of, shown_of
 from comfyfleet.agent.facts import facts_of
 from comfyfleet.agent.models import LoadedModels
 from comfyfleet.agent.progress import advance, begin, data_url
 from comfyfleet.agent.settings import concurrency_of, heartbeat_seconds_of
-from comfyfleet.comfy import Description, OutputFile, Outputs, OutputText
+from comfyfleet.comfy import Description, OutputFile, Outputs, OutputValue
 from comfyfleet.comfy.events import Cached, NodeDone, NodeStarted, Preview, Progress
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.wire.messages import Complete
+from comfyfleet.wire.values import VALUES_MAX
 
 
 def test_heartbeats_come_more_than_three_times_in_a_lease() -> None:
@@ -60,12 +64,42 @@ def test_a_files_ending_tells_what_it_is(filename: str, told: str, expected: str
     assert content_type_of(filename, told) == expected
 
 
-def test_texts_are_sorted_by_node_and_cut() -> None:
-    texts = [OutputText("2", "text", "a"), OutputText("2", "text", "x" * 20_000)]
-    shown = metadata_of(texts)["texts"]["2"]["text"]
-    assert shown[0] == "a"
-    assert len(shown[1]) == 10_000
-    assert metadata_of([]) == {}
+def test_values_of_the_output_node_come_first_and_keep_their_types() -> None:
+    values = (
+        OutputValue("2", "text", "a"),
+        OutputValue("7", "score", 0.5),
+        OutputValue("7", "facts", {"cats": 2, "dog": False}),
+    )
+    told = shown_of(Outputs(values=values), "7")
+    assert [(each.node_id, each.name, each.value) for each in told] == [
+        ("7", "score", 0.5),
+        ("7", "facts", {"cats": 2, "dog": False}),
+        ("2", "text", "a"),
+    ]
+    assert shown_of(Outputs(), "7") == ()
+
+
+def test_a_long_text_is_cut_and_too_many_values_are_left_out() -> None:
+    long = shown_of(Outputs(values=(OutputValue("2", "text", "ä" * 200_000),)), None)
+    assert 10_000 < len(long[0].value) < 200_000
+    many = tuple(OutputValue("2", "text", str(number)) for number in range(1000))
+    assert len(shown_of(Outputs(values=many), None)) == VALUES_MAX
+    large = tuple(OutputValue(str(number), "text", "x" * 60_000) for number in range(20))
+    told = shown_of(Outputs(values=large), None)
+    assert 1 < len(told) < 20
+    Complete(dispatch_id=1, lease_token=uuid4(), values=told)
+
+
+def test_a_value_is_told_as_every_database_can_keep_it() -> None:
+    odd = {"nan": float("nan"), "nul\0": "a\0b", "half": "\ud800", "deep": (1, None)}
+    told = shown_of(Outputs(values=(OutputValue("2", "json", odd),)), None)
+    assert told[0].value == {"nan": "nan", "nul\ufffd": "a\ufffdb", "half": "?", "deep": [1, None]}
+
+
+def test_a_complete_with_too_many_bytes_of_values_is_refused() -> None:
+    values = [{"node_id": "1", "name": "text", "value": "x" * 60_000}] * 10
+    with pytest.raises(ValueError, match="bytes of JSON"):
+        Complete.model_validate({"dispatch_id": 1, "lease_token": uuid4(), "values": values})
 
 
 def test_models_are_remembered_most_recent_first_until_they_are_let_go() -> None:

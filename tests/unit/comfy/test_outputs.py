@@ -1,6 +1,6 @@
 import pytest
 
-from comfyfleet.comfy.backend import OutputFile, OutputText
+from comfyfleet.comfy.backend import OutputFile, OutputValue
 from comfyfleet.comfy.outputs import find_outputs
 from comfyfleet.kernel.errors import UnexpectedAnswer
 
@@ -15,16 +15,26 @@ def test_files_are_found_under_any_key(key: str) -> None:
     assert outputs.files == (OutputFile("9", key, "a.bin", "s", "temp"),)
 
 
-def test_texts_are_found_beside_files_and_flags_are_left_out() -> None:
+def test_values_are_found_beside_files_and_flags_are_left_out() -> None:
     shown = {"images": [FILE], "animated": [True], "text": ["one", "two"], "scale": [2]}
     outputs = find_outputs({"9": shown})
     assert len(outputs.files) == 1
-    assert outputs.texts == (OutputText("9", "text", "one"), OutputText("9", "text", "two"))
+    assert outputs.values == (
+        OutputValue("9", "text", "one"),
+        OutputValue("9", "text", "two"),
+        OutputValue("9", "scale", 2),
+    )
+
+
+def test_numbers_booleans_and_json_are_values_too() -> None:
+    shown = {"score": [0.25], "is_cat": [True], "boxes": [{"x": 1}, [2, 3]], "none": [None]}
+    values = [(each.key, each.value) for each in find_outputs({"9": shown}).values]
+    assert values == [("score", 0.25), ("is_cat", True), ("boxes", {"x": 1}), ("boxes", [2, 3])]
 
 
 def test_a_single_file_and_a_single_text_need_no_list() -> None:
     outputs = find_outputs({"9": {"video": FILE, "text": "one"}})
-    assert (len(outputs.files), len(outputs.texts)) == (1, 1)
+    assert (len(outputs.files), len(outputs.values)) == (1, 1)
 
 
 def test_what_a_node_leaves_out_has_its_usual_value() -> None:

@@ -10,6 +10,7 @@ from comfyfleet.cli.world import InWorld
 
 app = App(name="jobs", help="Jobs, by the ids that submit printed.")
 OUTPUT_COLUMNS = ("filename", "size", "content_type", "url")
+VALUE_COLUMNS = ("node_id", "name", "value")
 
 
 @app.command
@@ -30,9 +31,13 @@ def show(
         print_json(answer, world)
         return
     outputs = answer.pop("outputs", [])
+    values = answer.pop("values", [])
     dispatch = answer.pop("dispatch", None) or {}
     keep = ("id", "worker_id", "attempts", "duration_seconds", "last_error")
     print_fields({**answer, **{f"dispatch {name}": dispatch.get(name) for name in keep}}, world)
     if outputs:
         world.out.print()
         print_rows(outputs, OUTPUT_COLUMNS, world, none="")
+    if values:
+        world.out.print()
+        print_rows(values, VALUE_COLUMNS, world, none="")

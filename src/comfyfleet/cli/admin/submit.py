@@ -1,5 +1,6 @@
 """`comfyfleet admin submit`: a job through the one door."""
 
+import json
 import mimetypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -180,9 +181,13 @@ class _Errand:
 
     def _tell(self, jobs: Sequence[Mapping[str, Any]], saved: Sequence[str]) -> None:
         urls = [str(each["url"]) for job in jobs for each in job.get("outputs", ())]
+        values = [each["value"] for job in jobs for each in job.get("values", ())]
         self._lines(saved if self.following.output_dir else urls)
+        self._lines([each if isinstance(each, str) else json.dumps(each) for each in values])
         good = sum(job["status"] == "completed" for job in jobs)
         files = counted(len(urls), "file", "files")
+        if values:
+            files += ", " + counted(len(values), "value", "values")
         self.world.say(f"{good} of {counted(len(jobs), 'job', 'jobs')} completed: {files}")
 
     def _lines(self, lines: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ class Batch:
             began = self._world.clock()
             with self._noting(row, began):
                 made = await session.run(prepare_row(base, row, self._folder, self._world))
-                results = (*map(str, made.paths), *(text.text for text in made.texts))
+                results = (*map(str, made.paths), *(each.spoken for each in made.values))
                 self.ended.append(Ended(row.number, self._world.clock() - began, results))
 
     async def leave(self, session: Session, base: Work) -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from comfyfleet.cli.running.progress import Plan, Standing, begin
 from comfyfleet.cli.running.reporting import spoken
 from comfyfleet.cli.world import World, printable
+from comfyfleet.comfy import OutputValue
 from comfyfleet.comfy.events import Blocked, Event, NodeText, Reconnected
 from comfyfleet.kernel.errors import FleetError
 
@@ -62,6 +63,9 @@ class LiveDisplay:
 
     def saved(self, path: Path, node_id: str) -> None:
         self._doing = f"saved {path.name}"
+
+    def shown(self, value: OutputValue) -> None:
+        """Said by the command."""
 
     def failed(self, error: FleetError) -> None:
         """Said by the command."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from comfyfleet.cli.running.progress import Standing
 from comfyfleet.cli.world import World
+from comfyfleet.comfy import OutputValue
 from comfyfleet.comfy.events import (
     Blocked,
     Event,
@@ -37,6 +38,7 @@ class Reporter(AbstractContextManager["Reporter"], Protocol):
     def submitted(self, run_id: str, target: str) -> None: ...
     def heard(self, event: Event, standing: Standing) -> None: ...
     def saved(self, path: Path, node_id: str) -> None: ...
+    def shown(self, value: OutputValue) -> None: ...
     def failed(self, error: FleetError) -> None: ...
 
 
@@ -73,6 +75,10 @@ class JsonLines:
 
     def saved(self, path: Path, node_id: str) -> None:
         self._write("saved", {"path": str(path), "node_id": node_id})
+
+    def shown(self, value: OutputValue) -> None:
+        told = {"node_id": value.node_id, "name": value.key, "value": value.value}
+        self._write("value", told)
 
     def failed(self, error: FleetError) -> None:
         self._write("error", {"code": error.code, "message": error.message})
@@ -116,6 +122,9 @@ class PlainLines:
 
     def saved(self, path: Path, node_id: str) -> None:
         """Said on stdout by the command."""
+
+    def shown(self, value: OutputValue) -> None:
+        """Said by the command."""
 
     def failed(self, error: FleetError) -> None:
         """Said by the command."""

@@ -12,7 +12,7 @@ from comfyfleet.cli.running.progress import Plan, advance, begin, plan_of
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.targets import Target
 from comfyfleet.cli.world import World
-from comfyfleet.comfy import Backend, Cancellation, OutputFile, OutputText
+from comfyfleet.comfy import Backend, Cancellation, OutputFile, OutputValue
 from comfyfleet.comfy.events import Cancelled, End, Failed, Succeeded
 from comfyfleet.kernel.errors import (
     FileGone,
@@ -45,7 +45,7 @@ class Made:
     """What came out. `skipped` are previews, left on the server because there are real outputs."""
 
     paths: tuple[Path, ...]
-    texts: tuple[OutputText, ...]
+    values: tuple[OutputValue, ...]
     seconds: float
     skipped: int = 0
 
@@ -88,9 +88,11 @@ class Session:
         kept = [file for file in outputs.files if file.folder != "temp"]
         files = kept or list(outputs.files)
         paths = [await self._save(file, plan.names.get(file.node_id)) for file in files]
+        for value in outputs.values:
+            self._reporter.shown(value)
         seconds = self._world.clock() - began
         skipped = len(outputs.files) - len(files)
-        return Made(tuple(path for path in paths if path), outputs.texts, seconds, skipped)
+        return Made(tuple(path for path in paths if path), outputs.values, seconds, skipped)
 
     async def _hand_in(self, work: Work) -> Prompt:
         names = [(upload, await self._upload(upload.path)) for upload in work.uploads]

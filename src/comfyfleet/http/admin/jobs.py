@@ -22,6 +22,7 @@ from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
 from comfyfleet.wire.files import ROW_ID_MAX
 from comfyfleet.wire.messages import Progress
+from comfyfleet.wire.values import ShownValue
 
 router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
 
@@ -67,6 +68,7 @@ class JobSeen(BaseModel):
     properties: dict[str, Any]
     progress: Progress | None
     outputs: list[OutputSeen]
+    values: list[ShownValue]
     submitted_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
@@ -114,6 +116,7 @@ async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -
         properties=dict(job.asked.properties),
         progress=plane.sides.progresses.of(job.lease_token) if job.status.is_active else None,
         outputs=await _outputs(plane, job),
+        values=list(job.values),
         submitted_at=job.submitted_at,
         started_at=job.started_at,
         completed_at=job.completed_at,

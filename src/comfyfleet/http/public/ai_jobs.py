@@ -26,6 +26,7 @@ from comfyfleet.jobs import customers
 from comfyfleet.jobs.customers import Application
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.plane import Plane
+from comfyfleet.wire.values import text_of
 
 router = public_router("ai-jobs")
 KEY_CHARACTERS_MAX = 200
@@ -78,6 +79,8 @@ class JobAnswer(JobSummary):
     )
     outputs: list[showing.Output]
     processed_file_url: str | None = Field(description="The first output's.")
+    values: list[showing.Value] = showing.VALUES
+    text: str | None = showing.TEXT
 
 
 class Jobs(Answer):
@@ -247,4 +250,6 @@ async def _answer(plane: Plane, job: Job, now: datetime) -> JobAnswer:
         estimated_seconds_left=await showing.seconds_left(plane, job, now),
         outputs=outputs,
         processed_file_url=outputs[0].url if outputs else None,
+        values=showing.values_of(job),
+        text=text_of(job.values),
     )

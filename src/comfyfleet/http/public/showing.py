@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from pydantic import Field
@@ -16,6 +17,16 @@ from comfyfleet.kernel.errors import NotFound
 from comfyfleet.plane import Plane
 
 DONE_PERCENT = 100.0
+
+
+class Value(Answer):
+    node_id: str = Field(examples=["7"])
+    name: str = Field(description="The node's word for it.", examples=["text"])
+    value: Any = Field(description="A text, number, boolean or JSON.", examples=["a cat"])
+
+
+VALUES = Field(description="What nodes showed: texts, numbers, booleans, JSON.")
+TEXT = Field(description="The texts of the first node that showed any; null: none did.")
 
 
 class Output(Answer):
@@ -70,6 +81,10 @@ async def outputs_of(plane: Plane, found: Sequence[tuple[str, File]]) -> list[Ou
         )
         for name, file in found
     ]
+
+
+def values_of(job: Job) -> list[Value]:
+    return [Value(**each.model_dump()) for each in job.values]
 
 
 async def url_of(plane: Plane, file: File) -> str:

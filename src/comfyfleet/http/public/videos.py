@@ -22,6 +22,7 @@ from comfyfleet.media import service as media
 from comfyfleet.media.kinds import MediaKind
 from comfyfleet.media.model import Media, MediaStatus, status_of
 from comfyfleet.plane import Plane
+from comfyfleet.wire.values import text_of
 
 router = public_router("videos")
 
@@ -64,6 +65,8 @@ class Video(VideoSummary):
         description="The latest result; lives for 15 minutes, ask again for a new one."
     )
     processed_content_type: str | None = Field(examples=["image/png"])
+    values: list[showing.Value] = showing.VALUES
+    text: str | None = showing.TEXT
 
 
 class Videos(Answer):
@@ -157,4 +160,6 @@ async def _video(
         original_file_url=await showing.url_of(plane, original) if original else None,
         processed_file_url=await showing.url_of(plane, processed) if processed else None,
         processed_content_type=processed.mime_type if processed else None,
+        values=showing.values_of(job) if job else [],
+        text=text_of(job.values) if job else None,
     )

@@ -39,6 +39,31 @@ async def test_media_goes_up_is_processed_and_comes_back(shop: Shop, ada: Custom
     assert await ada.balance() == TOKENS - PRICE
 
 
+async def test_texts_numbers_and_json_are_results_without_any_file(
+    shop: Shop, ada: Customer
+) -> None:
+    video_id = await ada.video()
+    job_id = await ada.job(shop.invert, video_id=video_id)
+    values = [
+        {"node_id": "7", "name": "text", "value": "a cat"},
+        {"node_id": "7", "name": "text", "value": "on a \0 mat"},
+        {"node_id": "8", "name": "score", "value": 0.5},
+        {"node_id": "8", "name": "facts", "value": {"cats": [1, True, None]}},
+        {"node_id": "9", "name": "text", "value": "of another node"},
+    ]
+    async with shop.yard.worker() as worker:
+        done = await worker.of(await worker.job(), "complete", outputs=[], values=values)
+    assert done.status_code == 200, done.text
+    values[1]["value"] = "on a \ufffd mat"
+    job = await ada.get(f"ai-jobs/{job_id}")
+    assert (job["status"], job["outputs"], job["processed_file_url"]) == ("completed", [], None)
+    assert job["values"] == values
+    assert job["text"] == "a cat\non a \ufffd mat"
+    video = await ada.get(f"videos/{video_id}")
+    assert (video["status"], video["values"], video["text"]) == ("completed", values, job["text"])
+    assert await ada.balance() == TOKENS - PRICE
+
+
 async def test_a_failure_is_told_in_words_and_refunded(shop: Shop, ada: Customer) -> None:
     video_id = await ada.video()
     job_id = await ada.job(shop.invert, video_id=video_id)
