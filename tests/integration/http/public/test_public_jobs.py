@@ -44,7 +44,7 @@ async def test_texts_numbers_and_json_are_results_without_any_file(
 ) -> None:
     video_id = await ada.video()
     job_id = await ada.job(shop.invert, video_id=video_id)
-    values = [
+    values: list[dict[str, Any]] = [
         {"node_id": "7", "name": "text", "value": "a cat"},
         {"node_id": "7", "name": "text", "value": "on a \0 mat"},
         {"node_id": "8", "name": "score", "value": 0.5},
