@@ -31,8 +31,10 @@ def test_a_workflow_is_told_in_tables() -> None:
     assert section(out, "Takes") == [
         "2.width --size 384 Canvas INT 1 – 16384",
         "2.height --size 384 Canvas INT 1 – 16384",
+        "2.batch_size --batch 1 Canvas INT 1 – 4096",
+        "4.filename_prefix --prefix negative_384 Save Image STRING",
         "3:7.scale_by 0.5 Shrink and invert.scale_by FLOAT 0.01 – 8",
-        "and 4 other values (--all shows them)",
+        "and 2 other values (--all shows them)",
     ]
     assert section(out, "Makes") == ["4 image Save Image negative_384"]
     assert section(out, "Switched off") == ["5 Before muted"]

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from tests.unit.small_server import OBJECT_INFO, node, node_class, socket, text_to_image
 
-from comfyfleet.kernel.errors import InvalidWorkflow
+from comfyfleet.kernel.errors import InvalidInput, InvalidWorkflow
+from comfyfleet.workflow import convert_with_report
 from comfyfleet.workflow.inspection import Inspection, inspect
 from comfyfleet.workflow.inspection.model import ChainSummary, GroupSummary, NamedFile, Taken
 from comfyfleet.workflow.media import Opened
+from comfyfleet.workflow.setting import Assignment, set_shorthands, set_values
 
 SAMPLER_VALUES = [5, "fixed", 20, 8.0, "euler", "normal", 1.0]
 OPTIONS = {"image_upload": True}
@@ -150,6 +152,62 @@ def test_what_a_subgraph_shows_has_its_name_and_value_there(object_info: Any) ->
     assert steps.exposed_as == "Polish.rounds"
     assert steps.value == 33
     assert steps.node.path == ("Polish",)
+
+
+def labelled_workflow(inner: int = 1) -> dict[str, Any]:
+    """A subgraph whose author called the input "duration" that feeds the steps of its samplers."""
+    document = subgraph_workflow()
+    (definition,) = document["definitions"]["subgraphs"]
+    (sampler,), (link,) = definition["nodes"], definition["links"]
+    definition["inputs"][0]["label"] = "duration"
+    for number in range(2, inner + 1):
+        copy = json.loads(json.dumps(sampler))
+        copy["id"], copy["inputs"][0]["link"] = 7 + number, number
+        definition["nodes"].append(copy)
+        definition["links"].append({**link, "id": number, "target_id": 7 + number})
+        definition["inputs"][0]["linkIds"].append(number)
+    return document
+
+
+def test_what_a_subgraph_shows_is_told_as_its_author_labelled_it() -> None:
+    steps = taken(look(labelled_workflow()), "2:7.steps")
+    assert steps.exposed_as == "Polish.duration"
+
+
+@pytest.mark.parametrize(
+    "target", ["Polish.duration", "Polish.rounds", "2.duration", "2.rounds", "2:7.steps"]
+)
+def test_what_a_subgraph_shows_is_set_by_its_label(target: str) -> None:
+    made = convert_with_report(labelled_workflow(), OBJECT_INFO)
+    edit = set_values(made.prompt, OBJECT_INFO, [Assignment(target, "3")], exposed=made.exposed)
+    assert edit.prompt["2:7"]["inputs"]["steps"] == 3
+
+
+def test_all_inputs_that_a_subgraph_feeds_by_one_label_are_set() -> None:
+    made = convert_with_report(labelled_workflow(inner=3), OBJECT_INFO)
+    assignments = [Assignment("Polish.duration", 4)]
+    edit = set_values(made.prompt, OBJECT_INFO, assignments, exposed=made.exposed)
+    assert [entry["inputs"]["steps"] for entry in edit.prompt.values()] == [4, 4, 4]
+
+
+def test_a_shorthand_means_the_label_where_the_graph_tells_nothing() -> None:
+    made = convert_with_report(labelled_workflow(), OBJECT_INFO)
+    edit = set_shorthands(made.prompt, OBJECT_INFO, {"duration": "5"}, exposed=made.exposed)
+    assert edit.prompt["2:7"]["inputs"]["steps"] == 5
+    assert edit.warnings == ()
+
+
+def test_a_label_that_is_not_there_is_told_with_those_that_are() -> None:
+    made = convert_with_report(labelled_workflow(), OBJECT_INFO)
+    with pytest.raises(InvalidInput, match='shows no input "speed"; it shows: "duration"'):
+        set_values(made.prompt, OBJECT_INFO, [Assignment("Polish.speed", 1)], exposed=made.exposed)
+
+
+def test_what_has_a_shorthand_comes_first() -> None:
+    found = look(text_to_image())
+    ranked = [each.shorthands[0] for each in found.takes if each.shorthands]
+    assert ranked[0] == "prompt"
+    assert all(each.shorthands for each in found.takes[: len(ranked)])
 
 
 def test_subgraphs_are_summed_up() -> None:

@@ -211,12 +211,23 @@ def test_more_segments_than_there_are_is_refused() -> None:
     assert refused(document, 0) == "at least one segment must be kept"
 
 
-def test_segments_that_are_off_do_not_count() -> None:
-    document = switch(by_groups(4, Style()), bypass=["Extend 3"], mute=["Extend 4"]).document
-    assert refused(document, 3) == (
-        '3 segments of "Extend" (group, 2 segments) can\'t be kept; '
-        'off are "Extend 3", "Extend 4": enable them first'
+def test_segments_that_are_off_are_switched_on_where_they_are_needed() -> None:
+    document = switch(by_groups(5, Style()), bypass=["Extend 3-4"], mute=["Extend 5"]).document
+    result = keep_segments(document, 4)
+    assert result.done[0] == 'switched on "Extend 3", "Extend 4"'
+    assert made(result.document) == made(by_groups(4, Style()))
+    assert made(keep_segments(document, 5).document) == made(by_groups(5, Style()))
+    assert refused(document, 6) == (
+        '6 segments of "Extend" (group, 2 segments) and 3 that are off can\'t be kept'
     )
+
+
+def test_dead_shells_are_switched_on_with_all_that_is_in_them() -> None:
+    document = by_instances(3, own=True)
+    for definition in document["definitions"]["subgraphs"][1:]:
+        for node in definition["nodes"]:
+            node["mode"] = Mode.BYPASSED
+    assert made(keep_segments(document, 2).document) == made(by_instances(2, own=True))
 
 
 def test_a_chain_goes_on_through_segments_that_are_off() -> None:

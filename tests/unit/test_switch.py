@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.drawn import OBJECT_INFO, Drawing, port
+from tests.unit.drawn_chains import Style, by_groups
 
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow import convert
@@ -131,6 +132,30 @@ def test_an_exact_way_to_name_a_node_wins_over_a_broad_one() -> None:
     assert modes(result.document) == {FIRST: Mode.BYPASSED, SECOND: Mode.MUTED}
     result = switch(upscaling(), bypass=["Larger"], mute=["4"])
     assert modes(result.document) == {SECOND: Mode.MUTED}
+
+
+@pytest.mark.parametrize(
+    ("selector", "numbers"),
+    [("Extend 2-3", (2, 3)), ("group:Extend 2", (2,)), ("extend *", (1, 2, 3, 4)),
+     ("Extend 3 \u2013 4", (3, 4)), ("Extend ?", (1, 2, 3, 4))],
+)  # fmt: skip
+def test_numbered_parts_are_named_by_a_range_or_a_pattern(
+    selector: str, numbers: tuple[int, ...]
+) -> None:
+    document = by_groups(4, Style())
+    one_by_one = [f"Extend {number}" for number in numbers]
+    expected = switch(document, mute=one_by_one).document
+    assert switch(document, mute=[selector]).document == expected
+    assert expected != document
+
+
+def test_a_range_names_the_part_that_is_not_there() -> None:
+    with pytest.raises(InvalidInput, match="Extend 5: no node or group of that name"):
+        switch(by_groups(4, Style()), mute=["Extend 3-5"])
+    with pytest.raises(InvalidInput, match="from a lower to a higher number"):
+        switch(by_groups(4, Style()), mute=["Extend 3-1"])
+    with pytest.raises(InvalidInput, match="no node or group of that name"):
+        switch(by_groups(4, Style()), mute=["Nothing *"])
 
 
 def test_contradictions_are_refused() -> None:

@@ -35,7 +35,9 @@ SWITCHED_OFF = ("muted", "bypassed")
 class ConversionOptions:
     strict: Annotated[
         bool,
-        Parameter(help="Fail if the server lacks a node type, and list all it lacks."),
+        Parameter(
+            help="Fail if the server lacks a node type or nothing feeds an input that a node needs, and list all of these."
+        ),
     ] = False
     unknown: Annotated[
         Literal["drop", "keep"],
@@ -92,7 +94,7 @@ def convert(
     known = find_types(node_types, opened, world) if needs_types else None
     if switches:
         opened = apply_switches(opened, known, switches, world)
-    _write(make_prompt(opened, known, settings, conversion, world), output, world)
+    _write(make_prompt(opened, known, settings, conversion, world).prompt, output, world)
 
 
 def make_prompt(
@@ -101,12 +103,12 @@ def make_prompt(
     settings: SettingOptions,
     conversion: ConversionOptions,
     world: World,
-) -> Prompt:
+) -> Conversion:
     """Converted, with the values set, and told what there is to say about it."""
     converted = _converted(opened, known, conversion, world)
-    prompt = apply_settings(converted.prompt, known, settings, world)
+    prompt = apply_settings(converted, known, settings, world)
     _tell(_still_true(converted, prompt), world)
-    return prompt
+    return converted._replace(prompt=prompt)
 
 
 def _converted(

@@ -8,6 +8,7 @@ from cyclopts import Group, Parameter
 
 from comfyfleet.cli.nodetypes import KnownTypes
 from comfyfleet.cli.world import World
+from comfyfleet.workflow import Conversion
 from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.setting import (
     SHORTHANDS,
@@ -77,7 +78,7 @@ Assignments: TypeAlias = Annotated[
         name="--set",
         group=VALUES,
         metavar="NODE.INPUT=VALUE",
-        help="Set a value; NODE is an id, a title, or a class that occurs once. Repeatable.",
+        help="Set a value; NODE is an id, a title, or a class that occurs once; for a subgraph, INPUT is what it shows. Repeatable.",
         allow_leading_hyphen=True,
     ),
 ]
@@ -97,15 +98,18 @@ NO_SETTINGS = SettingOptions()
 
 
 def apply_settings(
-    prompt: Prompt, known: KnownTypes | None, settings: SettingOptions, world: World
+    converted: Conversion, known: KnownTypes | None, settings: SettingOptions, world: World
 ) -> Prompt:
     """Shorthands first: what is named exactly wins."""
+    prompt, exposed = converted.prompt, converted.exposed
     object_info: Mapping[str, Any] = known.object_info if known else {}
     shorthands = settings.usual.given()
     if shorthands:
-        prompt = _told(set_shorthands(prompt, object_info, shorthands), world)
+        prompt = _told(set_shorthands(prompt, object_info, shorthands, exposed=exposed), world)
     assignments = [parse_assignment(text) for text in settings.set_]
-    return _told(set_values(prompt, object_info, assignments), world) if assignments else prompt
+    if not assignments:
+        return prompt
+    return _told(set_values(prompt, object_info, assignments, exposed=exposed), world)
 
 
 def _told(edit: Edit, world: World) -> Prompt:

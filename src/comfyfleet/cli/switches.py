@@ -13,7 +13,7 @@ from comfyfleet.workflow.switching import Switched, keep_segments, switch
 
 PARTS = Group(
     "Parts",
-    help="PART is a node's id, a title, or a group; `group:NAME` and the like where it could be several. Repeatable.",
+    help="PART is a node's id, a title, or a group; `Extend 6-8` or `Extend *` for several of them; `group:NAME` and the like where it could mean two things. Repeatable.",
     sort_key=5,
 )
 
@@ -37,7 +37,7 @@ class SwitchOptions:
         int | None,
         Parameter(
             metavar="N",
-            help="Of a chain of numbered parts (Extend 1, Extend 2 …) keep the first N, and close the chain behind them.",
+            help="Of a chain of numbered parts (Extend 1, Extend 2 …) run the first N, whether they are on or off in the file, and close the chain behind them.",
         ),
     ] = None
     chain: Annotated[

@@ -88,7 +88,9 @@ def _takes(takes: Sequence[Taken], *, everything: bool) -> Iterator[RenderableTy
 
 
 def _matters(taken: Taken) -> bool:
-    return taken.exposed_as is not None or taken.role in ("file", "text", "seed", "size", "steps")
+    if taken.shorthands or taken.exposed_as is not None:
+        return True
+    return taken.role in ("file", "text", "seed", "size", "steps")
 
 
 def _makes(makes: Sequence[Made], rows_max: int | None) -> Iterator[RenderableType]:

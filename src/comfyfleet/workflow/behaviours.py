@@ -24,6 +24,8 @@ class Behaviour(NamedTuple):
     extra_inputs: Mapping[str, Any] = {}
     # Buttons behind the widgets: they have no value, and yet are sent.
     buttons: tuple[str, ...] = ()
+    # Numbers without a widget to see that it counts up by itself, and what they start with.
+    counters: Mapping[str, int] = {}
     # Shows the pictures of its last run, and sends their addresses under this name.
     compares_as: str = ""
     # Its widgets are as many LoRAs as were added to it.
@@ -117,6 +119,9 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         "rgthree: a list of LoRAs to which lines are added while editing", lists_loras=True
     ),
     "VHS_VideoCombine": _saving(named_values=True),
+    "VHS_BatchManager": Behaviour(
+        "VideoHelperSuite: counts its batches", named_values=True, counters={"count": 0}
+    ),
     "LoadAudio": Behaviour("shows a player", extra_inputs=_AUDIO),
     "PreviewAudio": Behaviour("shows a player", extra_inputs=_AUDIO),
     "Preview3D": Behaviour("shows a 3D view that is sent as `image`", extra_inputs=_VIEW_3D),
@@ -126,6 +131,13 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
 }  # fmt: skip
 
 PRIMITIVE = "PrimitiveNode"
+# Classes that hand on the one value they hold. Servers of older versions lack them.
+VALUE_CLASSES = frozenset(
+    (
+        "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveInt", "PrimitiveFloat",
+        "PrimitiveBoolean",
+    )
+)  # fmt: skip
 # Its first widget chooses among the option widgets behind it, which grow as they are filled.
 CUSTOM_COMBO = "CustomCombo"
 # Sampler names were once saved with this prefix; the editor cuts it when it opens a file.

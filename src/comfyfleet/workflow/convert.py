@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from comfyfleet.workflow.emit import Emission, emit
+from comfyfleet.workflow.exposed import exposed_inputs
 from comfyfleet.workflow.groupnodes import expand_group_nodes
 from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
@@ -20,9 +21,15 @@ from comfyfleet.workflow.nodetypes import NodeTypes
 from comfyfleet.workflow.parse import parse
 from comfyfleet.workflow.primitives import apply_primitives
 from comfyfleet.workflow.reaching import only_reachable
-from comfyfleet.workflow.report import Warning, refuse_unknown_types, warnings_of
+from comfyfleet.workflow.report import (
+    Warning,
+    refuse_missing_inputs,
+    refuse_unknown_types,
+    warnings_of,
+)
 from comfyfleet.workflow.resolve import Resolver
 from comfyfleet.workflow.scopes import Scope, expand
+from comfyfleet.workflow.setting import ExposedInput
 from comfyfleet.workflow.slottypes import settle_types
 from comfyfleet.workflow.subgraphs import wire_all
 from comfyfleet.workflow.texts import Random
@@ -46,8 +53,11 @@ class Options(TypedDict, total=False):
 
 
 class Conversion(NamedTuple):
+    """`exposed` are the inputs of the prompt that subgraphs show under names of their own."""
+
     prompt: Prompt
-    warnings: tuple[Warning, ...]
+    warnings: tuple[Warning, ...] = ()
+    exposed: tuple[ExposedInput, ...] = ()
 
 
 def convert(
@@ -63,7 +73,8 @@ def convert_with_report(
 ) -> Conversion:
     """Also tells what was left out and why, and what the server is likely to refuse."""
     prompt, scopes, types = _convert(workflow, object_info, options)
-    return Conversion(prompt, tuple(warnings_of(prompt, scopes, types)))
+    warnings = tuple(warnings_of(prompt, scopes, types))
+    return Conversion(prompt, warnings, tuple(exposed_inputs(scopes, prompt)))
 
 
 def _convert(
@@ -85,8 +96,10 @@ def _convert(
         refuse_unknown_types(scopes)
     keep_unknown = options.get("unknown") == "keep"
     patterns = Patterns(graphs, now)
-    emission = Emission(Resolver(scopes), patterns, limits, options.get("rng"), keep_unknown)
-    prompt = emit(scopes, emission)
+    resolver = Resolver(scopes, inline_values=not keep_unknown)
+    prompt = emit(scopes, Emission(resolver, patterns, limits, options.get("rng"), keep_unknown))
+    if options.get("strict"):
+        refuse_missing_inputs(prompt, scopes, types)
     if options.get("reachable_only"):
         prompt = only_reachable(prompt, types)
     return prompt, scopes, types

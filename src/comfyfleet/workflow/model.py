@@ -70,11 +70,14 @@ class Node(NamedTuple):
 
 
 class Port(NamedTuple):
-    """An input or output of a subgraph definition; `links` are the inner links, in saved order."""
+    """An input or output of a subgraph definition; `links` are the inner links, in saved order.
+
+    `label` is what its author called it; the editor shows that instead of the name."""
 
     name: str
     type: str
     links: tuple[int, ...] = ()
+    label: str = ""
 
 
 class Graph(NamedTuple):

@@ -14,7 +14,7 @@ from comfyfleet.workflow.behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.slots import Input
 from comfyfleet.workflow.specs import COMBO, InputSpec, input_spec
-from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, widgets_of
+from comfyfleet.workflow.widgettypes import WIDGET_TYPES, Growth, Widget, drawn_type, widgets_of
 
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 DYNAMIC_GROUP = "COMFY_DYNAMICGROUP_V3"
@@ -50,6 +50,7 @@ class NodeType(NamedTuple):
     is_dynamic: bool  # its inputs depend on its values or links
     is_plain: bool  # its values need nothing but to be dealt out
     pack: str
+    required_sockets: tuple[str, ...] = ()  # inputs that must be linked for the node to run
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -136,8 +137,20 @@ def read_node_type(name: str, entry: Mapping[str, Any]) -> NodeType:
         is_dynamic,
         not is_dynamic and _is_plain(name, specs, widgets, behaviour),
         str(entry.get("python_module") or ""),
+        _required_sockets(entry, specs),
     )
     return made(NodeType, fields)
+
+
+def _required_sockets(entry: Mapping[str, Any], specs: Iterable[InputSpec]) -> tuple[str, ...]:
+    required = (entry.get("input") or {}).get("required") or {}
+    return tuple(
+        [
+            spec.name
+            for spec in specs
+            if spec.name in required and spec.type not in DYNAMIC and not is_widget(spec)
+        ]
+    )
 
 
 def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Input], list[Widget]]:
@@ -145,9 +158,10 @@ def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Inpu
     inputs: list[Input] = []
     widgets: list[Widget] = []
     for spec in specs:
-        name, kind, _, _, forced, widget_type = spec
-        if widget_type in WIDGET_TYPES and not forced:
-            widgets.extend(WIDGET_TYPES[widget_type](spec, class_name))
+        name, kind, _, _, forced, _ = spec
+        drawn_as = drawn_type(spec)
+        if drawn_as in WIDGET_TYPES and not forced:
+            widgets.extend(WIDGET_TYPES[drawn_as](spec, class_name))
         else:
             inputs.append(made(Input, (name, kind, None, None)))
     inputs.extend(inputs_of(widgets))
@@ -169,7 +183,7 @@ def _unusual_slots(
 
 
 def is_widget(spec: InputSpec) -> bool:
-    return spec.widget_type in WITH_WIDGET and not spec.forced
+    return drawn_type(spec) in WITH_WIDGET and not spec.forced
 
 
 def _is_plain(
@@ -238,6 +252,8 @@ def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> tup
 def _widgets_of_behaviour(behaviour: Behaviour) -> Iterator[Widget]:
     for name in behaviour.buttons:
         yield Widget(name, "button", None, socket=False)
+    for name, start in behaviour.counters.items():
+        yield Widget(name, "counter", start, socket=False)
     if behaviour.compares_as:
         yield Widget(behaviour.compares_as, "comparer", None, socket=False)
 

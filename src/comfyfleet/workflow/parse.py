@@ -206,7 +206,9 @@ def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
         if not isinstance(entry, dict):
             raise _Malformed(f"an entry of `{key}` is {shape_of(entry)}, not an object")
         links = tuple([_index(link) for link in _list(entry, "linkIds")])
-        ports.append(Port(_text(entry.get("name")), slot_type(entry.get("type")), links))
+        label = entry.get("label")
+        name, kind = _text(entry.get("name")), slot_type(entry.get("type"))
+        ports.append(Port(name, kind, links, label if isinstance(label, str) else ""))
     return tuple(ports)
 
 

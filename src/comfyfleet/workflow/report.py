@@ -1,13 +1,16 @@
 """What a person should know about a conversion, and which node types a server lacks."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from comfyfleet.kernel.errors import UnknownNodeTypes
+from comfyfleet.kernel.errors import InvalidWorkflow, UnknownNodeTypes
 from comfyfleet.workflow.behaviours import CUSTOM_COMBO
 from comfyfleet.workflow.model import Mode, Prompt
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
 from comfyfleet.workflow.places import join_places
+from comfyfleet.workflow.reaching import needed_by_outputs
+from comfyfleet.workflow.resolve import is_inlined
 from comfyfleet.workflow.scopes import Scope
 from comfyfleet.workflow.setting import problem_with
 from comfyfleet.workflow.specs import InputSpec
@@ -15,6 +18,8 @@ from comfyfleet.workflow.widgettypes import LOADING
 from comfyfleet.workflow.wiring import WiredNode
 
 PACK_PROPERTIES = ("cnr_id", "aux_id")
+# The type of an instance is the id of its subgraph.
+SUBGRAPH_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 REFUSED_VALUES_MAX = 100
 
 
@@ -35,10 +40,37 @@ class UnknownNode(NamedTuple):
 
 
 def warnings_of(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+    told: set[tuple[str, str]] = set()
     for scope in scopes:
         for node in scope.wired.nodes.values():
-            yield from _node_warnings(scope, node, prompt)
+            for warning in _node_warnings(scope, node, prompt):
+                told.add((warning.node_id, warning.input))
+                yield warning
+    missing = missing_inputs(prompt, scopes, types)
+    yield from (each for each in missing if (each.node_id, each.input) not in told)
     yield from _refused_values(prompt, scopes, types)
+
+
+def refuse_missing_inputs(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> None:
+    missing = [each.message for each in missing_inputs(prompt, scopes, types)]
+    if missing:
+        raise InvalidWorkflow("\n".join(missing), problems=missing)
+
+
+def missing_inputs(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+    """Inputs that a node needs from another node and that nothing feeds. Only of nodes that some
+    output node needs: the server doesn't look at any other."""
+    needed = needed_by_outputs(prompt, types)
+    for scope in scopes:
+        for node in scope.wired.nodes.values():
+            key = scope.prefix + node.node.id
+            if key not in needed or node.type is None:
+                continue
+            for name in node.type.required_sockets:
+                if name not in prompt[key]["inputs"]:
+                    where = join_places(scope.place_of(node), f"input {name}")
+                    message = f"{where}: nothing feeds it, and the node can't run without it"
+                    yield Warning("missing_input", message, key, name)
 
 
 def refuse_unknown_types(scopes: list[Scope]) -> None:
@@ -49,8 +81,9 @@ def refuse_unknown_types(scopes: list[Scope]) -> None:
     for node in unknown:
         by_type.setdefault(node.type, []).append(node)
     lines = [f"  {name}: {_places(nodes)}{_pack(nodes)}" for name, nodes in sorted(by_type.items())]
+    kinds = "1 node type" if len(by_type) == 1 else f"{len(by_type)} node types"
     raise UnknownNodeTypes(
-        f"the server lacks {len(by_type)} node types that the workflow needs:\n" + "\n".join(lines),
+        f"the server lacks {kinds} that the workflow needs:\n" + "\n".join(lines),
         nodes=[node._asdict() for node in unknown],
     )
 
@@ -59,9 +92,14 @@ def unknown_nodes(scopes: list[Scope]) -> Iterator[UnknownNode]:
     """Active nodes of a type that neither the server nor the editor has."""
     for scope in scopes:
         for node in scope.wired.nodes.values():
-            if node.type is None and not node.is_virtual and not node.node.is_inactive:
+            if _is_lacking(node):
                 key = scope.prefix + node.node.id
                 yield UnknownNode(node.node.type, key, node.node.title, pack_of(node))
+
+
+def _is_lacking(node: WiredNode) -> bool:
+    inactive = node.is_virtual or node.node.is_inactive or is_inlined(node)
+    return node.type is None and not inactive
 
 
 def pack_of(node: WiredNode) -> str:
@@ -94,18 +132,25 @@ def _node_warnings(scope: Scope, node: WiredNode, prompt: Prompt) -> Iterator[Wa
     if node.is_virtual:
         return
     if node.type is None:
-        pack = pack_of(node)
-        hint = f"; it comes with the node pack {pack}" if pack else ""
-        verb = "is emitted without a class" if key in prompt else "is left out"
-        yield Warning(
-            "unknown_type",
-            f"{place} {verb}: the server has no such node type{hint}",
-            key,
-        )
+        yield _unknown_type(node, place, key, is_sent=key in prompt)
         return
     yield from _value_count(node, key, place)
     yield from _lost_inputs(node, key, place)
     yield from _only_in_editor(node, key, place)
+
+
+def _unknown_type(node: WiredNode, place: str, key: str, *, is_sent: bool) -> Warning:
+    if is_inlined(node) and not is_sent:
+        message = f"{place}: the server has no such node type; its value is written where it leads"
+        return Warning("inlined", message, key)
+    verb = "is emitted without a class" if is_sent else "is left out"
+    if SUBGRAPH_ID.fullmatch(node.node.type):
+        message = f"{place} {verb}: it is an instance of a subgraph that the file doesn't have"
+        return Warning("missing_subgraph", message, key)
+    pack = pack_of(node)
+    hint = f"; it comes with the node pack {pack}" if pack else ""
+    message = f"{place} {verb}: the server has no such node type{hint}"
+    return Warning("unknown_type", message, key)
 
 
 def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidWorkflow
-from comfyfleet.workflow.behaviours import BEHAVIOURS
+from comfyfleet.workflow.behaviours import BEHAVIOURS, VALUE_CLASSES
 from comfyfleet.workflow.model import ANY_TYPE, SUBGRAPH_INPUT_ID, UNASSIGNED, Link, Mode
 from comfyfleet.workflow.places import join_places
 from comfyfleet.workflow.scopes import Scope
@@ -45,8 +45,16 @@ class _At(NamedTuple):
 Resolved = Source | HostValue | None
 
 
+def is_inlined(node: WiredNode) -> bool:
+    """A node that only holds a value and that the server lacks: its value is written where it leads."""
+    return node.type is None and node.node.type in VALUE_CLASSES
+
+
 class Resolver:
-    def __init__(self, scopes: Sequence[Scope]) -> None:
+    """`inline_values`: whether values of primitives that the server lacks are written where they lead."""
+
+    def __init__(self, scopes: Sequence[Scope], *, inline_values: bool = True) -> None:
+        self._inline_values = inline_values
         self._known: dict[tuple[str, str, int, bool, str], Resolved] = {}
         self._setters: dict[str, dict[tuple[str, str], list[WiredNode]]] = {}
         self._first_scope: dict[str, Scope] = {}
@@ -108,7 +116,16 @@ class Resolver:
             return self._into_subgraph(at)
         if node.is_virtual:
             return self._past_virtual(at)
+        if self._inline_values and is_inlined(node):
+            return self._value_held(at)
         return Source(f"{at.scope.prefix}{node.node.id}", at.slot)
+
+    def _value_held(self, at: _At) -> _At | Resolved:
+        linked = next((i for i, slot in enumerate(at.node.inputs) if slot.link is not None), None)
+        if linked is not None:
+            return _At(at.scope, at.node, linked, is_output=False, wanted=at.wanted)
+        value = first_value(at.node)
+        return None if value is None else HostValue(value)
 
     def _past_bypassed(self, at: _At) -> _At | None:
         outputs = at.node.outputs

@@ -48,6 +48,7 @@ VIEWPORT_STATE: Mapping[str, Any] = {
     "model_3d_info": [],
 }
 SEED_NAMES = ("seed", "noise_seed")
+VALUE_TYPES = frozenset(("INT", "FLOAT", "BOOLEAN", "STRING", "COMBO"))
 # What the editor shows, and sends, while a list that is kept elsewhere has not come.
 LOADING = "Loading..."
 
@@ -134,9 +135,17 @@ _REFRESH_SWITCH = _companion("Auto-refresh after generation", "toggle", False, s
 _REFRESH_BUTTON = _companion("refresh", "button", "refresh")
 
 
+def drawn_type(spec: InputSpec) -> str:
+    """The type whose widget an input gets. A `widgetType` that only the JavaScript of a node pack
+    knows gives way to the type of its value: the pack's widget holds such a value, too."""
+    if spec.type in VALUE_TYPES and spec.widget_type not in WIDGET_TYPES:
+        return spec.type
+    return spec.widget_type
+
+
 def widgets_of(spec: InputSpec, class_name: str) -> Sequence[Widget]:
     """The widget of an input and its companions, in the order of `widgets_values`."""
-    return WIDGET_TYPES[spec.widget_type](spec, class_name)
+    return WIDGET_TYPES[drawn_type(spec)](spec, class_name)
 
 
 def _int(spec: InputSpec, _: str) -> Sequence[Widget]:

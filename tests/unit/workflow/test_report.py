@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.workflow.builders import CLASSES, node, workflow
+from tests.unit.workflow.builders import CLASSES, node, node_class, workflow
 
 from comfyfleet.kernel.errors import InvalidWorkflow, UnknownNodeTypes
 from comfyfleet.workflow import convert, convert_with_report
@@ -91,3 +91,65 @@ def test_a_file_full_of_refused_values_is_told_only_in_part() -> None:
     ]
     warnings = convert_with_report(workflow(nodes), CLASSES).warnings
     assert sum(warning.code == "refused_value" for warning in warnings) == 101
+
+
+def save(*links: tuple[str, int | None], node_id: int = 9) -> dict[str, Any]:
+    return node(node_id, "SaveImage", *links, widgets_values=["x"])
+
+
+def test_an_input_that_lost_its_source_is_told_by_name() -> None:
+    lost = {"a muted node": node(1, "Source", mode=2), "an unknown type": node(1, "Gone")}
+    for origin in lost.values():
+        found = told([origin, save(("images", 1))], [[1, 1, 0, 9, 0, "IMAGE"]])
+        assert found["missing_input"] == (
+            "node 9 SaveImage › input images: nothing feeds it, and the node can't run without it"
+        )
+
+
+def test_a_getter_without_a_setter_leaves_an_input_without_a_source() -> None:
+    getter = node(1, "GetNode", widgets_values=["frames"], outputs=[{"name": "*", "type": "*"}])
+    found = told([getter, save(("images", 1))], [[1, 1, 0, 9, 0, "IMAGE"]])
+    assert "node 9 SaveImage › input images" in found["missing_input"]
+
+
+def test_nodes_that_no_output_needs_may_lack_inputs() -> None:
+    source = node(1, "Source", widgets_values=[64])
+    nodes = [source, node(2, "Invert", ("image", None)), save(("images", 1))]
+    assert told(nodes, [[1, 1, 0, 9, 0, "IMAGE"]]) == {}
+
+
+def test_strict_refuses_inputs_without_a_source_all_at_once() -> None:
+    document = workflow([save(("images", None)), save(("images", None), node_id=10)])
+    with pytest.raises(InvalidWorkflow) as refused:
+        convert(document, CLASSES, strict=True)
+    assert [text.split(" › ")[0] for text in refused.value.details["problems"]] == [
+        "node 9 SaveImage",
+        "node 10 SaveImage",
+    ]
+
+
+def test_a_missing_subgraph_is_told_as_one() -> None:
+    found = told([node(1, "0d7f34ea-6a3c-4c39-a8a5-0f1d9d7d3c55", title="Upscale")])
+    assert "subgraph that the file doesn't have" in found["missing_subgraph"]
+    assert "unknown_type" not in found
+
+
+def primitive(*values: Any, **more: Any) -> dict[str, Any]:
+    return node(1, "PrimitiveInt", outputs=[{"name": "INT", "type": "INT"}], widgets_values=list(values), **more)  # fmt: skip
+
+
+def test_a_primitive_that_the_server_lacks_is_written_where_it_leads() -> None:
+    source = node(2, "Source", ("size", 1), widgets_values=[64])
+    document = workflow([primitive(128, "fixed"), source], [[1, 1, 0, 2, 0, "INT"]])
+    result = convert_with_report(document, CLASSES, strict=True)
+    assert result.prompt["2"]["inputs"] == {"size": 128}
+    assert [each.code for each in result.warnings] == ["inlined"]
+    kept = convert(document, CLASSES, unknown="keep")
+    assert kept["2"]["inputs"]["size"] == ["1", 0]
+
+
+def test_a_primitive_that_the_server_has_stays() -> None:
+    classes = {**CLASSES, "PrimitiveInt": node_class({"value": ["INT", {}]}, "INT")}
+    source = node(2, "Source", ("size", 1), widgets_values=[64])
+    document = workflow([primitive(128, "fixed"), source], [[1, 1, 0, 2, 0, "INT"]])
+    assert convert(document, classes)["2"]["inputs"]["size"] == ["1", 0]

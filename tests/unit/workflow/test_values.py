@@ -1,9 +1,10 @@
 from typing import Any
 
 import pytest
-from tests.unit.workflow.builders import CLASSES, node_class
+from tests.unit.workflow.builders import CLASSES, node, node_class, workflow
 
 from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.workflow import convert
 from comfyfleet.workflow.limits import Limits
 from comfyfleet.workflow.model import Node
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, ObjectInfo, read_node_type
@@ -108,3 +109,25 @@ def test_an_object_info_that_remembers_gives_the_same_types_again() -> None:
     info = ObjectInfo(CLASSES)
     assert NodeTypes(info).get("Sampler") is NodeTypes(info).get("Sampler")
     assert NodeTypes(dict(CLASSES)).get("Sampler") == NodeTypes(info).get("Sampler")
+
+
+def test_a_widget_that_only_a_pack_draws_keeps_its_value() -> None:
+    seconds = ["FLOAT", {"default": 0, "min": 0, "widgetType": "VHSTIMESTAMP"}]
+    classes = {"VHS_LoadAudio": node_class({"audio_file": ["STRING", {}]}, "AUDIO", optional={"seek_seconds": seconds, "duration": seconds})}  # fmt: skip
+    saved = {"audio_file": "a.wav", "seek_seconds": 1.5, "duration": 5}
+    prompt = convert(workflow([node(1, "VHS_LoadAudio", widgets_values=saved)]), classes)
+    assert prompt["1"]["inputs"] == saved
+
+
+def test_an_own_type_without_a_widget_stays_a_socket() -> None:
+    classes = {"Tick": node_class({"ticks": ["TICKS", {"widgetType": "CLOCK"}]}, "INT")}
+    prompt = convert(workflow([node(1, "Tick", widgets_values=[3])]), classes)
+    assert prompt["1"]["inputs"] == {}
+
+
+def test_a_batch_manager_sends_its_count() -> None:
+    classes = {"VHS_BatchManager": node_class({"frames_per_batch": ["INT", {"default": 16}]}, "VHS")}  # fmt: skip
+    fresh = convert(workflow([node(1, "VHS_BatchManager", widgets_values={})]), classes)
+    assert fresh["1"]["inputs"] == {"frames_per_batch": 16, "count": 0}
+    used = node(1, "VHS_BatchManager", widgets_values={"frames_per_batch": 8, "count": 2})
+    assert convert(workflow([used]), classes)["1"]["inputs"] == {"frames_per_batch": 8, "count": 2}

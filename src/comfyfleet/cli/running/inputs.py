@@ -12,6 +12,7 @@ from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.setting import (
     Assignment,
+    ExposedInput,
     Place,
     find_input,
     set_values,
@@ -67,6 +68,7 @@ def find_inputs(
     given: Sequence[Given] = (),
     media: Mapping[str, Path],
     beside: Path | None,
+    exposed: Sequence[ExposedInput] = (),
 ) -> Inputs:
     """Files given by name or kind, and those that the prompt names and that lie in `beside`."""
     found = inspect(Opened("json", None, prompt), object_info)
@@ -75,7 +77,12 @@ def find_inputs(
         for place in _places_of_kind(prompt, object_info, kind):
             places[place] = need_file(path)
     for each in given:
-        places[_place_named(prompt, object_info, found, each.name)] = need_file(each.path)
+        path = need_file(each.path)
+        if "." in each.name:
+            named_places = find_input(prompt, object_info, each.name, exposed)
+        else:
+            named_places = (_file_place(found, each.name),)
+        places.update(dict.fromkeys(named_places, path))
     named = list(_files_named(found, places))
     local = {name: _inside(beside, name) for name, _, _ in named}
     places |= {place: lies for name, place, _ in named if (lies := local[name])}
@@ -93,11 +100,16 @@ def with_names(
     return set_values(prompt, object_info, assignments, check=False).prompt
 
 
-def is_file_place(prompt: Prompt, object_info: Mapping[str, Any], address: str) -> bool:
+def is_file_place(
+    prompt: Prompt,
+    object_info: Mapping[str, Any],
+    address: str,
+    exposed: Sequence[ExposedInput] = (),
+) -> bool:
     """Whether that input takes a file that can be uploaded."""
-    place = find_input(prompt, object_info, address)
+    places = find_input(prompt, object_info, address, exposed)
     found = inspect(Opened("json", None, prompt), object_info)
-    return any(place == Place(one.node.id, one.input or "") for one in _takes_files(found))
+    return any(Place(one.node.id, one.input or "") in places for one in _takes_files(found))
 
 
 def _places_of_kind(prompt: Prompt, object_info: Mapping[str, Any], kind: str) -> tuple[Place, ...]:
@@ -114,11 +126,7 @@ def _places_of_kind(prompt: Prompt, object_info: Mapping[str, Any], kind: str) -
     return places
 
 
-def _place_named(
-    prompt: Prompt, object_info: Mapping[str, Any], found: Inspection, name: str
-) -> Place:
-    if "." in name:
-        return find_input(prompt, object_info, name)
+def _file_place(found: Inspection, name: str) -> Place:
     files = [Place(one.node.id, one.input or "") for one in _takes_files(found)]
     places = [place for place in files if place.input == name]
     if len(places) == 1:

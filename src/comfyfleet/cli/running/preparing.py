@@ -34,6 +34,7 @@ from comfyfleet.cli.settings import (
 from comfyfleet.cli.switches import ALL_AS_SAVED, SwitchOptions, apply_switches
 from comfyfleet.cli.world import World, counted
 from comfyfleet.kernel.errors import UnknownNodeTypes
+from comfyfleet.workflow import Conversion
 from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.setting import Assignment, Edit, set_shorthands, set_values
@@ -130,17 +131,19 @@ def prepare(
     values = changes.values
     if changes.switches:
         opened = apply_switches(opened, known, changes.switches, world)
-    prompt = _runnable(opened, known, changes, target, world)
+    converted = _runnable(opened, known, changes, target, world)
+    prompt, exposed = converted.prompt, converted.exposed
     inputs = find_inputs(
         prompt,
         known.object_info,
         given=[parse_given(text) for text in values.input_],
         media=values.media(),
         beside=folder_of(file),
+        exposed=exposed,
     )
     _tell_missing(inputs, target, world)
     shown = with_names(prompt, known.object_info, [(one, one.path.name) for one in inputs.uploads])
-    return Work(shown, inputs.uploads, known.object_info, opened.workflow)
+    return Work(shown, inputs.uploads, known.object_info, opened.workflow, exposed)
 
 
 def folder_of(file: str) -> Path | None:
@@ -153,15 +156,20 @@ def prepare_row(base: Work, row: Row, folder: Path, world: World) -> Work:
     files = {
         name: folder / cell
         for name, cell in row.named.items()
-        if is_file_place(base.prompt, base.object_info, name) and (folder / cell).is_file()
+        if is_file_place(base.prompt, base.object_info, name, base.exposed)
+        and (folder / cell).is_file()
     }
     media = {kind: folder / cell for kind, cell in row.usual.items() if kind in MEDIA}
     usual = {name: cell for name, cell in row.usual.items() if name not in MEDIA}
     named = [Assignment(name, cell) for name, cell in row.named.items() if name not in files]
-    prompt = _warned(set_shorthands(base.prompt, base.object_info, usual), world)
-    prompt = _warned(set_values(prompt, base.object_info, named), world)
+    prompt = _warned(
+        set_shorthands(base.prompt, base.object_info, usual, exposed=base.exposed), world
+    )
+    prompt = _warned(set_values(prompt, base.object_info, named, exposed=base.exposed), world)
     given = [Given(name, path) for name, path in files.items()]
-    own = find_inputs(prompt, base.object_info, given=given, media=media, beside=None).uploads
+    own = find_inputs(
+        prompt, base.object_info, given=given, media=media, beside=None, exposed=base.exposed
+    ).uploads
     shown = with_names(prompt, base.object_info, [(one, one.path.name) for one in own])
     return replace(base, prompt=shown, uploads=(*_not_replaced(base.uploads, shown, base), *own))
 
@@ -185,20 +193,20 @@ def _runnable(
     changes: ChangeOptions,
     target: Target,
     world: World,
-) -> Prompt:
+) -> Conversion:
     settings, conversion = changes.values.settings(), changes.conversion
     try:
-        prompt = make_prompt(opened, known, settings, conversion.options(), world)
+        converted = make_prompt(opened, known, settings, conversion.options(), world)
     except UnknownNodeTypes as error:
         raise lacking(error.details["nodes"], target) from error
     unknown = [
         {"type": str(node.get("class_type")), "node_id": key}
-        for key, node in prompt.items()
+        for key, node in converted.prompt.items()
         if node.get("class_type") not in known.object_info
     ]
     if unknown and conversion.unknown is None:
         raise lacking(unknown, target)
-    return prompt
+    return converted
 
 
 def lacking(nodes: Sequence[Mapping[str, str]], target: Target) -> UnknownNodeTypes:

@@ -25,6 +25,7 @@ from comfyfleet.kernel.errors import (
     UnexpectedAnswer,
 )
 from comfyfleet.workflow.model import Prompt
+from comfyfleet.workflow.setting import ExposedInput
 
 # How it ended is known: there is nothing to go back to.
 SETTLED = (RunFailed, PromptRefused, RunLost)
@@ -38,6 +39,7 @@ class Work:
     uploads: tuple[Upload, ...]
     object_info: Mapping[str, Any]
     workflow: Mapping[str, Any] | None
+    exposed: tuple[ExposedInput, ...] = ()  # what its subgraphs show, for values set later
 
 
 @dataclass(frozen=True, slots=True)

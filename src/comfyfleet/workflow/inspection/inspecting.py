@@ -10,7 +10,7 @@ from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.inspection.files import named_files
 from comfyfleet.workflow.inspection.makes import made
 from comfyfleet.workflow.inspection.missing import missing_on_server
-from comfyfleet.workflow.inspection.model import Inspection
+from comfyfleet.workflow.inspection.model import Inspection, Taken
 from comfyfleet.workflow.inspection.parts import Parts, parts_of
 from comfyfleet.workflow.inspection.requirements import used_packs, used_types
 from comfyfleet.workflow.inspection.shorthands import shorthands_of
@@ -22,8 +22,10 @@ from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.nodetypes import NodeTypes
 from comfyfleet.workflow.parse import parse
 from comfyfleet.workflow.scopes import expand
+from comfyfleet.workflow.setting import SHORTHANDS
 from comfyfleet.workflow.subgraphs import wire_all
 
+SHORTHAND_ORDER = {each.name: index for index, each in enumerate(SHORTHANDS)}
 # Warnings of a conversion that an inspection says in places of their own.
 TOLD_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
 
@@ -65,7 +67,7 @@ def inspect(
         prompt = opened.prompt or {}
         seen = _Seen(list(seen_in_prompt(prompt, server.types)), prompt)
     shorthands = shorthands_of(seen.prompt or {}, object_info or {})
-    takes = tuple(taken(seen.nodes, shorthands))
+    takes = tuple(sorted(taken(seen.nodes, shorthands), key=_rank))
     files = named_files(seen.nodes, (opened.workflow or {}).get("models"))
     return Inspection(
         file_kind=opened.kind,
@@ -84,6 +86,11 @@ def inspect(
         missing=None if object_info is None else missing_on_server(seen.nodes, files, object_info),
         notes=(*opened.notes, *seen.notes),
     )
+
+
+def _rank(taken: Taken) -> int:
+    """What has a shorthand comes first, in the order of the shorthands: most people set no more."""
+    return SHORTHAND_ORDER[taken.shorthands[0]] if taken.shorthands else len(SHORTHAND_ORDER)
 
 
 def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
@@ -106,7 +113,7 @@ def _prompt_of(
     if opened.workflow is None or server.object_info is None:
         return opened.prompt, ()
     try:
-        prompt, warnings = convert_with_report(
+        converted = convert_with_report(
             opened.workflow,
             server.object_info,
             remote_choices=server.remote_choices,
@@ -114,4 +121,5 @@ def _prompt_of(
         )
     except InvalidWorkflow as error:
         return None, (f"It can't be converted: {error.message}",)
-    return prompt, tuple(each.message for each in warnings if each.code not in TOLD_ELSEWHERE)
+    told = [each.message for each in converted.warnings if each.code not in TOLD_ELSEWHERE]
+    return converted.prompt, tuple(told)

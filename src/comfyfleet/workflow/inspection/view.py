@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from comfyfleet.workflow.behaviours import is_virtual
+from comfyfleet.workflow.exposed import ShownAt, instances_showing
 from comfyfleet.workflow.inspection.model import NodeRef
 from comfyfleet.workflow.inspection.saved import nodes_of_group, primitive_values, saved_values
-from comfyfleet.workflow.model import SUBGRAPH_INPUT_ID, Mode, Node, Prompt
+from comfyfleet.workflow.model import Mode, Node, Prompt
 from comfyfleet.workflow.naming import title_of
 from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
 from comfyfleet.workflow.scopes import Scope
@@ -179,9 +180,7 @@ class _ShownOutside:
     """Which inputs of inner nodes their subgraphs show as their own."""
 
     def __init__(self) -> None:
-        self._values: dict[
-            str, Mapping[str, Any]
-        ] = {}  # of instances, by the prefix of their scope
+        self._values: dict[str, Mapping[str, Any]] = {}  # of instances, by their id
 
     def of(self, scope: Scope, node: WiredNode) -> Iterator[tuple[str, Exposed]]:
         for slot in node.inputs:
@@ -190,20 +189,15 @@ class _ShownOutside:
                 yield slot.name, exposed
 
     def _exposed(self, scope: Scope, slot: Input) -> Exposed | None:
-        """None if in the end a link feeds the input."""
-        exposed = None
-        while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
-            instance, place = scope.instance, slot.link.origin_slot
-            if instance is None or scope.parent is None or place >= len(instance.inputs):
-                return None
-            slot = instance.inputs[place]
-            title = instance.node.title or scope.wired.graph.name
-            value = self._values_of(scope, instance).get(slot.name, ABSENT)
-            exposed = Exposed(f"{title}.{slot.name}", value)
-            scope = scope.parent
-        return None if slot.link is not None else exposed
+        """As the outermost instance shows it; None if in the end a link feeds the input."""
+        shown = instances_showing(scope, slot)
+        if not shown:
+            return None
+        outermost = shown[-1]
+        value = self._values_of(outermost).get(outermost.slot.name, ABSENT)
+        return Exposed(f"{outermost.title}.{outermost.label}", value)
 
-    def _values_of(self, scope: Scope, instance: WiredNode) -> Mapping[str, Any]:
-        if scope.prefix not in self._values:
-            self._values[scope.prefix] = saved_values(instance)
-        return self._values[scope.prefix]
+    def _values_of(self, shown: ShownAt) -> Mapping[str, Any]:
+        if shown.instance_id not in self._values:
+            self._values[shown.instance_id] = saved_values(shown.instance)
+        return self._values[shown.instance_id]

@@ -1,6 +1,6 @@
 """Values of a prompt are set by name, checked as the server will check them, and told in words. Pure."""
 
-from comfyfleet.workflow.setting.addressing import Place
+from comfyfleet.workflow.setting.addressing import ExposedInput, Place
 from comfyfleet.workflow.setting.assigning import (
     Assignment,
     Edit,
@@ -16,6 +16,7 @@ __all__ = [
     "SHORTHANDS",
     "Assignment",
     "Edit",
+    "ExposedInput",
     "Place",
     "Shorthand",
     "find_input",

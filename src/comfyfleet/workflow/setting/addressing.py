@@ -19,11 +19,31 @@ class Place(NamedTuple):
     input: str
 
 
+class ExposedInput(NamedTuple):
+    """An input that a subgraph shows on its instance, and one input of a node inside that it feeds.
+
+    `label` is what the author called it and the editor shows; `name` is its name in the file."""
+
+    instance_id: str
+    title: str
+    name: str
+    label: str
+    place: Place
+
+    def is_called(self, *names: str) -> bool:
+        own = {self.name.casefold(), self.label.casefold()}
+        return not own.isdisjoint(name.casefold() for name in names)
+
+
 class Directory:
     """Nodes by id, title and class. Made once for all assignments: none of these can change by them."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, Entry], exposed: Sequence[ExposedInput] = ()) -> None:
         self.entries = entries
+        self._exposed: dict[str, list[ExposedInput]] = {}
+        for each in exposed:
+            for name in {each.instance_id, each.title}:
+                self._exposed.setdefault(name, []).append(each)
         self._titles = _grouped((entry.title, entry) for entry in entries.values())
         self._classes = _grouped((entry.class_name, entry) for entry in entries.values())
 
@@ -32,15 +52,52 @@ class Directory:
             return [self.entries[name]]
         return self._titles.get(name) or self._classes.get(name) or ()
 
+    def exposed(self, name: str) -> Sequence[ExposedInput]:
+        """What an instance of a subgraph shows; by the id or the title of the instance."""
+        return self._exposed.get(name, ())
+
     def names(self) -> list[str]:
-        return [*self._titles, *self._classes, *self.entries]
+        return [*self._titles, *self._classes, *self.entries, *self._exposed]
 
     def candidates(self, name: str) -> str:
         near = closest(name, self.names())
         if not near:
             return _some_nodes(list(self.entries.values()), "the prompt has")
         found = {entry.id: entry for one in near for entry in self.named(one)}
-        return _some_nodes(list(found.values()), "closest")
+        instances = [one for one in near if one in self._exposed and not self.named(one)]
+        names = [*(entry.name for entry in found.values()), *map(quoted, instances)]
+        return f"; closest: {listed(names[:LISTED_MAX], len(names))}"
+
+
+def find_places(
+    directory: Directory, entries: Mapping[str, Entry], target: str
+) -> tuple[Place, ...]:
+    """The inputs that a target means: one of a node, or all that an input of a subgraph feeds."""
+    try:
+        return (find_place(directory, entries, target),)
+    except InvalidInput:
+        exposed = _exposed_places(directory, target)
+        if not exposed:
+            raise
+        return exposed
+
+
+def _exposed_places(directory: Directory, target: str) -> tuple[Place, ...]:
+    for name, input_name in _splits(target):
+        shown = directory.exposed(name)
+        found = [each for each in shown if each.is_called(input_name)]
+        instances = {(each.instance_id, each.name): None for each in found}
+        if len(instances) > 1:
+            texts = [f"{one}.{own}" for one, own in instances]
+            some = listed(texts[:LISTED_MAX], len(texts))
+            raise InvalidInput(f"{quoted(target)} is ambiguous: {some}")
+        if found:
+            return tuple(each.place for each in found)
+        if shown and not directory.named(name):
+            labels = list(dict.fromkeys(each.label for each in shown))
+            missing = f"the subgraph {quoted(name)} shows no input {quoted(input_name)}"
+            raise InvalidInput(missing + hint(input_name, labels, "it shows"))
+    return ()
 
 
 def find_place(directory: Directory, entries: Mapping[str, Entry], target: str) -> Place:

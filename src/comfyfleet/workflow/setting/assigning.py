@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue, LimitExceeded
 from comfyfleet.workflow.model import ObjectInfo, Prompt
-from comfyfleet.workflow.setting.addressing import Directory, Place, find_place
+from comfyfleet.workflow.setting.addressing import (
+    Directory,
+    ExposedInput,
+    Place,
+    find_places,
+)
 from comfyfleet.workflow.setting.changing import Change, change_input, with_entries
 from comfyfleet.workflow.setting.entries import read_entries
 from comfyfleet.workflow.setting.wording import quoted
@@ -40,10 +45,15 @@ def parse_assignment(text: str) -> Assignment:
     return Assignment(target.strip(), value)
 
 
-def find_input(prompt: Mapping[str, Any], object_info: ObjectInfo, target: str) -> Place:
-    """The one input that `node.input` means in this prompt."""
+def find_input(
+    prompt: Mapping[str, Any],
+    object_info: ObjectInfo,
+    target: str,
+    exposed: Sequence[ExposedInput] = (),
+) -> tuple[Place, ...]:
+    """The input that `node.input` means in this prompt; several if a subgraph feeds several by it."""
     entries = read_entries(prompt, object_info)
-    return find_place(Directory(entries), entries, target)
+    return find_places(Directory(entries, exposed), entries, target)
 
 
 def set_values(
@@ -52,25 +62,26 @@ def set_values(
     assignments: Sequence[Assignment],
     *,
     check: bool = True,
+    exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """All of them or none: what is wrong with several is said together."""
+    """All of them or none: what is wrong with several is said together. With `exposed`, inputs can
+    also be named as the subgraphs of the workflow show them."""
     if len(assignments) > ASSIGNMENTS_MAX:
         raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")
     entries = read_entries(prompt, object_info)
-    directory = Directory(entries)
+    directory = Directory(entries, exposed)
     changes: list[Change] = []
     errors: list[InvalidInput] = []
     for assignment in assignments:
         if len(errors) == PROBLEMS_MAX:
             break
         try:
-            place = find_place(directory, entries, assignment.target)
-            change = change_input(entries, place, assignment.value, check=check)
+            for place in find_places(directory, entries, assignment.target):
+                change = change_input(entries, place, assignment.value, check=check)
+                entries[place.node_id] = change.entry
+                changes.append(change)
         except InvalidInput as error:
             errors.append(error)
-        else:
-            entries[place.node_id] = change.entry
-            changes.append(change)
     if errors:
         raise all_in_one(errors)
     return edit_of(with_entries(prompt, entries, {change.entry.id for change in changes}), changes)

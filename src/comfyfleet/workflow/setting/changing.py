@@ -14,7 +14,7 @@ from comfyfleet.workflow.setting.reading import read_value, wrapped
 from comfyfleet.workflow.setting.wording import shown
 from comfyfleet.workflow.specs import input_spec
 from comfyfleet.workflow.values import option_index
-from comfyfleet.workflow.widgettypes import WIDGET_TYPES
+from comfyfleet.workflow.widgettypes import WIDGET_TYPES, drawn_type
 
 
 class Change(NamedTuple):
@@ -87,7 +87,7 @@ def _is_socket(entry: Entry, name: str, declared: Any) -> bool:
     if declared is None or (name in entry.inputs and entry.link(name) is None):
         return False
     spec = input_spec(name, declared)
-    return {spec.widget_type, *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"})
+    return {drawn_type(spec), *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"})
 
 
 def _inputs_with(entry: Entry, name: str, declared: Any, value: Any) -> dict[str, Any]:

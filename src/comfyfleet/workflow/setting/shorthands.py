@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.kernel.errors import InvalidInput, InvalidValue
 from comfyfleet.workflow.model import ObjectInfo
-from comfyfleet.workflow.setting.addressing import Place
+from comfyfleet.workflow.setting.addressing import ExposedInput, Place
 from comfyfleet.workflow.setting.assigning import Edit, all_in_one, edit_of
 from comfyfleet.workflow.setting.changing import Change, change_input, with_entries
 from comfyfleet.workflow.setting.entries import Entry, read_entries
@@ -30,15 +30,19 @@ def set_shorthands(
     values: Mapping[str, Any],
     *,
     check: bool = True,
+    exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """All that are found, or none if a value is wrong; what is not found is a warning."""
+    """All that are found, or none if a value is wrong; what is not found is a warning. Where the
+    graph doesn't tell, an input that a subgraph shows under the shorthand's name is meant."""
     entries = read_entries(prompt, object_info)
     outcomes: list[_Outcome] = []
     for name, value in values.items():
         # Sought before anything is set: the new width must not change whose height is meant.
         flow = Flow(dict(entries))
         for shorthand, part in _parts(_shorthand(name), value):
-            outcomes.append(_apply(entries, flow, shorthand, part, check=check))
+            outcomes.append(
+                _apply(entries, _places(flow, shorthand, exposed), shorthand, part, check=check)
+            )
             entries.update((change.entry.id, change.entry) for change in outcomes[-1].changes)
     errors = [error for outcome in outcomes for error in outcome.errors]
     if errors:
@@ -67,7 +71,8 @@ def _parts(shorthand: Shorthand, value: Any) -> Iterator[tuple[Shorthand, Any]]:
         yield shorthand, value
         return
     for side, length in zip(("width", "height"), _sides(value), strict=True):
-        yield _BY_NAME[side]._replace(name=shorthand.name, help=shorthand.help), length
+        own = _BY_NAME[side]._replace(name=shorthand.name, help=shorthand.help, aliases=(side,))
+        yield own, length
 
 
 def _sides(value: Any) -> tuple[Any, Any]:
@@ -79,10 +84,19 @@ def _sides(value: Any) -> tuple[Any, Any]:
     return int(match[1]), int(match[2])
 
 
+def _places(flow: Flow, shorthand: Shorthand, exposed: Sequence[ExposedInput]) -> Sequence[Place]:
+    names = (shorthand.name, *shorthand.aliases)
+    return shorthand.find(flow) or [each.place for each in exposed if each.is_called(*names)]
+
+
 def _apply(
-    entries: Mapping[str, Entry], flow: Flow, shorthand: Shorthand, value: Any, *, check: bool
+    entries: Mapping[str, Entry],
+    places: Sequence[Place],
+    shorthand: Shorthand,
+    value: Any,
+    *,
+    check: bool,
 ) -> _Outcome:
-    places = shorthand.find(flow)
     if not places:
         return _Outcome(warnings=[f"{shorthand.name}: not set, nothing found ({shorthand.help})"])
     differ = _differ(entries, places)

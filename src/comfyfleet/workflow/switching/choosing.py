@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.switching.families import tidy
-from comfyfleet.workflow.switching.model import Chain, Segment
+from comfyfleet.workflow.switching.model import Chain
 
 
 def choose(chains: Sequence[Chain], name: str | None) -> Chain:
@@ -24,9 +24,9 @@ def check_count(chain: Chain, count: int) -> None:
     there = len(chain.segments)
     if count < 1:
         raise InvalidInput("at least one segment must be kept")
-    if count > there:
-        off = f"; off are {_titles(chain.off)}: enable them first" if chain.off else ""
-        raise InvalidInput(f"{count} segments of {described(chain)} can't be kept{off}")
+    if count > there + len(chain.off):
+        off = f" and {len(chain.off)} that are off" if chain.off else ""
+        raise InvalidInput(f"{count} segments of {described(chain)}{off} can't be kept")
 
 
 def described(chain: Chain) -> str:
@@ -42,7 +42,3 @@ def _is_called(chain: Chain, name: str) -> bool:
 
 def _listed(chains: Sequence[Chain]) -> str:
     return ", ".join(described(chain) for chain in chains)
-
-
-def _titles(segments: Sequence[Segment]) -> str:
-    return ", ".join(f'"{segment.title}"' for segment in segments)

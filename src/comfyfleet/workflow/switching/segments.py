@@ -18,6 +18,7 @@ from comfyfleet.workflow.switching.documents import JsonObject, graph_paths
 from comfyfleet.workflow.switching.levels import End, Level, read_level
 from comfyfleet.workflow.switching.model import Chain, Switched
 from comfyfleet.workflow.switching.selectors import place_of
+from comfyfleet.workflow.switching.switch import enable_nodes
 
 NODES_LISTED_MAX = 12
 
@@ -30,18 +31,20 @@ def keep_segments(
     object_info: Mapping[str, Any] | None = None,
 ) -> Switched:
     """Switches off all segments but the first `count`; what came after the chain is fed by the last
-    one that is kept.
+    one that is kept. If fewer than `count` are on, the next ones that are off are switched on first.
 
     Nodes that lead to what comes after the chain are bypassed, dead branches muted. A link is moved
     only where a bypass would pass on nothing, or the wrong thing; nodes behind a moved link are
     muted. Those that are never executed (reroutes, Set and Get, notes) are left as they are. Without
     `object_info` the types of slots are those that were saved. Segments that are off already, and
-    dead shells, don't count. Raises InvalidInput where an input would be fed by nothing.
+    dead shells, count only where they are needed. Raises InvalidInput where an input would be fed by nothing.
     """
     workflow = parse(document)
     types = NodeTypes(object_info or {})
     chosen = choose(chains_of(document, workflow, types), chain)
     check_count(chosen, count)
+    if count > len(chosen.segments):
+        return _with_those_that_are_off(document, chosen, count, object_info)
     if count == len(chosen.segments):
         return Switched(document, (f"kept all of {described(chosen)}",))
     level = read_level(workflow, chosen.graph, types)
@@ -59,6 +62,22 @@ def keep_segments(
         carried_out.document,
         tuple(_done(chosen, count, carried_out, report)),
         tuple(_warnings(chosen, document, plan, report)),
+    )
+
+
+def _with_those_that_are_off(
+    document: JsonObject, chain: Chain, count: int, object_info: Mapping[str, Any] | None
+) -> Switched:
+    """All are switched on first, so that the chain is whole, then those behind the last go off."""
+    nodes = {node for segment in chain.off for node in segment.nodes}
+    enabled = enable_nodes(document, chain.graph, nodes, chain.name)
+    name = f"{chain.kind}:{chain.name}"
+    kept = keep_segments(enabled.document, count, chain=name, object_info=object_info)
+    first = sorted((*chain.segments, *chain.off), key=lambda segment: segment.number)[:count]
+    titles = ", ".join(f'"{segment.title}"' for segment in first if segment in chain.off)
+    return kept._replace(
+        done=(f"switched on {titles}", *kept.done),
+        warnings=(*enabled.warnings, *kept.warnings),
     )
 
 

@@ -3,12 +3,16 @@
 `12` is a node, `57:3` one inside instance 57, as a prompt shows them; ids as saved are understood,
 too. Anything else is a title, of nodes (all that have it, in every graph) or of groups. A node
 without a title of its own is called by its type, an instance by the name of its definition. Where
-a word could mean several of these, `id:`, `title:` or `group:` in front of it decide.
+a word could mean several of these, `id:`, `title:` or `group:` in front of it decide. `Extend 6-8`
+means the three parts of these numbers, `Extend *` all whose title fits the pattern; a title that is
+written just so goes first.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
 from comfyfleet.kernel.errors import InvalidInput
@@ -34,6 +38,9 @@ class Meaning(IntEnum):
     ID = 2
 
 
+# `Extend 6-8`; people and editors write the dash in several ways.
+RANGE = re.compile(r"(.*\D)(\d{1,6})\s*[-\u2013\u2014]\s*(\d{1,6})\s*")
+PARTS_MAX = 1_000  # that one range may name
 PREFIXES = {"id": Meaning.ID, "title": Meaning.TITLE, "group": Meaning.GROUP}
 
 
@@ -109,7 +116,26 @@ class Catalogue:
                 return Selection(Meaning.TITLE, tuple(nodes))
             if groups:
                 return self._in_groups(groups, selector)
-        raise self._unknown(selector, None)
+        several = self._several(selector)
+        if several is None:
+            raise self._unknown(selector, None)
+        return several
+
+    def _several(self, selector: str) -> Selection | None:
+        """Parts that are named by a range of numbers or by a pattern, together."""
+        numbered = RANGE.fullmatch(selector)
+        if numbered is not None:
+            names = _numbered(numbered[1], int(numbered[2]), int(numbered[3]), selector)
+        elif "*" in selector or "?" in selector:
+            pattern, known = _folded(selector), dict.fromkeys((*self._titles, *self._groups))
+            names = [name for name in known if fnmatchcase(_folded(name), pattern)]
+        else:
+            return None
+        found = [self.select(name) for name in names]
+        if not found:
+            return None
+        spots = dict.fromkeys(spot for selection in found for spot in selection.spots)
+        return Selection(min(selection.meaning for selection in found), tuple(spots))
 
     def _by_id(self, name: str) -> Selection | None:
         graph: Graph | None = self.workflow.root
@@ -142,6 +168,14 @@ class Catalogue:
             definition = self.workflow.definitions.get(self.workflow.root.nodes[index].type)
             for inner in self._ids[definition.id] if definition else ():
                 yield f"{shown}:{inner}"
+
+
+def _numbered(stem: str, first: int, last: int, selector: str) -> list[str]:
+    if not first <= last < first + PARTS_MAX:
+        raise InvalidInput(
+            f"{selector}: a range goes from a lower to a higher number, over at most {PARTS_MAX}"
+        )
+    return [f"{stem}{number}" for number in range(first, last + 1)]
 
 
 def name_of(node: Node, workflow: Workflow) -> str:

@@ -1,6 +1,6 @@
 """Bypasses, mutes and enables nodes by id, title or group."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,13 @@ from comfyfleet.workflow.switching.documents import (
     with_nodes,
 )
 from comfyfleet.workflow.switching.model import Switched
-from comfyfleet.workflow.switching.selectors import Catalogue, Selection, Spot, place_of
+from comfyfleet.workflow.switching.selectors import (
+    Catalogue,
+    Meaning,
+    Selection,
+    Spot,
+    place_of,
+)
 from comfyfleet.workflow.switching.shells import dead_definitions
 
 NODES_LISTED_MAX = 12  # in one message
@@ -56,6 +62,17 @@ def switch(
     for wish in sorted(wishes, key=lambda wish: wish.selection.meaning):
         result = _fulfil(result, wish, workflow)
     return result
+
+
+def enable_nodes(
+    document: dict[str, Any], graph: str, nodes: Collection[str], reason: str
+) -> Switched:
+    """Enables nodes of one graph, by their ids as saved; dead shells among them with all inside."""
+    workflow = parse(document)
+    within = workflow.definitions[graph] if graph else workflow.root
+    spots = [Spot(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
+    wish = _Wish(reason, Selection(Meaning.ID, tuple(spots)), Mode.ALWAYS)
+    return _fulfil(_revived(document, [wish], workflow), wish, workflow)
 
 
 def _wishes(catalogue: Catalogue, selectors: Mapping[Mode, Iterable[str]]) -> list[_Wish]:
