@@ -8,6 +8,9 @@ from comfyfleet.db.central import control_state
 from comfyfleet.db.dialect import insert_if_new, upsert
 from comfyfleet.db.engine import Tx
 
+# While it is true, no lease is given; the claiming statement reads it, too.
+MAINTENANCE = "maintenance"
+
 
 async def read_state(tx: Tx, name: str) -> Any:
     """None if it was never written."""

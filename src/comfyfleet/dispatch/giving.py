@@ -20,9 +20,13 @@ PASSED_REMEMBERED_MAX = 10_000
 
 @dataclass(slots=True)
 class Given:
-    """Leases by the index of the waiter who got them, and whether there might be more to give."""
+    """Leases by the index of the waiter who got them, and whether there might be more to give.
+
+    Whoever is `refused` was given orders that its caller has not seen: it must look anew.
+    """
 
     leases: dict[int, Lease] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     has_more: bool = False
 
 
@@ -49,21 +53,24 @@ class Giving:
             left = [
                 place
                 for place, waiter in enumerate(waiters)
-                if waiter.lanes and place not in given.leases
+                if waiter.lanes and place not in given.leases and place not in given.refused
             ]
             if not left:
                 break
             step = _Pass(self, [waiters[place] for place in left], in_other_hands, deeper)
-            leases = await self._hot.lease(step.probe(), step.choose, seconds=self._lease_seconds)
+            leases, refused = await self._hot.lease(
+                step.probe(), step.choose, seconds=self._lease_seconds
+            )
             for lease in leases:
                 given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
                 self._passed_since.pop(lease.dispatch_id, None)
+            given.refused |= {left[step.chosen.pop(each)] for each in refused}
             self._turns.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
             in_other_hands |= step.chosen.keys()
-            is_short = len(leases) < len(left)
-            given.has_more = is_short and bool(step.chosen or (step.cut and leases))
-            if not is_short or not (step.chosen or step.cut):
+            is_short = len(leases) + len(refused) < len(left)
+            given.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
+            if not is_short or not (step.chosen or refused or step.cut):
                 break
             deeper *= 2
         return given
@@ -125,4 +132,6 @@ class _Pass:
     def _claim(self, choice: Choice) -> Claim:
         waiter = self._waiters[choice.waiter]
         token = self._giving._new_token()
-        return Claim(choice.candidate, token, waiter.worker_id, waiter.is_prefetch)
+        return Claim(
+            choice.candidate, token, waiter.worker_id, waiter.is_prefetch, waiter.key_hash
+        )

@@ -110,6 +110,9 @@ class Waiter:
     is_prefetch: bool = False  # it is busy, and would hold the job until its turn
     # worker ids that live and may run some lane of this worker: without any, nobody is avoided
     is_alone: bool = False
+    # Of the key that it asks with. The claim holds it, and the worker's approval, draining and
+    # assignments, against the database. None: no worker of a fleet asks, but we ourselves.
+    key_hash: str | None = None
 
 
 class Candidate(NamedTuple):

@@ -204,10 +204,13 @@ class Queue:
                 if self._untold:
                     self._untold[lease.lane] -= 1
                 self._answer(each, lease)
+            elif place in given.refused:
+                self._answer(each, None)
             else:
                 self._park(each)
-        if given.has_more:
-            # They lost a race, or could not look far enough: not something to wait 5 s for.
+        if given.has_more or given.refused:
+            # They lost a race, or could not look far enough; what was refused to one is for the
+            # next in line: not something to wait 5 s for.
             left = [each for place, each in enumerate(asked) if place not in given.leases]
             self._again_soon({lane for each in left for lane in each.waiter.lanes})
 

@@ -71,6 +71,7 @@ class Worker:
     created_at: datetime
     # The workflows that it serves of those of its fleet; None: all of them.
     workflow_ids: frozenset[int] | None = None
+    key_hash: str = field(default="", repr=False, compare=False)
 
     @property
     def subject(self) -> str:

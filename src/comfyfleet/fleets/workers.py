@@ -58,8 +58,22 @@ async def authenticate(tx: Tx, key: str) -> Worker:
     if worker is None:
         raise Unauthenticated("that is no worker's key")
     if not worker.is_approved:
-        raise Unauthenticated(f"the key of the worker {worker.worker_id} was revoked")
+        raise _revoked(worker)
     return worker
+
+
+async def still_known(tx: Tx, worker: Worker) -> Worker:
+    """As it now is. Raises Unauthenticated if its key was revoked or replaced meanwhile."""
+    found = await store.by_key_hash(tx, worker.key_hash)
+    if found is None:
+        raise Unauthenticated(f"the key of the worker {worker.worker_id} was replaced or removed")
+    if not found.is_approved:
+        raise _revoked(found)
+    return found
+
+
+def _revoked(worker: Worker) -> Unauthenticated:
+    return Unauthenticated(f"the key of the worker {worker.worker_id} was revoked")
 
 
 async def find_worker(tx: Tx, worker_id: str) -> Worker | None:

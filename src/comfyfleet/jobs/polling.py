@@ -102,8 +102,9 @@ async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime)
 
 
 async def _again(sides: Sides, worker: Worker) -> Worker:
+    """Raises Unauthenticated if the key that it began to wait with is no longer good."""
     async with sides.central.look() as tx:
-        return await fleets.get_worker(tx, worker.worker_id)
+        return await fleets.still_known(tx, worker)
 
 
 def _sighting(asked: Poll) -> Sighting:
@@ -160,6 +161,7 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         free_gpu_memory_bytes=max(0, free),
         is_prefetch=load >= asked.max_concurrency,
         is_alone=standing.is_alone,
+        key_hash=standing.worker.key_hash,
     )
 
 

@@ -3,9 +3,9 @@
 from datetime import datetime
 
 from comfyfleet.db import Tx
-from comfyfleet.db.state import read_state, write_state
+from comfyfleet.db.state import MAINTENANCE, read_state, write_state
 
-MAINTENANCE, LAST_EXPIRY = "maintenance", "last_expiry"
+LAST_EXPIRY = "last_expiry"
 
 
 async def in_maintenance(tx: Tx) -> bool:

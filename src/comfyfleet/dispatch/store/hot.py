@@ -23,6 +23,14 @@ class Claim(NamedTuple):
     token: UUID
     worker_id: str
     is_prefetched: bool
+    key_hash: str | None = None  # None: no orders to a worker stand against it
+
+
+class Claimed(NamedTuple):
+    """What came of the claims. `refused`: by orders to the worker that asked, not by a race."""
+
+    leases: list[Lease]
+    refused: frozenset[int] = frozenset()  # dispatch ids
 
 
 class Completion(NamedTuple):
@@ -48,7 +56,7 @@ class HotStore(Protocol):
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
         """Those that are new, committed."""
 
-    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]: ...
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> Claimed: ...
 
     async def complete(self, said: Sequence[Completion]) -> list[Held]:
         """Those that were held with that token, and are completed now; each once."""

@@ -9,9 +9,18 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import PostgresDirect
+from comfyfleet.db.state import MAINTENANCE
 from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lease, NewDispatch
 from comfyfleet.dispatch.store import adding
-from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
+from comfyfleet.dispatch.store.hot import (
+    Chooser,
+    Claim,
+    Claimed,
+    Completion,
+    Extension,
+    Held,
+    Probe,
+)
 from comfyfleet.dispatch.store.moves import lock_keys
 from comfyfleet.dispatch.store.rows import as_dispatch
 
@@ -48,14 +57,28 @@ SELECT bound.* FROM affinity, lane, LATERAL (
 _QUEUED = "status || '' = 'queued'"
 _LEASED = "status || '' = 'leased'"
 
+# Orders hold at once, whichever control plane was told and however long the worker has waited here:
+# its key, approval, draining and assignments are looked at by the statement that gives the job.
+_ENTITLED = f"""
+    EXISTS (SELECT 1 FROM workflows WHERE id = workflow AND is_active AND NOT is_paused)
+    AND NOT EXISTS (
+        SELECT 1 FROM control_state WHERE name = '{MAINTENANCE}' AND value = 'true'::jsonb)
+    AND (key IS NULL OR EXISTS (
+        SELECT 1 FROM comfyui_workers JOIN comfyui_workflow_fleets USING (fleet_id)
+        WHERE key_hash = key AND worker_id = worker AND is_approved AND NOT is_draining
+            AND workflow_id = workflow))"""
+
 # Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate has told
 # is not asked for again.
 CLAIM = f"""
-WITH mine AS MATERIALIZED (
+WITH wanted AS MATERIALIZED (
+    SELECT *, {_ENTITLED} AS is_entitled
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $6::text[], $7::bigint[])
+        AS each(dispatch_id, token, worker, key, workflow)
+), mine AS MATERIALIZED (
     SELECT id, token, worker
-    FROM unnest($1::bigint[], $2::uuid[], $3::text[]) AS wanted(dispatch_id, token, worker)
-    JOIN ai_job_dispatches ON id = dispatch_id
-    WHERE {_QUEUED} AND attempts < max_attempts
+    FROM wanted JOIN ai_job_dispatches ON id = dispatch_id
+    WHERE is_entitled AND {_QUEUED} AND attempts < max_attempts
     FOR UPDATE OF ai_job_dispatches SKIP LOCKED
 ), leased AS (
     UPDATE ai_job_dispatches SET
@@ -74,6 +97,8 @@ WITH mine AS MATERIALIZED (
     FROM leased
 )
 SELECT id, tenant_id, tenant_job_id, lease_number, attempts, lease_expires_at FROM leased
+UNION ALL
+SELECT dispatch_id, NULL, NULL, NULL, NULL, NULL FROM wanted WHERE NOT is_entitled
 """
 
 COMPLETE = f"""
@@ -129,25 +154,33 @@ class PostgresHot:
         rows = await self._direct.fetch(adding.ENQUEUE, *adding.columns(new), now, locks=locks)
         return [as_dispatch(tuple(row)) for row in rows]
 
-    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> Claimed:
         columns = zip(*probe.lanes, strict=True)
         found = await self._direct.fetch(PEEK, *map(list, columns), probe.affinities, probe.limit)
         if not found:
-            return []
+            return Claimed([])
         lanes = probe.lanes
         wanted = choose([Candidate(row[0], lanes[row[1] - 1], *row[2:]) for row in found])
-        return await self._claim(wanted, seconds=seconds) if wanted else []
+        return await self._claim(wanted, seconds=seconds) if wanted else Claimed([])
 
-    async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> list[Lease]:
+    async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> Claimed:
         claims = {claim.candidate.id: claim for claim in wanted}
         ids = sorted(claims)
-        tokens, workers = (
-            [claims[each].token for each in ids],
-            [claims[each].worker_id for each in ids],
+        in_order = [claims[each] for each in ids]
+        rows = await self._direct.fetch(
+            CLAIM,
+            ids,
+            [claim.token for claim in in_order],
+            [claim.worker_id for claim in in_order],
+            [each for each in ids if claims[each].is_prefetched],
+            seconds,
+            [claim.key_hash for claim in in_order],
+            [claim.candidate.lane.workflow_id for claim in in_order],
         )
-        prefetched = [each for each in ids if claims[each].is_prefetched]
-        rows = await self._direct.fetch(CLAIM, ids, tokens, workers, prefetched, seconds)
-        return [_as_lease(claims[row[0]], *row) for row in rows]
+        return Claimed(
+            [_as_lease(claims[row[0]], *row) for row in rows if row[1] is not None],
+            frozenset(row[0] for row in rows if row[1] is None),
+        )
 
     async def complete(self, said: Sequence[Completion]) -> list[Held]:
         rows = await self._direct.fetch(COMPLETE, *_columns(said))

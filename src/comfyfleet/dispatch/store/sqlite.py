@@ -14,10 +14,19 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.db.central import BOUND, FREE
 from comfyfleet.db.direct import SqliteDirect
+from comfyfleet.db.state import MAINTENANCE
 from comfyfleet.db.types import micros, moment
 from comfyfleet.dispatch.model import Candidate, Dispatch, Extended, Lane, Lease, NewDispatch
 from comfyfleet.dispatch.store import adding
-from comfyfleet.dispatch.store.hot import Chooser, Claim, Completion, Extension, Held, Probe
+from comfyfleet.dispatch.store.hot import (
+    Chooser,
+    Claim,
+    Claimed,
+    Completion,
+    Extension,
+    Held,
+    Probe,
+)
 from comfyfleet.kernel.clock import Clock
 
 SECOND = 1_000_000
@@ -31,13 +40,23 @@ PEEK = f"SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE} ORDER
 PEEK_BOUND = f"""SELECT {_SEEN} FROM ai_job_dispatches
     WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} ORDER BY backend_affinity, {_ORDER}"""
 IS_BOUND = f"SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = ? LIMIT 1"
-CLAIM = """
+# Orders hold at once, whichever control plane was told and however long the worker has waited here.
+_IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_active AND NOT is_paused)
+    AND NOT EXISTS (
+        SELECT 1 FROM control_state WHERE name = '{MAINTENANCE}' AND value = 'true')"""
+_IS_ENTITLED = """(:key IS NULL OR EXISTS (
+        SELECT 1 FROM comfyui_workers AS w JOIN comfyui_workflow_fleets AS a USING (fleet_id)
+        WHERE w.key_hash = :key AND w.worker_id = :worker AND w.is_approved AND NOT w.is_draining
+            AND a.workflow_id = :workflow))"""
+IS_REFUSED = f"SELECT NOT ({_IS_OPEN} AND {_IS_ENTITLED})"
+CLAIM = f"""
 UPDATE ai_job_dispatches SET
-    status = 'leased', lease_token = ?, worker_id = ?, is_prefetched = ?,
+    status = 'leased', lease_token = :token, worker_id = :worker, is_prefetched = :is_prefetched,
     attempts = attempts + 1, lease_number = lease_number + 1,
-    lease_expires_at = ?, leased_at = ?, started_at = NULL, heard_at = NULL,
+    lease_expires_at = :ends, leased_at = :now, started_at = NULL, heard_at = NULL,
     recall_requested = false
-WHERE id = ? AND status = 'queued' AND attempts < max_attempts
+WHERE id = :id AND status = 'queued' AND attempts < max_attempts
+    AND {_IS_OPEN} AND {_IS_ENTITLED}
 RETURNING tenant_id, tenant_job_id, lease_number, attempts
 """
 COMPLETE = """
@@ -80,16 +99,19 @@ class SqliteHot:
         async with self._database.begin() as tx:
             return await adding.enqueue(tx, new, now=now)
 
-    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> list[Lease]:
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> Claimed:
         now = micros(self._clock())
 
-        def act(connection: Connection) -> list[Lease]:
-            wanted = choose(_peek(connection, probe))
-            return [
-                lease
-                for claim in wanted
-                if (lease := _claimed(connection, claim, now, now + seconds * SECOND)) is not None
-            ]
+        def act(connection: Connection) -> Claimed:
+            leases, refused = [], set()
+            for claim in choose(_peek(connection, probe)):
+                values = _values(claim, now, now + seconds * SECOND)
+                lease = _claimed(connection, claim, values)
+                if lease is not None:
+                    leases.append(lease)
+                elif connection.execute(IS_REFUSED, values).fetchone()[0]:
+                    refused.add(claim.candidate.id)
+            return Claimed(leases, frozenset(refused))
 
         return await self._direct.run(act)
 
@@ -166,25 +188,37 @@ def _as_candidate(lane: Lane, row: Any) -> Candidate:
     )
 
 
-def _claimed(connection: Connection, claim: Claim, now: int, ends: int) -> Lease | None:
-    seen, token, worker_id, is_prefetched = claim
-    values = (token.hex, worker_id, is_prefetched, ends, now, seen.id)
+def _values(claim: Claim, now: int, ends: int) -> dict[str, Any]:
+    return {
+        "id": claim.candidate.id,
+        "token": claim.token.hex,
+        "worker": claim.worker_id,
+        "is_prefetched": claim.is_prefetched,
+        "key": claim.key_hash,
+        "workflow": claim.candidate.lane.workflow_id,
+        "now": now,
+        "ends": ends,
+    }
+
+
+def _claimed(connection: Connection, claim: Claim, values: dict[str, Any]) -> Lease | None:
     row = connection.execute(CLAIM, values).fetchone()
     if row is None:
         return None
+    seen, worker_id = claim.candidate, claim.worker_id
     tenant_id, job_id, number, attempt = row
-    _note(connection, now, "lease", seen.id, tenant_id, worker_id, (attempt, number))
+    _note(connection, values["now"], "lease", seen.id, tenant_id, worker_id, (attempt, number))
     return Lease(
         dispatch_id=seen.id,
         tenant_id=UUID(tenant_id),
         job_id=UUID(job_id),
         lane=seen.lane,
         worker_id=worker_id,
-        token=token,
+        token=claim.token,
         number=number,
         attempt=attempt,
-        expires_at=moment(ends),
-        is_prefetched=is_prefetched,
+        expires_at=moment(values["ends"]),
+        is_prefetched=claim.is_prefetched,
         model_key=seen.model_key,
         model_set=seen.model_set,
     )

@@ -13,8 +13,8 @@ from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.fleets.model import Worker
 from comfyfleet.wire.messages import BackendFacts
 
-# All but its key and the facts of its backend, which are large and seldom asked for.
-_COLUMNS = tuple(each for each in workers.c if each.name not in ("key_hash", "facts"))
+# All but the facts of its backend, which are large and seldom asked for.
+_COLUMNS = tuple(each for each in workers.c if each.name != "facts")
 
 
 # Built once: that takes longer than SQLite takes to answer.
