@@ -22,6 +22,7 @@ from tests.dbkit.dispatches import (
 from comfyfleet.db import Database
 from comfyfleet.dispatch.model import Lease, Status, Waiter
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.dispatch.store.hot import Claimed
 from comfyfleet.dispatch.waiting import Asked
 from comfyfleet.kernel.errors import Unavailable
 
@@ -163,7 +164,7 @@ def counted(queue: Queue) -> Callable[[], int]:
     looks = 0
     lease = queue._hot.lease
 
-    async def counting(*args: Any, **more: Any) -> list[Lease]:
+    async def counting(*args: Any, **more: Any) -> Claimed:
         nonlocal looks
         looks += 1
         return await lease(*args, **more)
@@ -218,7 +219,7 @@ async def test_a_waiter_that_vanished_while_it_was_served_gives_the_lease_back(
         asked = asyncio.create_task(queue.lease(waiter("gone"), wait_seconds=5))
         claim = queue._hot.lease
 
-        async def claim_and_vanish(*args: Any, **more: Any) -> list[Lease]:
+        async def claim_and_vanish(*args: Any, **more: Any) -> Claimed:
             leases = await claim(*args, **more)
             asked.cancel()
             return leases
@@ -292,7 +293,7 @@ async def test_prefetching_waits_until_nobody_else_does(central: Database) -> No
 async def test_a_database_that_is_away_is_told_to_those_who_ask(central: Database) -> None:
     async with opened(central) as queue:
 
-        async def away(*args: Any, **more: Any) -> list[Lease]:
+        async def away(*args: Any, **more: Any) -> Claimed:
             raise Unavailable("away")
 
         lease, queue._hot.lease = queue._hot.lease, away  # type: ignore[method-assign]
