@@ -172,6 +172,7 @@ def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
             },
             properties=[*PROPERTIES, {"name": "after", "type": "integer", "binding": "4.value"}],
             output_node_id="3",
+            price_tokens=0,
         )
         body = {"workflow_slugs": ["wait"]}
         admin.put(f"/api/admin/fleets/{FLEET}/production/workflows", json=body).raise_for_status()

@@ -72,7 +72,9 @@ class Yard:
         await self.assign("invert")
 
     async def register_workflow(self, slug: str, **changes: Any) -> httpx.Response:
-        body = {"slug": slug, "document": PROMPT, "properties": PROPERTIES, **changes}
+        """Offered in graphs and pipelines for nothing, unless another price is said."""
+        usual = {"document": PROMPT, "properties": PROPERTIES, "price_tokens": 0}
+        body = {"slug": slug, **usual, **changes}
         return await self.admin.post("/api/admin/workflows", json=body)
 
     async def assign(self, *slugs: str) -> httpx.Response:

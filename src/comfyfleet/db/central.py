@@ -60,6 +60,8 @@ workflows = Table(
     Column("is_paused", Boolean, nullable=False, server_default=text("false")),
     Column("is_open", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Moment, nullable=False),
+    # In graphs and pipelines, at its price; an effect of it is offered by itself.
+    Column("is_offered", Boolean, nullable=False, server_default=text("false")),
 )
 
 workflow_versions = Table(
@@ -278,6 +280,7 @@ effects = Table(
     Column("last_processing_time_seconds", Float),
     Column("typical_seconds", Float),  # smoothed: one slow job doesn't frighten everybody
     Column("created_at", Moment, nullable=False),
+    Column("locked", Json, nullable=False, server_default="[]"),  # properties not for customers
     CheckConstraint("price_tokens >= 0", name="price_tokens"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
     Index(None, "workflow_id"),

@@ -71,7 +71,7 @@ class Workflow:
     slug: str
     version: int  # the one that new jobs get; 0 for an open workflow, which has none
     required_capabilities: frozenset[str]
-    price_tokens: int
+    price_tokens: int | None  # in graphs and pipelines; None: it is not offered there
     run_limit_seconds: int
     is_active: bool
     is_paused: bool
@@ -81,6 +81,11 @@ class Workflow:
     @property
     def subject(self) -> str:
         return f"workflow:{self.slug}"
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether customers may name it in graphs and pipelines."""
+        return self.is_active and not self.is_open and self.price_tokens is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ class Terms:
 
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
-    price_tokens: int | None = None
+    price_tokens: int | None = None  # offers it to customers; 0: free on purpose
+    is_withdrawn: bool | None = None  # True: it is offered no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,8 @@ def check_slug(slug: str) -> None:
 def check_terms(terms: Terms) -> None:
     if not all(each and is_storable(each) for each in terms.required_capabilities or ()):
         raise InvalidInput("a capability must be a text", field="required_capabilities")
+    if terms.is_withdrawn and terms.price_tokens is not None:
+        raise InvalidInput("a workflow that is withdrawn has no price", field="price_tokens")
     limits = (
         ("run_limit_seconds", terms.run_limit_seconds, 1, RUN_LIMIT_SECONDS_MAX),
         ("price_tokens", terms.price_tokens, 0, PRICE_TOKENS_MAX),

@@ -30,6 +30,7 @@ __all__ = [
     "get",
     "get_version",
     "missing_on",
+    "offered_slugs",
     "open_workflow_of",
     "pause",
     "register",
@@ -90,6 +91,11 @@ async def by_slug(tx: Tx, slug: str) -> Workflow:
 
 async def all_of(tx: Tx, *, with_open: bool = False) -> list[Workflow]:
     return await store.all_of(tx, with_open=with_open)
+
+
+async def offered_slugs(tx: Tx) -> list[str]:
+    """Of workflows that customers may name in graphs and pipelines."""
+    return [each.slug for each in await store.all_of(tx, with_open=False) if each.is_offered]
 
 
 async def get_version(tx: Tx, workflow: Workflow, version: int | None = None) -> Version:
@@ -155,6 +161,7 @@ def _new_row(slug: str, now: datetime) -> dict[str, Any]:
         "required_capabilities": [],
         "run_limit_seconds": RUN_LIMIT_SECONDS,
         "price_tokens": 0,
+        "is_offered": False,
         "is_active": True,
         "is_paused": False,
         "is_open": False,
@@ -166,10 +173,13 @@ def _said(terms: Terms) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         name: value for name, value in asdict(terms).items() if value is not None
     }
-    capabilities = said.get("required_capabilities")
-    if capabilities is None:
-        return dict(said)
-    return {**said, "required_capabilities": sorted(capabilities)}
+    values = dict(said)
+    is_withdrawn = values.pop("is_withdrawn", False)
+    if is_withdrawn or "price_tokens" in values:
+        values["is_offered"] = not is_withdrawn
+    if "required_capabilities" in values:
+        values["required_capabilities"] = sorted(values["required_capabilities"])
+    return values
 
 
 async def _changed(tx: Tx, workflow: Workflow, values: Mapping[str, Any]) -> Workflow:

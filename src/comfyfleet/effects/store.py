@@ -103,9 +103,10 @@ def _workflow(row: Row[Any]) -> Workflow:
 
 
 def workflow_of(values: Mapping[Any, Any]) -> Workflow:
-    return Workflow(
-        **{**values, "required_capabilities": frozenset(values["required_capabilities"])}
-    )
+    row = dict(values)
+    if not row.pop("is_offered"):
+        row["price_tokens"] = None
+    return Workflow(**{**row, "required_capabilities": frozenset(row["required_capabilities"])})
 
 
 def _version(row: Row[Any]) -> Version:

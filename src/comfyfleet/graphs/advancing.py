@@ -242,21 +242,23 @@ def _refusal(action: StartJob, message: str, cause: Cause) -> JobFailed:
 
 
 def order_of(action: StartJob, world: Surroundings, user_id: UUID) -> Order:
+    usual = {"stage": STAGE, "provider": PROVIDER}
+    terms = {**usual, **(action.effect.of_order if action.effect else {})}
+    stage = stage_of(action.backend_affinity, world, terms["stage"])
     return Order(
         slug=action.workflow,
         version=action.version,
         values=action.values,
-        stage=stage_of(action.backend_affinity, world),
-        provider=PROVIDER,
+        **{**terms, "stage": stage},
         priority=action.priority,
         backend_affinity=action.backend_affinity,
         user_id=user_id,
     )
 
 
-def stage_of(affinity: str | None, world: Surroundings) -> str:
+def stage_of(affinity: str | None, world: Surroundings, usual: str) -> str:
     """A job that is bound to a backend must stand in its stage's lane, or nobody would take it."""
     for backend in world.backends:
         if affinity and backend.is_meant_by(affinity):
             return backend.fleet.partition("/")[2] or STAGE
-    return STAGE
+    return usual

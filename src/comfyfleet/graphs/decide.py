@@ -240,6 +240,7 @@ def _submit(draft: Draft, key: Key, node: WorkflowNode, affinity: str | None) ->
         priority=max(draft.world.priority_min, min(draft.world.priority_max, node.priority)),
         timeout_seconds=node.timeout_seconds,
         price_tokens=facts.price_tokens,
+        effect=facts.effect,
     )
     draft.actions.append(action)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from comfyfleet.graphs.catalogue import BackendState
+from comfyfleet.graphs.catalogue import BackendState, EffectTerms
 from comfyfleet.graphs.runs import Choice, Key, Question, RunError
 
 IN_QUEUE_MAX = 5
@@ -106,6 +106,7 @@ class StartJob:
     priority: int = 0
     timeout_seconds: int | None = None
     price_tokens: int = 0
+    effect: EffectTerms | None = None
 
     @property
     def values(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def _shape(node: Node) -> str:
             return f'(["{_said(node.id, node.value_type)}"])'
         case WorkflowNode():
             version = f" v{node.version}" if node.version else ""
-            return f'["{_said(node.id, node.workflow + version)}"]'
+            return f'["{_said(node.id, node.name + version)}"]'
         case ConditionNode():
             return f'{{"{_said(node.id, node.text)}"}}'
         case FanOutNode():

@@ -42,11 +42,12 @@ class InputNode:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowNode:
-    """One job of a registered workflow, or one for each item of the fan-out around it."""
+    """One job of an effect or a workflow, or one for each item of the fan-out around it."""
 
     id: str
-    workflow: str
-    version: int | None = None  # None: the latest
+    workflow: str = ""  # empty if it names an effect
+    effect: str | None = None
+    version: int | None = None  # of the workflow; None: the latest
     properties: Mapping[str, Any] = field(default_factory=dict)  # literals; the rest is connected
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
     fallback_strategy: Fallback = Fallback.NONE
@@ -54,6 +55,16 @@ class WorkflowNode:
     retries: int = 0
     priority: int = 0
     continue_on_error: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of what its jobs are."""
+        return self.effect or self.workflow
+
+    @property
+    def work_field(self) -> str:
+        """The field of the document that names it."""
+        return "effect" if self.effect else "workflow"
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,10 +141,12 @@ class _Parser:
 
     def workflow(self, node_id: str, fields: Fields) -> Node:
         limits = self.limits
+        workflow, effect = named_work(fields)
         return WorkflowNode(
             node_id,
-            workflow=fields.text("workflow", required=True),
-            version=self.version(fields),
+            workflow=workflow,
+            effect=effect,
+            version=read_version(fields),
             properties=self.properties(node_id, fields),
             backend_affinity=self.affinity(fields),
             fallback_strategy=fields.choice("fallback_strategy", Fallback.NONE),
@@ -157,11 +159,6 @@ class _Parser:
             ),
             continue_on_error=fields.truth("continue_on_error", False),
         )
-
-    def version(self, fields: Fields) -> int | None:
-        if fields.take("version", LATEST) == LATEST:
-            return None
-        return fields.whole("version", 1, least=1, most=2**31 - 1)
 
     def affinity(self, fields: Fields) -> str | None:
         affinity = fields.text("backend_affinity")
@@ -226,6 +223,24 @@ _READERS: Mapping[str, Callable[[_Parser, str, Fields], Node]] = {
     "merge": _Parser.merge,
     "output": _Parser.output,
 }
+
+
+def named_work(fields: Fields) -> tuple[str, str | None]:
+    """The workflow or the effect whose jobs do it: one of the two."""
+    workflow, effect = fields.text("workflow"), fields.text("effect")
+    if workflow and effect:
+        fields.report("invalid_field", "name an effect or a workflow, not both", "effect")
+    elif not workflow and not effect and not {"workflow", "effect"} & set(fields.values):
+        fields.report("missing_field", "effect or workflow is missing", "workflow")
+    return workflow, effect or None
+
+
+def read_version(fields: Fields) -> int | None:
+    if fields.take("version", LATEST) == LATEST:
+        return None
+    if fields.values.get("effect") is not None:
+        fields.report("invalid_field", "an effect has no versions to choose from", "version")
+    return fields.whole("version", 1, least=1, most=2**31 - 1)
 
 
 def read_source(text: Any) -> Source | None:

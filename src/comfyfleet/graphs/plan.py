@@ -49,7 +49,7 @@ def plan_of(graph: Graph, catalogue: Catalogue) -> Plan:
     shape = shape_of(graph)
     workflows = resolved(graph, catalogue)
     lacking = [
-        Problem("unknown_workflow", f"there is no workflow {node.workflow!r}", node.id, "workflow")
+        Problem("unknown_workflow", catalogue.why_unknown(node), node.id, node.work_field)
         for node in graph.nodes.values()
         if isinstance(node, WorkflowNode) and node.id not in workflows
     ]
@@ -62,7 +62,7 @@ def resolved(graph: Graph, catalogue: Catalogue) -> dict[str, WorkflowFacts]:
     """The workflow of each workflow node, as far as there is one."""
     found: dict[str, WorkflowFacts] = {}
     for node in graph.nodes.values():
-        facts = isinstance(node, WorkflowNode) and catalogue.find(node.workflow, node.version)
+        facts = isinstance(node, WorkflowNode) and catalogue.facts_for(node)
         if facts:
             found[node.id] = facts
     return found

@@ -9,6 +9,7 @@ from comfyfleet.graphs.model import (
     FanOutNode,
     Graph,
     MergeNode,
+    Node,
     Problem,
     WorkflowNode,
     port_number,
@@ -92,7 +93,7 @@ def _target_problems(
     node = graph.nodes[each.target.node]
     wanted = _wanted(graph, workflows, each)
     if wanted is None:
-        known = inputs_of(node)
+        known = _ports_of(node, workflows)
         word = "property" if isinstance(node, WorkflowNode) else "input"
         offered = f"; it has {', '.join(known) or 'none'}" if known is not None else ""
         message = f"{each.target.node} has no {word} {each.target.port!r}{offered}"
@@ -109,6 +110,13 @@ def _target_problems(
     elif not fits(given, wanted):
         message = f"takes {wanted}; {each.source} is {given}{_hint(given, wanted)}"
         yield Problem("type_mismatch", message, *each.target)
+
+
+def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[str] | None:
+    """None for a node that has as many as are connected."""
+    if isinstance(node, WorkflowNode):
+        return [each.name for each in workflows[node.id].properties]
+    return inputs_of(node)
 
 
 def _wanted(

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from comfyfleet.effects.model import Property
-from comfyfleet.graphs.catalogue import WorkflowFacts, catalogue_of
+from comfyfleet.graphs.catalogue import EffectTerms, WorkflowFacts, catalogue_of
 from comfyfleet.graphs.model import Graph
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.plan import Plan, plan_of, refuse
@@ -14,7 +15,7 @@ from comfyfleet.graphs.writing import document_of
 
 def saved_plan(plan: Plan) -> dict[str, Any]:
     """As JSON takes it."""
-    facts = {(each.slug, each.version): each for each in plan.workflows.values()}
+    facts = {(each.name, each.slug, each.version): each for each in plan.workflows.values()}
     return {
         "graph": document_of(plan.graph),
         "workflows": [_saved(each) for each in facts.values()],
@@ -39,7 +40,12 @@ def _saved(facts: WorkflowFacts) -> dict[str, Any]:
         "typical_seconds": facts.typical_seconds,
         "required_capabilities": sorted(facts.required_capabilities),
         "is_current": facts.is_current,
+        "effect": _saved_effect(facts.effect) if facts.effect else None,
     }
+
+
+def _saved_effect(effect: EffectTerms) -> dict[str, Any]:
+    return {**asdict(effect), "id": str(effect.id)}
 
 
 def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
@@ -51,7 +57,15 @@ def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
         typical_seconds=saved["typical_seconds"],
         required_capabilities=frozenset(saved["required_capabilities"]),
         is_current=saved["is_current"],
+        effect=_restored_effect(saved.get("effect")),
     )
+
+
+def _restored_effect(saved: Mapping[str, Any] | None) -> EffectTerms | None:
+    if saved is None:
+        return None
+    tuples = {name: tuple(saved[name]) for name in ("locked", "media_types")}
+    return EffectTerms(**{**saved, **tuples, "id": UUID(saved["id"])})
 
 
 def _property(saved: Mapping[str, Any]) -> Property:

@@ -71,18 +71,11 @@ def _workflow_problems(
         if not isinstance(node, WorkflowNode):
             continue
         if node.id not in workflows:
-            yield Problem("unknown_workflow", _unknown(node, catalogue), node.id, "workflow")
+            why = catalogue.why_unknown(node)
+            yield Problem("unknown_workflow", why, node.id, node.work_field)
         else:
             yield from _literal_problems(node, workflows[node.id])
-        yield from _affinity_problems(node, catalogue)
-
-
-def _unknown(node: WorkflowNode, catalogue: Catalogue) -> str:
-    versions = sorted(each.version for each in catalogue.workflows.get(node.workflow, ()))
-    if versions:
-        known = ", ".join(map(str, versions))
-        return f"the workflow {node.workflow!r} has no version {node.version}; it has {known}"
-    return f"there is no workflow {node.workflow!r}"
+        yield from _affinity_problems(node, workflows.get(node.id), catalogue)
 
 
 def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[Problem]:
@@ -90,7 +83,7 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[P
         facts = workflow.property_named(name)
         if facts is None:
             known = ", ".join(each.name for each in workflow.properties) or "none"
-            message = f"{workflow.slug} has no property {name!r}; it has {known}"
+            message = f"{workflow.name} has no property {name!r}; it has {known}"
             yield Problem("unknown_property", message, node.id, name)
         elif wrong := value_problem(facts, value):
             yield Problem("type_mismatch", wrong, node.id, name)
@@ -105,7 +98,9 @@ def value_problem(each: Property, value: Any) -> str:
     return ""
 
 
-def _affinity_problems(node: WorkflowNode, catalogue: Catalogue) -> Iterator[Problem]:
+def _affinity_problems(
+    node: WorkflowNode, workflow: WorkflowFacts | None, catalogue: Catalogue
+) -> Iterator[Problem]:
     """Being offline is no problem here: the fallback is for that."""
     if node.backend_affinity is None:
         return
@@ -113,8 +108,8 @@ def _affinity_problems(node: WorkflowNode, catalogue: Catalogue) -> Iterator[Pro
     if not meant:
         message = f"there is no backend {node.backend_affinity}"
         yield Problem("unknown_backend", message, node.id, "backend_affinity")
-    elif not any(node.workflow in each.workflows for each in meant):
-        message = f"{node.backend_affinity} can't run the workflow {node.workflow!r}"
+    elif workflow and not any(workflow.slug in each.workflows for each in meant):
+        message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
         yield Problem("unable_backend", message, node.id, "backend_affinity")
 
 

@@ -1,27 +1,20 @@
 """What the graphs of a tenant are judged against just now: workflows, and workers that could run them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
-from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import Workflow
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Assigned, Worker
-from comfyfleet.graphs.catalogue import (
-    BackendState,
-    Catalogue,
-    WorkflowFacts,
-    catalogue_of,
-    facts_of,
-)
+from comfyfleet.graphs.catalogue import BackendState, Catalogue
 from comfyfleet.graphs.events import Surroundings
 from comfyfleet.graphs.model import Graph, WorkflowNode
+from comfyfleet.graphs.offers import offered, with_names
 from comfyfleet.jobs.ordering import Lookup
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import NotFound
 from comfyfleet.tenants import service as tenants
 from comfyfleet.tenants.model import Tenant
 
@@ -32,25 +25,10 @@ FRESH = timedelta(seconds=1)
 
 
 async def catalogue_for(tx: Tx, graph: Graph, sides: Sides) -> Catalogue:
-    """As much of it as the graph asks for; a slug that is not registered is left out."""
-    slugs = {each.workflow for each in graph.nodes.values() if isinstance(each, WorkflowNode)}
-    facts: list[WorkflowFacts] = []
-    for slug in sorted(slugs):
-        try:
-            workflow = await effects.by_slug(tx, slug)
-        except NotFound:
-            continue
-        if workflow.is_active and not workflow.is_open:
-            facts += await _facts(tx, workflow)
-    return catalogue_of(tuple(facts), await backends(tx, sides))
-
-
-async def _facts(tx: Tx, workflow: Workflow) -> list[WorkflowFacts]:
-    seconds = await dispatch.typical_seconds(tx, workflow.id)
-    return [
-        facts_of(workflow, version, typical_seconds=seconds)
-        for version in await effects.versions_of(tx, workflow)
-    ]
+    """As much of it as the graph asks for."""
+    nodes = [each for each in graph.nodes.values() if isinstance(each, WorkflowNode)]
+    found = await with_names(tx, await offered(tx, nodes))
+    return replace(found, backends=await backends(tx, sides))
 
 
 async def backends(

@@ -45,7 +45,8 @@ def _fields(node: Node) -> dict[str, Any]:
 
 def _workflow(node: WorkflowNode) -> dict[str, Any]:
     return _given(
-        workflow=node.workflow,
+        workflow=node.workflow or None,
+        effect=node.effect,
         version=node.version,
         properties=dict(node.properties) or None,
         backend_affinity=node.backend_affinity,

@@ -126,6 +126,7 @@ async def ordered(
         slug=offer.workflow.slug,
         values=wanted.properties,
         overrides=face.overrides,
+        locked=face.locked,
         files=given,
         stage=face.stage,
         provider=face.provider,

@@ -9,7 +9,7 @@ from uuid import UUID
 from comfyfleet.db import Database, Tx
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import SEED_MAX, Payload, Version, Workflow
+from comfyfleet.effects.model import PRIMARY_INPUT, SEED_MAX, Payload, Version, Workflow
 from comfyfleet.effects.prompting import Chance
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
@@ -31,6 +31,9 @@ class Order:
     version: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    locked: tuple[str, ...] = ()  # properties that are the effect's alone
+    media_types: tuple[str, ...] = ()  # of its primary input; none named: all of its kind
+    max_upload_bytes: int | None = None
     files: Mapping[str, UUID] = field(default_factory=dict)
     stage: str = "production"
     provider: str = "self_hosted"
@@ -77,6 +80,7 @@ async def submission(
     """
     found = known or await _named(sides, order)
     workflow, version = found.workflow, found.version
+    _refuse_locked(order)
     built = await _built(sides, found, order)
     wanted = {each.name: each.file_id for each in built.assets}
     await _require_files(sides, tenant_id, order, wanted)
@@ -99,6 +103,12 @@ async def submission(
         idempotency_key=order.idempotency_key,
         request_hash=order.request_hash,
     )
+
+
+def _refuse_locked(order: Order) -> None:
+    for name in order.locked:
+        if name in order.values or name in order.files:
+            raise InvalidInput(f"{name} is set by the effect", property=name)
 
 
 async def _named(sides: Sides, order: Order) -> Registered:
@@ -156,6 +166,22 @@ async def _require_files(
             raise InvalidInput(f"{name}: there is no file {file_id}", property=name) from None
         if file.is_announced:
             await _confirm(sides, pool, name, file)
+        if name == PRIMARY_INPUT:
+            _check_limits(order, file)
+
+
+def _check_limits(order: Order, file: File) -> None:
+    """Those of the effect, on what it is applied to."""
+    if order.media_types and file.mime_type not in order.media_types:
+        raise InvalidInput(
+            f"the effect takes {', '.join(order.media_types)}, not {file.mime_type}",
+            property=PRIMARY_INPUT,
+        )
+    most = order.max_upload_bytes
+    if most is not None and (file.size or 0) > most:
+        raise InvalidInput(
+            f"the effect takes at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
+        )
 
 
 async def _require_own(tx: Tx, file: File, user_id: UUID | None) -> None:

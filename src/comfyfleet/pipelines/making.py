@@ -187,15 +187,17 @@ async def _built(
     async with sides.central.look() as tx:
         facts = (await facts_by_step(tx, state.pipeline)).get(generation.step)
     if facts is None:
-        raise Refused(f"step {step.name!r}: the workflow {step.workflow} takes no jobs")
+        what = f"the {step.work_field} {step.effect or step.workflow}"
+        raise Refused(f"step {step.name!r}: {what} is not offered at present")
     seed = step.seed if step.seed is not None else _dice.randint(0, SEED_MAX)
     if parent is not None and not (parent.file or {}).get("file_id"):
         raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
     values = render(step, variables=state.run.variables, parent=parent, seed=seed)
     order = Order(
-        slug=step.workflow,
-        version=step.version,
+        slug=facts.slug,
+        version=facts.version,
         values={**_seeds(step, facts, seed), **_by_reference(values)},
+        **(facts.effect.of_order if facts.effect else {}),
         user_id=state.stored.user_id,
     )
     try:

@@ -31,8 +31,9 @@ class Step:
     """Makes candidates: out of nothing if it is the first, else out of those of the step before."""
 
     name: str
-    workflow: str
-    version: int | None = None  # None: the latest
+    workflow: str = ""  # empty if it names an effect
+    effect: str | None = None
+    version: int | None = None  # of the workflow; None: the latest
     properties: Mapping[str, Any] = field(default_factory=dict)  # templates, see `templates`
     children_per_parent: int = 1  # how many this step makes out of each parent
     keep: int | None = None  # only so many of its candidates, the best, get children; None: all
@@ -40,6 +41,11 @@ class Step:
     images_per_job: int = 1  # each becomes a candidate
     seed: int | None = None  # None: a new one each time
     timeout_seconds: int = 300
+
+    @property
+    def work_field(self) -> str:
+        """The field of the document that names what its jobs are."""
+        return "effect" if self.effect else "workflow"
 
 
 @dataclass(frozen=True, slots=True)

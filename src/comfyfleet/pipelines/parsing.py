@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.fields import Fields
 from comfyfleet.graphs.model import Problem
-from comfyfleet.graphs.parsing import LATEST
+from comfyfleet.graphs.parsing import named_work, read_version
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.pipelines.model import Pipeline, Step
 from comfyfleet.pipelines.naming import step_folder
@@ -60,11 +60,12 @@ def _step(row: Any, number: int, problems: list[Problem]) -> Step:
     fields = Fields(
         row, _reporter(problems, name if isinstance(name, str) else f"step {number + 1}")
     )
-    version = fields.take("version", LATEST)
+    workflow, effect = named_work(fields)
     step = Step(
         name=fields.text("name", required=True),
-        workflow=fields.text("workflow", required=True),
-        version=None if version == LATEST else fields.whole("version", 1, least=1, most=2**31 - 1),
+        workflow=workflow,
+        effect=effect,
+        version=read_version(fields),
         properties=fields.mapping("properties"),
         children_per_parent=fields.whole("children_per_parent", 1, least=1, most=CHILDREN_MAX),
         keep=fields.optional_whole("keep", least=1, most=CHILDREN_MAX),

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.graphs.model import Problem
+from comfyfleet.graphs.offers import offered, with_names
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.pipelines import journal
@@ -28,7 +29,6 @@ from comfyfleet.pipelines.naming import clean_folder
 from comfyfleet.pipelines.parsing import parse_pipeline
 from comfyfleet.pipelines.store import jobs, runs
 from comfyfleet.pipelines.validation import validate, variable_problems
-from comfyfleet.pipelines.workflows import catalogue_for
 
 PAGE_MAX = 200
 BASE_CANDIDATES_MAX = 100_000
@@ -74,7 +74,7 @@ async def create(
     parsed = parse_pipeline(document)
     refuse(parsed.problems)
     async with sides.central.look() as tx:
-        catalogue = await catalogue_for(tx, parsed.pipeline)
+        catalogue = await with_names(tx, await offered(tx, parsed.pipeline.steps))
     refuse(validate(parsed.pipeline, catalogue))
     stored = StoredPipeline(
         sides.new_id(), tenant_id, user_id, parsed.pipeline, document, sides.clock()

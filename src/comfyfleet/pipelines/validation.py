@@ -15,12 +15,10 @@ def validate(pipeline: Pipeline, catalogue: Catalogue) -> tuple[Problem, ...]:
     """Unknown workflows and properties, values that don't fit, required properties that are missing."""
     found: list[Problem] = []
     for step in pipeline.steps:
-        facts = catalogue.find(step.workflow, step.version)
+        facts = catalogue.facts_for(step)
         if facts is None:
-            message = f"there is no workflow {step.workflow!r}"
-            if step.version is not None:
-                message += f" with version {step.version}"
-            found.append(Problem("unknown_workflow", message, step.name, "workflow"))
+            why = catalogue.why_unknown(step)
+            found.append(Problem("unknown_workflow", why, step.name, step.work_field))
         else:
             found += _property_problems(step, facts)
     return tuple(found)
@@ -31,7 +29,7 @@ def _property_problems(step: Step, facts: WorkflowFacts) -> Iterator[Problem]:
         each = facts.property_named(name)
         if each is None:
             known = ", ".join(known.name for known in facts.properties) or "none"
-            message = f"{facts.slug} has no property {name!r}; it has {known}"
+            message = f"{facts.name} has no property {name!r}; it has {known}"
             yield Problem("unknown_property", message, step.name, name)
         elif not is_template(value) and (wrong := value_problem(each, value)):
             yield Problem("type_mismatch", wrong, step.name, name)

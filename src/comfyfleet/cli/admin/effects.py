@@ -43,6 +43,10 @@ class Face:
             help="In place of the workflow's default. Repeatable.",
         ),
     ] = ()
+    lock: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="NAME", help="A property that customers neither see nor set. Repeatable."),
+    ] = ()
     stage: Annotated[str | None, Parameter(help="Of the fleets that run it.")] = None
     provider: Annotated[
         Literal["self_hosted", "cloud"] | None, Parameter(help="Which kind of backend runs it.")
@@ -60,6 +64,7 @@ class Face:
             "description": self.description,
             "preview_url": self.preview_url,
             "price_tokens": self.price,
+            "locked": list(self.lock) or None,
             "stage": self.stage,
             "provider": self.provider,
             "max_upload_bytes": self.max_upload,

@@ -22,6 +22,7 @@ COLUMNS = (
     "version",
     "active:is_active",
     "paused:is_paused",
+    "price:price_tokens",
     "fleets",
     "created:created_at",
 )
@@ -45,6 +46,10 @@ class Needs:
     ] = ()
     run_limit: Annotated[
         int | None, Parameter(metavar="SECONDS", help="How long a job may run.")
+    ] = None
+    price: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: for nothing."),
     ] = None
     break_effects: Annotated[
         bool, Parameter(help="Though published effects don't fit it; they refuse jobs then.")
@@ -111,12 +116,36 @@ def register(
         "output_node_id": needs.output,
         "required_capabilities": sorted(needs.capability) or None,
         "run_limit_seconds": needs.run_limit,
+        "price_tokens": needs.price,
         "break_effects": needs.break_effects or None,
     }
     given = {name: value for name, value in body.items() if value is not None}
     with control(asking, world) as plane:
         answer = plane.post("workflows", slug=slug, **given)
     _registered(answer, asking, world)
+
+
+@app.command
+def offer(
+    slug: Slug,
+    /,
+    *,
+    price: Annotated[int, Parameter(metavar="TOKENS", help="What a job costs; 0: nothing.")],
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Let customers use a workflow in graphs and pipelines, at a price."""
+    with control(asking, world) as plane:
+        answer = plane.patch("workflows", slug, price_tokens=price)
+    _done(answer, f"workflow {slug} is offered at {price} tokens", asking, world)
+
+
+@app.command
+def withdraw(slug: Slug, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+    """Offer a workflow no more; effects of it stay, and graph runs that go on."""
+    with control(asking, world) as plane:
+        answer = plane.patch("workflows", slug, is_withdrawn=True)
+    _done(answer, f"workflow {slug} is not offered", asking, world)
 
 
 @app.command

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -44,6 +44,7 @@ class Face:
     is_published: bool = False
     max_upload_bytes: int | None = None  # None: as much as the settings allow
     media_types: tuple[str, ...] = ()  # none named: all of the kind that it takes
+    locked: tuple[str, ...] = ()  # properties that customers neither see nor set
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,18 @@ class Offer:
     def is_open(self) -> bool:
         """Whether a customer may pick it."""
         return self.effect.face.is_published and self.workflow.is_active
+
+    @property
+    def properties(self) -> tuple[Property, ...]:
+        """As customers may set them: without those that are locked, and with the effect's defaults."""
+        face = self.effect.face
+        return tuple(
+            replace(each, default=face.overrides[each.name])
+            if face.overrides.get(each.name) is not None
+            else each
+            for each in self.version.properties
+            if each.name not in face.locked
+        )
 
     @property
     def takes(self) -> PropertyType | None:
@@ -127,6 +140,7 @@ def check_face(face: Face, properties: Sequence[Property]) -> None:
             f"a provider is {' or '.join(PROVIDERS)}, not {face.provider!r}", field="provider"
         )
     _check_media_types(face, properties)
+    _check_locked(face, properties)
     for name in face.overrides:
         problem = problem_with(name, face.overrides[name], properties)
         if problem:
@@ -156,6 +170,21 @@ def _check_texts(face: Face) -> None:
             raise InvalidInput(f"{name} must have at most {most:,} characters", field=name)
     if face.preview_url and not face.preview_url.startswith(("https://", "http://")):
         raise InvalidInput("preview_url must be an http or https URL", field="preview_url")
+
+
+def _check_locked(face: Face, properties: Sequence[Property]) -> None:
+    known = {each.name: each for each in properties}
+    for name in face.locked:
+        found = known.get(name)
+        if found is None:
+            raise InvalidInput(f"the workflow has no property {shown(name)}", field="locked")
+        if found.is_primary_input:
+            raise InvalidInput("what the effect is applied to can't be locked", field="locked")
+        has_value = face.overrides.get(name) is not None or found.default is not None
+        if found.required and not has_value and found.type != "seed":
+            raise InvalidInput(
+                f"{shown(name)} is locked, and has no value: set it in overrides", field="locked"
+            )
 
 
 def _check_media_types(face: Face, properties: Sequence[Property]) -> None:

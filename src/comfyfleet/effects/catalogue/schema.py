@@ -5,7 +5,7 @@ is taken, so it is no `multipleOf`), which kind of file an id must name, and tha
 The media that an effect is applied to is no property here: it comes as `video_id`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from comfyfleet.effects.model import SEED_MAX, Property
@@ -14,9 +14,16 @@ from comfyfleet.effects.values import TEXT_CHARACTERS_MAX
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema_of(properties: Iterable[Property], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a customer may send as `properties`; an override is what they get if they send nothing."""
-    shown = [each for each in properties if not each.is_primary_input]
+def schema_of(
+    properties: Iterable[Property],
+    overrides: Mapping[str, Any],
+    locked: Collection[str] = (),
+) -> dict[str, Any]:
+    """What a customer may send as `properties`; an override is what they get if they send nothing.
+
+    What is locked is not theirs to send.
+    """
+    shown = [each for each in properties if not each.is_primary_input and each.name not in locked]
     return {
         "$schema": DIALECT,
         "type": "object",

@@ -89,6 +89,18 @@ async def offer_of(tx: Tx, effect_id: UUID) -> Offer:
     return offer
 
 
+async def open_slugs(tx: Tx) -> list[str]:
+    """Of the effects that a customer may pick."""
+    return await store.published_slugs(tx)
+
+
+async def open_offer(tx: Tx, slug: str) -> Offer | None:
+    """None unless it is published and its workflow active: a customer can't tell those apart."""
+    effect = await store.by_slug(tx, slug) if is_storable(slug) else None
+    offer = await store.offer(tx, effect.id) if effect else None
+    return offer if offer and offer.is_open else None
+
+
 async def broken_by(
     tx: Tx, workflow: Workflow, properties: Sequence[Property]
 ) -> list[tuple[Effect, str]]:

@@ -69,6 +69,16 @@ async def by_slug(tx: Tx, slug: str) -> Effect | None:
     return _effect(found) if found else None
 
 
+async def published_slugs(tx: Tx) -> list[str]:
+    query = (
+        select(effects.c.slug)
+        .join(workflows, effects.c.workflow_id == workflows.c.id)
+        .where(effects.c.is_published.is_(True), workflows.c.is_active.is_(True))
+        .order_by(effects.c.slug)
+    )
+    return list(await tx.scalars(query))
+
+
 async def all_of(tx: Tx, *, workflow_id: int | None, limit: int) -> list[Effect]:
     query = select(effects).order_by(effects.c.slug).limit(limit)
     if workflow_id is not None:
@@ -114,6 +124,7 @@ def face_row(face: Face) -> dict[str, Any]:
         **asdict(face),
         "overrides": dict(face.overrides),
         "media_types": list(face.media_types),
+        "locked": list(face.locked),
     }
 
 
@@ -124,4 +135,5 @@ def _effect(row: Row[Any]) -> Effect:
 def _effect_of(values: Mapping[Any, Any]) -> Effect:
     face = {name: values[name] for name in _FACE}
     rest = {name: values[name] for name in _REST}
-    return Effect(face=Face(**{**face, "media_types": tuple(face["media_types"])}), **rest)
+    tuples = {name: tuple(face[name]) for name in ("media_types", "locked")}
+    return Effect(face=Face(**{**face, **tuples}), **rest)

@@ -35,6 +35,9 @@ class FaceBody(Body):
     overrides: dict[str, Any] | None = Field(
         default=None, description="Values of properties in place of the workflow's defaults."
     )
+    locked: list[str] | None = Field(
+        default=None, description="Properties that customers neither see nor set."
+    )
     stage: str | None = Field(default=None, description="Of the fleets that run it; production.")
     provider: Literal["self_hosted", "cloud"] | None = None
     published: bool | None = Field(default=None, description="Whether customers see it.")
@@ -49,8 +52,9 @@ class FaceBody(Body):
         kept = ("preview_url", "max_upload_bytes")
         said = {name: value for name, value in given.items() if value is not None or name in kept}
         known = {name: said[name] for name in said if name in Face.__slots__}
-        if "media_types" in known:
-            known["media_types"] = tuple(known["media_types"])
+        for name in ("media_types", "locked"):
+            if name in known:
+                known[name] = tuple(known[name])
         published = before.is_published if self.published is None else self.published
         return replace(before, **known, is_published=published)
 
@@ -76,6 +80,7 @@ class EffectAnswer(Answer):
     preview_url: str | None
     price_tokens: int
     overrides: dict[str, Any]
+    locked: list[str]
     stage: str
     provider: str
     published: bool

@@ -35,7 +35,13 @@ class TermsBody(Body):
     run_limit_seconds: int | None = Field(
         default=None, description="How long a job may run; else COMFYFLEET_RUN_LIMIT_SECONDS."
     )
-    price_tokens: int | None = Field(default=None, description="What a job costs; 0 at first.")
+    price_tokens: int | None = Field(
+        default=None,
+        description="Offers it in customers' graphs and pipelines, at this price; 0: for nothing.",
+    )
+    is_withdrawn: bool = Field(
+        default=False, description="True: it is no longer offered; runs that go on may use it."
+    )
 
     def terms(self) -> Terms:
         named = self.required_capabilities
@@ -43,6 +49,7 @@ class TermsBody(Body):
             required_capabilities=None if named is None else frozenset(named),
             run_limit_seconds=self.run_limit_seconds,
             price_tokens=self.price_tokens,
+            is_withdrawn=self.is_withdrawn or None,
         )
 
 

@@ -34,7 +34,9 @@ class WorkflowAnswer(Answer):
     is_paused: bool
     required_capabilities: list[str]
     run_limit_seconds: int
-    price_tokens: int
+    price_tokens: int | None = Field(
+        description="Of a job in customers' graphs and pipelines; null: it is not offered there."
+    )
     fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
     created_at: datetime
 

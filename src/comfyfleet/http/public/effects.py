@@ -85,7 +85,7 @@ def _answer(plane: Plane, offer: Offer) -> EffectAnswer:
         price_tokens=face.price_tokens,
         typical_seconds=effect.typical_seconds,
         takes=_takes(plane, offer),
-        properties=schema_of(offer.version.properties, face.overrides),
+        properties=schema_of(offer.version.properties, face.overrides, face.locked),
     )
 
 

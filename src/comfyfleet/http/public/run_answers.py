@@ -56,7 +56,8 @@ class ErrorSeen(Answer):
 class NodeSeen(Answer):
     id: str
     type: str
-    workflow: str | None
+    workflow: str | None = Field(description="Of a node that names one.")
+    effect: str | None = Field(description="Of a node that names one.")
     status: Status
     expected: int = Field(description="How often it runs, as far as that is known.")
     done: int
@@ -182,7 +183,8 @@ def nodes_seen(kept: Kept, run: Run) -> Iterator[NodeSeen]:
         yield NodeSeen(
             id=name,
             type=kind_of(node),
-            workflow=node.workflow if isinstance(node, WorkflowNode) else None,
+            workflow=(node.workflow or None) if isinstance(node, WorkflowNode) else None,
+            effect=node.effect if isinstance(node, WorkflowNode) else None,
             status=node_status(kept.plan, run, name),
             **tally._asdict(),
         )

@@ -1,0 +1,20 @@
+"""Attacks on the whole of a control plane, on either kind of database."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.customers import Customer, Shop, shop_on
+
+
+@pytest.fixture
+async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
+    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def ada(shop: Shop) -> Customer:
+    return await shop.customer()
