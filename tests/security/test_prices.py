@@ -85,7 +85,9 @@ async def test_a_node_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: C
 async def test_a_step_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: Customer) -> None:
     await vip.change(vip.effects["vip"], is_published=True)
     rich = await vip.customer(ada.tenant_id, tokens=2 * PRICE)
-    made = (await rich.client.post("/api/pipelines", json={"document": pipeline(effect="vip")})).json()
+    made = (
+        await rich.client.post("/api/pipelines", json={"document": pipeline(effect="vip")})
+    ).json()
     await rich.client.post(f"/api/pipelines/{made['id']}/runs", json={"base_candidates": 1})
     await carry_on(vip.plane.sides, vip.plane.pools["main"])
     async with vip.yard.worker("w1") as worker:

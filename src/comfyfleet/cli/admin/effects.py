@@ -45,7 +45,9 @@ class Face:
     ] = ()
     lock: Annotated[
         tuple[str, ...],
-        Parameter(metavar="NAME", help="A property that customers neither see nor set. Repeatable."),
+        Parameter(
+            metavar="NAME", help="A property that customers neither see nor set. Repeatable."
+        ),
     ] = ()
     stage: Annotated[str | None, Parameter(help="Of the fleets that run it.")] = None
     provider: Annotated[
