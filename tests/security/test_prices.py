@@ -31,7 +31,7 @@ async def vip(shop: Shop) -> Shop:
     )
     assert made.status_code == 201, made.text
     await shop.yard.assign("invert", "draw", "vip")
-    face = {"overrides": {"prefix": "locked"}, "locked": ("prefix",), "price_tokens": PRICE}
+    face: dict[str, Any] = {"overrides": {"prefix": "locked"}, "locked": ("prefix",), "price_tokens": PRICE}
     await shop.publish("vip", **face, is_published=False)
     return shop
 
@@ -106,8 +106,8 @@ async def test_a_locked_value_is_nobodys_to_set(vip: Shop, ada: Customer) -> Non
     shown = await ada.get(f"effects/{effect.id}")
     assert "prefix" not in shown["properties"]["properties"]
     rich = await vip.customer(ada.tenant_id, tokens=PRICE)
-    refused = await rich.submit(effect, **mine)
-    assert (refused.status_code, await rich.balance()) == (422, PRICE)
+    sent = await rich.submit(effect, **mine)
+    assert (sent.status_code, await rich.balance()) == (422, PRICE)
 
 
 async def test_an_offer_that_ends_keeps_runs_going_and_refuses_new_ones(
