@@ -3,8 +3,20 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, Table, func, literal
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Table,
+    Uuid,
+    bindparam,
+    column,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -57,3 +69,23 @@ def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
 def locked(tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False) -> Select[Any]:
     """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer."""
     return query if is_sqlite(tx) else query.with_for_update(skip_locked=skip_locked)
+
+
+def among(
+    tx: AsyncConnection,
+    columns: tuple[ColumnElement[UUID], ColumnElement[UUID]],
+    pairs: Sequence[tuple[UUID, UUID]],
+) -> ColumnElement[bool]:
+    """`(a, b) IN pairs`. PostgreSQL would plan each pair on its own, so it gets two arrays."""
+    if is_sqlite(tx):
+        return tuple_(*columns).in_(pairs)
+    firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
+    wanted = (
+        func.unnest(
+            bindparam(None, firsts, postgresql.ARRAY(Uuid), unique=True),
+            bindparam(None, seconds, postgresql.ARRAY(Uuid), unique=True),
+        )
+        .table_valued(column("a", Uuid), column("b", Uuid), name="wanted")
+        .render_derived()
+    )
+    return tuple_(*columns).in_(select(wanted.c.a, wanted.c.b))

@@ -79,6 +79,15 @@ class Dispatch:
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
+class ActiveRow(NamedTuple):
+    """As much of a dispatch that has not ended as it takes to compare it with its job."""
+
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+    cancel_requested: bool
+
+
 class Lease(NamedTuple):
     """A worker's time-limited right to a dispatch."""
 

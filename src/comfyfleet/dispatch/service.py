@@ -14,6 +14,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.dialect import db_now
 from comfyfleet.dispatch.model import (
     ENDED,
+    ActiveRow,
     Counts,
     Depth,
     Dispatch,
@@ -22,7 +23,7 @@ from comfyfleet.dispatch.model import (
     Requeue,
     Status,
 )
-from comfyfleet.dispatch.store import adding, moves, rows
+from comfyfleet.dispatch.store import adding, moves, rows, upkeep
 from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
 from comfyfleet.kernel.settings import Settings
 
@@ -86,9 +87,21 @@ async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Disp
     return {row.job_id: row for row in await rows.of_jobs(tx, pairs)} if pairs else {}
 
 
-async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
+async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
+    """Of those (tenant, job) that have a dispatch, whether it has ended; by job."""
+    return await upkeep.have_ended(tx, pairs) if pairs else {}
+
+
+async def leased_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[ActiveRow]:
     """Page by page, those that were made before then."""
-    return await rows.active_after(tx, after_id, before=before, limit=limit)
+    return await upkeep.leased(tx, after_id, before=before, limit=limit)
+
+
+async def queued_after(
+    tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
+) -> tuple[list[ActiveRow], list[Any] | None]:
+    """Page by page, those that were made before then, and where to go on; None: that was all."""
+    return await upkeep.queued(tx, after, before=before, limit=limit)
 
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:

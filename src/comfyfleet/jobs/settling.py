@@ -7,7 +7,7 @@ from uuid import UUID
 
 from comfyfleet.db import Database, Tx
 from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import ENDED, Dispatch, Status
+from comfyfleet.dispatch.model import ENDED, ActiveRow, Dispatch, Status
 from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, dispatch_for, ended_as
 from comfyfleet.jobs.sides import Sides
@@ -84,7 +84,7 @@ async def _deliver_word(
         await store.forget_words(tx, [word_id])
 
 
-async def end_dispatch_of(sides: Sides, row: Dispatch, job: Job | None) -> None:
+async def end_dispatch_of(sides: Sides, row: Dispatch | ActiveRow, job: Job | None) -> None:
     """The dispatch of a job that has ended, or is gone, ends too."""
     status = ended_as(job) if job else Status.FAILED
     error = job.error_message if job else "Its job is gone."

@@ -5,7 +5,7 @@ from datetime import datetime
 from comfyfleet.db import Tx
 from comfyfleet.db.state import MAINTENANCE, read_state, write_state
 
-LAST_EXPIRY = "last_expiry"
+LAST_EXPIRY, RECONCILED = "last_expiry", "reconciled"
 
 
 async def in_maintenance(tx: Tx) -> bool:
@@ -24,3 +24,13 @@ async def last_expiry(tx: Tx) -> datetime | None:
 
 async def note_expiry(tx: Tx, now: datetime) -> None:
     await write_state(tx, LAST_EXPIRY, now.isoformat())
+
+
+async def reconciled(tx: Tx) -> str | None:
+    """Where the next pass of the sweep goes on, whichever control plane runs it."""
+    return await read_state(tx, RECONCILED) or None
+
+
+async def note_reconciled(tx: Tx, place: str | None) -> None:
+    """None: all was read, and the next pass begins anew."""
+    await write_state(tx, RECONCILED, place or "")

@@ -13,6 +13,7 @@ from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.errors import NotFound
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.storage import ObjectStore
 from comfyfleet.tenants import service as tenants
@@ -43,9 +44,19 @@ class Sides:
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 
     async def pool_of(self, tenant_id: UUID) -> Database:
+        return self.pools[await self._pool_name(tenant_id)]
+
+    async def pool_name_of(self, tenant_id: UUID) -> str | None:
+        """None: there is no such tenant."""
+        try:
+            return await self._pool_name(tenant_id)
+        except NotFound:
+            return None
+
+    async def _pool_name(self, tenant_id: UUID) -> str:
         name = self._pool_names.get(tenant_id)
         if name is None:
             async with self.central.look() as tx:
                 name = (await tenants.get(tx, tenant_id)).pool
             self._pool_names[tenant_id] = name
-        return self.pools[name]
+        return name

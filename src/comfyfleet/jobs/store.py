@@ -74,25 +74,25 @@ async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key:
     return job_of(row) if row else None
 
 
-async def known(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, JobStatus]:
-    """Which of these (tenant, job) exist, and how they are."""
+async def known(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
+    """Which of these exist, by tenant and id, and how they are."""
     found = await tx.execute(
-        select(ai_jobs.c.id, ai_jobs.c.status).where(
-            tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id).in_(pairs)
-        )
+        select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(ai_jobs.c.id.in_(job_ids))
     )
-    return {row.id: JobStatus(row.status) for row in found}
+    return {(row.tenant_id, row.id): JobStatus(row.status) for row in found}
 
 
-async def active_after(tx: Tx, after: UUID | None, limit: int, before: datetime) -> list[Job]:
-    """Active jobs of all tenants of the pool, page by page; those submitted just now are left."""
-    query = select(ai_jobs).where(
-        ai_jobs.c.status.in_(ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
+async def active_after(
+    tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
+) -> list[tuple[UUID, UUID]]:
+    """(tenant, id) of active jobs of the pool, page by page; those submitted just now are left."""
+    query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
+        text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
     if after:
-        query = query.where(ai_jobs.c.id > after)
-    found = await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))
-    return [job_of(row) for row in found.mappings()]
+        query = query.where(tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id) > tuple_(*after))
+    found = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
+    return [(row.tenant_id, row.id) for row in found]
 
 
 _COUNT_ACTIVE = Fixed(

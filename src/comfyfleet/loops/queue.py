@@ -16,7 +16,7 @@ from comfyfleet.jobs.ending import requeue_all_of
 from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.reconciling import reconcile
 from comfyfleet.jobs.settling import deliver_words
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.kernel.errors import FleetError, InvalidInput
 from comfyfleet.loops.learning import learn_object_infos
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.plane import Plane
@@ -26,6 +26,8 @@ WORDS_PER_PASS_MAX = 500
 DUE_PER_PASS_MAX = 1000
 READINGS_PER_PASS_MAX = 5000
 RECONCILE_SECONDS = 60.0
+# About a second of each minute, however much waits; the next pass goes on where it ended.
+RECONCILED_PER_PASS_MAX = 20_000
 READINGS_SECONDS = 600.0
 
 
@@ -36,7 +38,7 @@ def queue_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("due", partial(wake_due, plane), min(often, 1.0))
     yield Sweep("workers", partial(remove_lost_workers, plane), often)
     yield Sweep("batches", partial(admit_all, plane.sides), often)
-    yield Sweep("reconcile", partial(reconcile, plane.sides), RECONCILE_SECONDS)
+    yield Sweep("reconcile", partial(reconcile_some, plane), RECONCILE_SECONDS)
     yield Sweep("object_info", partial(learn_object_infos, plane), often)
     yield Sweep("readings", partial(thin_readings, plane), READINGS_SECONDS)
 
@@ -97,6 +99,18 @@ async def _remove_lost(plane: Plane, worker: Worker) -> None:
             )
     if removed:
         await requeue_all_of(plane.sides, worker.worker_id, Requeue.EXPIRED)
+
+
+async def reconcile_some(plane: Plane) -> None:
+    async with plane.central.look() as tx:
+        after = await shared.reconciled(tx)
+    try:
+        repairs = await reconcile(plane.sides, after=after, rows_max=RECONCILED_PER_PASS_MAX)
+    except InvalidInput:  # the place is one that another version has told
+        repairs = await reconcile(plane.sides, rows_max=RECONCILED_PER_PASS_MAX)
+    if repairs.next != after:
+        async with plane.central.begin() as tx:
+            await shared.note_reconciled(tx, repairs.next)
 
 
 async def thin_readings(plane: Plane) -> bool:

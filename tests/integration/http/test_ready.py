@@ -6,7 +6,7 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, client_of, plane_on
 
-from comfyfleet.db import open_database
+from comfyfleet.db import Pools, open_database
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import Refused
 from comfyfleet.kernel.settings import Settings
@@ -68,3 +68,17 @@ async def test_a_database_that_went_away_is_seen(databases: Databases, tmp_path:
         assert answer.status_code == 503
         assert answer.json()["checks"]["central"] != "ok"
         assert answer.json()["checks"]["pool main"] == "ok"
+
+
+async def test_a_pool_that_is_down_is_told_and_takes_no_control_plane_away(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with plane_on(databases, tmp_path) as plane, client_of(plane) as client:
+        away = Pools({"main": plane.pools["main"], "b": open_database(f"sqlite:///{tmp_path}/n/x")})
+        object.__setattr__(plane, "pools", away)
+        answer = await client.get("/readyz")
+    assert answer.status_code == 200, "a load balancer would take every control plane away"
+    assert answer.json()["status"] == "degraded"
+    checks = answer.json()["checks"]
+    assert (checks["central"], checks["pool main"]) == ("ok", "ok")
+    assert checks["pool b"] != "ok"

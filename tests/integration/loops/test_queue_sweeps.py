@@ -16,12 +16,15 @@ from comfyfleet.db.central import dispatches
 from comfyfleet.db.tenant import ai_jobs, outbox
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.objectinfo import key_of
+from comfyfleet.jobs import shared
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.loops import queue
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.learning import learn_object_infos
 from comfyfleet.loops.queue import (
     deliver_outboxes,
     expire_leases,
+    reconcile_some,
     remove_lost_workers,
     wake_due,
 )
@@ -167,3 +170,22 @@ async def test_a_job_outlives_its_files(yard: Yard, clock: Ahead) -> None:
 async def test_every_sweep_passes_on_an_idle_system(yard: Yard) -> None:
     for sweep in sweeps_of(yard.plane):
         assert await sweep.run() is not True, sweep.name
+
+
+async def test_reconcile_goes_on_where_the_last_pass_has_ended(
+    yard: Yard, clock: Ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "RECONCILED_PER_PASS_MAX", 1)
+    file_id = await yard.upload()
+    jobs = [await yard.submit(file_id=file_id) for _ in range(3)]
+    clock.by = timedelta(minutes=5)
+    async with yard.plane.pools["main"].begin() as tx:
+        await tx.execute(delete(ai_jobs).where(ai_jobs.c.id == jobs[0]))
+    places = []
+    for _ in range(4):
+        await reconcile_some(yard.plane)
+        async with yard.plane.central.look() as tx:
+            places.append(await shared.reconciled(tx))
+    assert places[0] != places[1]
+    assert None in places, "a round has an end"
+    assert len(await yard.audited("reconcile")) == 1

@@ -1,10 +1,10 @@
 """`comfyfleet admin maintenance | poisoned | reconcile`: the control plane as a whole."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from comfyfleet.cli.admin.client import USUALLY, Asking, control
+from comfyfleet.cli.admin.client import USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.dispatches import print_page
 from comfyfleet.cli.admin.showing import print_json
 from comfyfleet.cli.world import InWorld, counted
@@ -50,7 +50,7 @@ def poisoned(
 def reconcile(*, asking: Asking = USUALLY, world: InWorld) -> None:
     """Look for jobs and dispatches that don't agree, and put them right. Safe at any time."""
     with control(asking, world) as plane:
-        answer = plane.post("reconcile")
+        answer = _reconciled(plane)
     if asking.as_json:
         print_json(answer, world)
         return
@@ -59,3 +59,14 @@ def reconcile(*, asking: Asking = USUALLY, world: InWorld) -> None:
     world.say(f"{ended} ended, {made} made")
     if answer.get("pools_skipped"):
         world.warn(f"{counted(answer['pools_skipped'], 'pool', 'pools')} could not be reached")
+
+
+def _reconciled(plane: Control) -> dict[str, Any]:
+    """Each call reads a part of a large queue."""
+    answer = plane.post("reconcile")
+    while following := answer.get("next"):
+        more = plane.post("reconcile", query={"after": following})
+        answer = {
+            name: more[name] if name == "next" else answer[name] + more[name] for name in answer
+        }
+    return answer

@@ -63,19 +63,6 @@ async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
     return await found(tx, _ALL.where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs)))
 
 
-async def active_after(tx: Tx, after_id: int, *, before: datetime, limit: int) -> list[Dispatch]:
-    query = (
-        _ALL.where(
-            d.c.id > after_id,
-            d.c.status.in_([Status.QUEUED, Status.LEASED]),
-            d.c.created_at < before,
-        )
-        .order_by(d.c.id)
-        .limit(limit)
-    )
-    return await found(tx, query)
-
-
 async def page(
     tx: Tx, conditions: Iterable[ColumnElement[bool]], *, before_id: int | None, limit: int
 ) -> list[Dispatch]:

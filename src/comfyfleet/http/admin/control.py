@@ -1,7 +1,9 @@
 """The control plane as a whole: maintenance, reconcile."""
 
-from fastapi import APIRouter, Depends
-from pydantic import BaseModel
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
 from comfyfleet.http.auth import ADMIN, admin
@@ -10,6 +12,7 @@ from comfyfleet.jobs import shared
 from comfyfleet.jobs.reconciling import reconcile as repair
 
 router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
+ROWS_PER_CALL_MAX = 100_000
 
 
 class Maintenance(BaseModel):
@@ -20,6 +23,8 @@ class Repaired(BaseModel):
     dispatches_ended: int
     dispatches_made: int
     pools_skipped: int
+    rows_read: int
+    next: str | None = Field(description="Ask on with after=next; null: all was read.")
 
 
 @router.get("/maintenance")
@@ -46,11 +51,13 @@ async def set_maintenance(plane: GivenPlane, wanted: Maintenance) -> Maintenance
 
 
 @router.post("/reconcile")
-async def reconcile(plane: GivenPlane) -> Repaired:
-    """Looks for what no sweep has put right, and repairs it; each repair is in the audit."""
-    repairs = await repair(plane.sides)
-    return Repaired(
-        dispatches_ended=repairs.dispatches_ended,
-        dispatches_made=repairs.dispatches_made,
-        pools_skipped=repairs.pools_skipped,
-    )
+async def reconcile(
+    plane: GivenPlane,
+    after: Annotated[str | None, Query(description="`next` of an earlier answer.")] = None,
+) -> Repaired:
+    """Looks for what no sweep has put right, and repairs it; each repair is in the audit.
+
+    One call reads some 100,000 rows and then answers with `next`: ask on with it until it is null.
+    """
+    repairs = await repair(plane.sides, after=after, rows_max=ROWS_PER_CALL_MAX)
+    return Repaired.model_validate({name: getattr(repairs, name) for name in Repaired.model_fields})
