@@ -98,6 +98,7 @@ async def _page_at(sides: Sides, place: Place) -> tuple[Repairs, Place | None]:
     if place.stage == POOL:
         return await _pool_page(sides, place)
     before = sides.clock() - SETTLED
+    on: Place | None
     async with sides.central.look() as tx:
         if place.stage == LEASED:
             last = place.after[0] if place.after else 0

@@ -78,10 +78,8 @@ class Control:
         given = {name: value for name, value in query.items() if value is not None}
         return self._call("GET", path, params=given)
 
-    def post(
-        self, *path: object, query: Mapping[str, Any] | None = None, **body: Any
-    ) -> dict[str, Any]:
-        return self._call("POST", path, json=body, params=dict(query or {}))
+    def post(self, *path: object, **body: Any) -> dict[str, Any]:
+        return self._call("POST", path, json=body)
 
     def put(self, *path: object, **body: Any) -> dict[str, Any]:
         return self._call("PUT", path, json=body)

@@ -65,7 +65,7 @@ def _reconciled(plane: Control) -> dict[str, Any]:
     """Each call reads a part of a large queue."""
     answer = plane.post("reconcile")
     while following := answer.get("next"):
-        more = plane.post("reconcile", query={"after": following})
+        more = plane.post("reconcile", after=following)
         answer = {
             name: more[name] if name == "next" else answer[name] + more[name] for name in answer
         }

@@ -1,8 +1,6 @@
 """The control plane as a whole: maintenance, reconcile."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
@@ -17,6 +15,10 @@ ROWS_PER_CALL_MAX = 100_000
 
 class Maintenance(BaseModel):
     on: bool
+
+
+class GoOn(BaseModel):
+    after: str | None = Field(default=None, description="`next` of an earlier answer.")
 
 
 class Repaired(BaseModel):
@@ -51,13 +53,10 @@ async def set_maintenance(plane: GivenPlane, wanted: Maintenance) -> Maintenance
 
 
 @router.post("/reconcile")
-async def reconcile(
-    plane: GivenPlane,
-    after: Annotated[str | None, Query(description="`next` of an earlier answer.")] = None,
-) -> Repaired:
+async def reconcile(plane: GivenPlane, wanted: GoOn | None = None) -> Repaired:
     """Looks for what no sweep has put right, and repairs it; each repair is in the audit.
 
     One call reads some 100,000 rows and then answers with `next`: ask on with it until it is null.
     """
-    repairs = await repair(plane.sides, after=after, rows_max=ROWS_PER_CALL_MAX)
+    repairs = await repair(plane.sides, after=wanted and wanted.after, rows_max=ROWS_PER_CALL_MAX)
     return Repaired.model_validate({name: getattr(repairs, name) for name in Repaired.model_fields})
