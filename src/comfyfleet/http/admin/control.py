@@ -58,5 +58,7 @@ async def reconcile(plane: GivenPlane, wanted: GoOn | None = None) -> Repaired:
 
     One call reads some 100,000 rows and then answers with `next`: ask on with it until it is null.
     """
-    repairs = await repair(plane.sides, after=wanted and wanted.after, rows_max=ROWS_PER_CALL_MAX)
+    repairs = await repair(
+        plane.sides, after=wanted.after if wanted else None, rows_max=ROWS_PER_CALL_MAX
+    )
     return Repaired.model_validate({name: getattr(repairs, name) for name in Repaired.model_fields})
