@@ -62,12 +62,39 @@ def test_a_failed_conversion_leaves_the_old_file(tmp_path: Path) -> None:
     assert out.read_text() == "old"
 
 
-def test_a_file_can_be_converted_in_its_own_place(tmp_path: Path) -> None:
-    path = tmp_path / "flow.json"
+def test_what_a_person_drew_is_not_replaced_by_its_prompt(tmp_path: Path) -> None:
+    path, link = tmp_path / "flow.json", tmp_path / "link.json"
     path.write_bytes(Path(NEGATIVE).read_bytes())
-    result = comfyfleet("convert", str(path), "--object-info", OBJECT_INFO, "-o", str(path))
-    assert result.code == 0
-    assert list(json.loads(path.read_text())) == ["2", "3:7", "3:8", "4"]
+    link.symlink_to(path)
+    for target in (path, link):
+        result = comfyfleet("convert", str(path), "--object-info", OBJECT_INFO, "-o", str(target))
+        assert result.code == 1
+        assert "is not overwritten: it is what is converted" in result.err
+        assert "--force" in result.err
+    assert path.read_bytes() == Path(NEGATIVE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content", [b"notes", b"", Path(SOFTEN).read_bytes(), b'{"some": "settings"}']
+)
+def test_no_file_is_overwritten_but_a_prompt(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "out.json"
+    out.write_bytes(content)
+    arguments = ("convert", NEGATIVE, "--object-info", OBJECT_INFO, "-o", str(out))
+    refused = comfyfleet(*arguments)
+    assert refused.code == 1
+    assert "is no prompt" in refused.err
+    assert out.read_bytes() == content
+    assert comfyfleet(*arguments, "--force").code == 0
+    # Now there is a prompt: to convert again is no loss.
+    assert comfyfleet(*arguments).code == 0
+    assert len(json.loads(out.read_text())) == 4
+
+
+def test_an_object_info_that_is_not_there_is_told_also_of_a_prompt(prompt_file: str) -> None:
+    result = comfyfleet("convert", prompt_file, "--object-info", "/nofile.json")
+    assert result.code == 1
+    assert "there is no file /nofile.json" in result.err
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:

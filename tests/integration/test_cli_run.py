@@ -1,6 +1,7 @@
 """`comfyfleet run` and `watch` against an engine that is really served."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -95,8 +96,8 @@ def test_a_picture_is_uploaded_and_its_name_set(engine: Served) -> None:
 def test_a_video_keeps_its_frames(engine: Served) -> None:
     result = run(VIDEO, "--video", CLIP, served=engine)
     assert result.code == 0, result.err
-    assert result.out == "output/inverted.mp4\n"
-    with av.open(CLIP) as before, av.open("output/inverted.mp4") as after:
+    assert result.out == "output/video/inverted.mp4\n"
+    with av.open(CLIP) as before, av.open("output/video/inverted.mp4") as after:
         assert sum(1 for _ in after.decode(video=0)) == sum(1 for _ in before.decode(video=0))
 
 
@@ -437,3 +438,87 @@ def test_a_folder_that_cannot_be_is_told_before_the_run(folder: Path) -> None:
 def test_a_picture_that_was_made_can_be_run_again(engine: Served) -> None:
     made = run(NEGATIVE, served=engine).out.strip()
     assert run(made, served=engine).out == "output/negative_384-2.png\n"
+
+
+def noise(folder: Path, prefix: str = "noise") -> str:
+    """A prompt whose picture depends on its seed."""
+    blank = node("EmptyImage", width=8, height=8, batch_size=1, color=0)
+    noisy = node("ImageAddNoise", "Noise", image=["1", 0], seed=1, strength=1.0)
+    kept = node("SaveImage", images=["2", 0], filename_prefix=prefix)
+    return saved(folder / "noise.json", n1=blank, n2=noisy, n3=kept)
+
+
+def seeds_said(result: Result) -> list[int]:
+    return [int(seed) for seed in re.findall(r'"seed": (\d+)', result.out)]
+
+
+def test_a_random_seed_is_a_new_one_each_time(engine: Served, folder: Path) -> None:
+    flow = noise(folder)
+    first = run(flow, "--seed", "random", served=engine)
+    again = run(flow, "--seed", "random", served=engine)
+    assert first.code == again.code == 0, first.err
+    assert Path("output/noise.png").read_bytes() != Path("output/noise-2.png").read_bytes()
+
+
+def test_a_count_runs_so_many_times_with_a_seed_each(engine: Served, folder: Path) -> None:
+    flow = noise(folder)
+    result = run(flow, "--count", "3", served=engine)
+    assert result.code == 0, result.err
+    assert "run 3 of 3" in result.err
+    pictures = {path.read_bytes() for path in Path("output").iterdir()}
+    assert len(pictures) == 3
+    assert seeds_said(run(flow, "--count", "3", "--seed", "7", "--dry-run")) == [7, 8, 9]
+    fixed = run(flow, "--count", "2", "--set", "Noise.seed=5", "--dry-run")
+    assert seeds_said(fixed) == [5, 5]
+    assert "no seed is free" in fixed.err
+
+
+def test_a_count_is_of_each_row(engine: Served, folder: Path) -> None:
+    (folder / "values.csv").write_text("prefix,seed\na,\nb,4\n")
+    result = run(noise(folder), "--batch", "values.csv", "--count", "2", "--seed", "1", "--dry-run")
+    assert seeds_said(result) == [1, 2, 4, 4]
+
+
+def test_a_number_as_batch_is_the_batch_size(engine: Served, folder: Path) -> None:
+    result = run(NEGATIVE, "--batch", "3", "--dry-run", served=engine)
+    assert result.code == 0, result.err
+    assert '"batch_size": 3' in result.out
+
+
+def test_a_subfolder_of_the_prefix_is_kept(engine: Served, folder: Path) -> None:
+    result = run(noise(folder, "shots/day 1/noise"), served=engine)
+    assert result.code == 0, result.err
+    assert result.out.strip() == "output/shots/day 1/noise.png"
+
+
+def test_a_run_that_goes_on_is_not_given_up_however_long_it_takes(
+    engine: Served, folder: Path
+) -> None:
+    """Its steps take three times as long as it may be silent."""
+    result = run(steps(folder, 12, 250), "--timeout", "1", "--poll-interval", "0.2", served=engine)
+    assert result.code == 0, result.err
+
+
+def test_a_silent_run_is_given_up_with_a_hint_that_helps(folder: Path) -> None:
+    result = run(steps(folder, 1, 3000), "--timeout", "0.5", "--poll-interval", "0.1")
+    assert result.code == 1
+    assert "has shown no progress for 0.5 s" in result.err
+    assert result.lines[-1] == "hint: --timeout SECONDS allows more time."
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_told_before_the_run(folder: Path) -> None:
+    result = run(NEGATIVE, "-o", "/proc/x")
+    assert result.code == 1
+    assert "results can't be saved into /proc/x" in result.lines[0]
+    assert "timeout" not in result.err
+    assert run(NEGATIVE, "-o", "a/b", "--dry-run").code == 0
+    assert not (folder / "a").exists()
+
+
+def test_hints_name_options_that_the_command_has(folder: Path) -> None:
+    assert "--object-info" not in run(NEGATIVE, "--server", "http://127.0.0.1:1").err
+    for missing in (("--image", "no.png"), ("--batch", "no.csv")):
+        result = run(SOFTEN, *missing)
+        assert result.code == 1
+        assert "there is no file no." in result.err
+        assert "stdin" not in result.err

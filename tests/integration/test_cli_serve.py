@@ -2,6 +2,8 @@
 
 import json
 import signal
+import socket
+import sys
 from pathlib import Path
 
 import httpx
@@ -113,3 +115,55 @@ def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, name: str, value
     result = comfyfleet("db", "upgrade", "--data", str(tmp_path), environ={name: value})
     assert result.code == 1
     assert "error: " in result.err
+
+
+@pytest.mark.parametrize(
+    "command", [("db", "upgrade"), ("db", "current"), ("serve", "--port", "0")]
+)
+def test_postgres_without_its_driver_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    environ = {"COMFYFLEET_CENTRAL_DATABASE_URL": "postgresql://u:p@127.0.0.1:1/x"}
+    result = comfyfleet(*command, "--data", str(tmp_path), environ=environ)
+    assert result.code == 1
+    assert result.lines == [
+        "error: PostgreSQL needs asyncpg, which is not installed",
+        'hint: pip install "comfyfleet[postgres]"',
+    ]
+
+
+def test_cloudwatch_without_its_package_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    environ = {"COMFYFLEET_CLOUDWATCH_NAMESPACE": "Comfyfleet", "COMFYFLEET_ADMIN_KEY": "k" * 16}
+    result = comfyfleet("serve", "--port", "0", "--data", str(tmp_path), environ=environ)
+    assert result.code == 1
+    assert result.lines[-2:] == [
+        "error: COMFYFLEET_CLOUDWATCH_NAMESPACE needs boto3, which is not installed",
+        'hint: pip install "comfyfleet[aws]"',
+    ]
+
+
+@pytest.mark.parametrize("command", ["serve", "up", "engine"])
+@pytest.mark.parametrize("port", ["80000", "-1"])
+def test_a_port_that_cannot_be_is_wrong_usage(command: str, port: str) -> None:
+    result = comfyfleet(command, f"--port={port}")
+    assert result.code == 2
+    assert "--port" in result.err
+
+
+@pytest.mark.parametrize("command", ["serve", "up", "engine"])
+def test_a_data_folder_that_cannot_be_made_is_told_in_one_line(command: str) -> None:
+    result = comfyfleet(command, "--port", "0", "--data", "/proc/x")
+    assert result.code == 1
+    assert result.lines[0].startswith("error: ")
+
+
+def test_the_engine_tells_of_a_taken_port_as_the_others_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = comfyfleet("engine", "--port", str(taken.getsockname()[1]))
+    assert result.code == 1
+    assert "can't be listened on" in result.lines[0]
+    assert result.lines[1].startswith("hint: Another process may have that port")

@@ -239,3 +239,56 @@ def wait_for(done: Callable[[], bool], seconds: float = 60.0) -> None:
     while not done():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.2)
+
+
+def without(module: str, folder: Path) -> str:
+    """A folder for PYTHONPATH, in which that package is not installed."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
+    return str(folder)
+
+
+def test_a_start_that_fails_makes_no_key_that_nobody_has_seen(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bare = without("av", tmp_path_factory.mktemp("bare"))
+    with started("up", "--port", "0", folder=tmp_path, PYTHONPATH=bare) as failed:
+        failed.hears("error: the built-in engine needs av, which is not installed")
+        failed.hears(r'pip install "comfyfleet\[engine\]"')
+        assert failed.process.wait(10) == 1
+    with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
+        assert admin_of(running)("fleets", "list").code == 0
+        assert running.stop() == 0
+
+
+def test_the_key_is_shown_before_anything_else_can_go_wrong(tmp_path: Path) -> None:
+    data = tmp_path / "comfyfleet-data"
+    data.mkdir()
+    (data / "fleet.secret").mkdir()  # so that the next step fails
+    with started("up", "--port", "0", folder=tmp_path) as failed:
+        url, key = failed.hears(KEY).groups()
+        assert url
+        assert failed.process.wait(30) != 0
+    (data / "fleet.secret").rmdir()
+    with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
+        url = running.hears(r"Control plane at (\S+)")[1]
+        assert with_key(url, key)("fleets", "list").code == 0
+
+
+def test_a_lost_admin_key_is_replaced(tmp_path: Path) -> None:
+    data = str(tmp_path / "comfyfleet-data")
+    nothing = comfyfleet("db", "new-admin-key", "--data", data)
+    assert nothing.code == 1
+    assert not Path(data).exists()
+    with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
+        lost = running.hears(KEY)[2]
+        assert "already serves" in comfyfleet("db", "new-admin-key", "--data", data).err
+        assert running.stop() == 0
+    made = comfyfleet("db", "new-admin-key", "--data", data)
+    assert made.code == 0, made.err
+    with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
+        url = running.hears(r"Control plane at (\S+)")[1]
+        running.hears("comfyfleet db new-admin-key")
+        assert with_key(url, made.out.strip())("fleets", "list").code == 0
+        assert with_key(url, lost)("fleets", "list").code == 1
+        audit = with_key(url, made.out.strip())("audit", "--action", "admin_key_replaced", "--json")
+        assert len(audit.json["entries"]) == 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from comfyfleet.agent.metadata import Metadata, NoMetadata
 from comfyfleet.agent.neighbours import Neighbours
+from comfyfleet.kernel.extras import install_line
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ async def _open_client(region: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ModuleNotFoundError:
-        logger.info("no scale-in protection: pip install 'comfyfleet[aws]'")
+        logger.info("no scale-in protection: %s", install_line("aws"))
         return None
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,

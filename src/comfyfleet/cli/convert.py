@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from comfyfleet.cli.files import FILE_HELP, STANDARD_STREAM, open_file, write_file
+from comfyfleet.cli.files import (
+    FILE_HELP,
+    STANDARD_STREAM,
+    open_file,
+    read_file,
+    write_file,
+)
 from comfyfleet.cli.nodetypes import (
     NO_NODE_TYPES,
     KnownTypes,
@@ -20,14 +26,33 @@ from comfyfleet.cli.nodetypes import (
 from comfyfleet.cli.settings import NO_SETTINGS, SettingOptions, apply_settings
 from comfyfleet.cli.switches import ALL_AS_SAVED, SwitchOptions, apply_switches
 from comfyfleet.cli.world import InWorld, World, counted
+from comfyfleet.kernel.errors import FleetError, InvalidInput
 from comfyfleet.workflow import Conversion, convert_with_report
-from comfyfleet.workflow.media import Opened
+from comfyfleet.workflow.media import Opened, open_document
 from comfyfleet.workflow.model import Prompt
 from comfyfleet.workflow.report import Warning
 
 CONVERSION = Group("Conversion", sort_key=6)
 # The person switched these off and knows it: one line for all of them.
+PROMPT_BYTES_MAX = 64 * 1024 * 1024
 SWITCHED_OFF = ("muted", "bypassed")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OutputOptions:
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"],
+            metavar="OUT",
+            help="Write to this file instead of stdout. There, only a prompt is replaced.",
+        ),
+    ] = None
+    force: Annotated[bool, Parameter(help="Replace what is in OUT, whatever it is.")] = False
+
+
+TO_STDOUT = OutputOptions()
 
 
 @Parameter(name="*", group=CONVERSION)
@@ -62,12 +87,7 @@ def convert(
     file: Annotated[str, Parameter(help=FILE_HELP, allow_leading_hyphen=True)],
     /,
     *,
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=["--output", "-o"], metavar="OUT", help="Write to this file instead of stdout."
-        ),
-    ] = None,
+    into: OutputOptions = TO_STDOUT,
     node_types: NodeTypeOptions = NO_NODE_TYPES,
     settings: SettingOptions = NO_SETTINGS,
     switches: SwitchOptions = ALL_AS_SAVED,
@@ -90,7 +110,9 @@ def convert(
     opened = open_file(file, world.stdin)
     for note in opened.notes:
         world.warn(note)
-    needs_types = opened.workflow is not None or bool(settings)
+    output = _checked_output(into, file)
+    # What is named must be there, whether it is needed or not.
+    needs_types = bool(opened.workflow or settings or node_types.object_info)
     known = find_types(node_types, opened, world) if needs_types else None
     if switches:
         opened = apply_switches(opened, known, switches, world)
@@ -163,8 +185,37 @@ def _json_of(prompt: Prompt) -> bytes:
     return json.dumps(prompt, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def _write(prompt: Prompt, output: Path | None, world: World) -> None:
+def _checked_output(into: OutputOptions, source: str) -> Path | None:
+    """Before the work: what a person drew must not be replaced by what was made of it."""
+    output = into.output
     if output is None or str(output) == STANDARD_STREAM:
+        return None
+    if into.force or not output.is_file():
+        return output
+    if source != STANDARD_STREAM and output.samefile(source):
+        raise _would_replace(output, "it is what is converted")
+    if not _is_prompt(output):
+        raise _would_replace(output, "there is a file of that name, and it is no prompt")
+    return output
+
+
+def _is_prompt(path: Path) -> bool:
+    try:
+        data = read_file(path, bytes_max=PROMPT_BYTES_MAX)
+        found = open_document(data)
+    except FleetError:
+        return False
+    return found.kind == "json" and found.prompt is not None and found.workflow is None
+
+
+def _would_replace(path: Path, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is not overwritten: {why}", hint="Name another -o, or add --force to replace it."
+    )
+
+
+def _write(prompt: Prompt, output: Path | None, world: World) -> None:
+    if output is None:
         print_prompt(prompt, world)
         return
     write_file(output, _json_of(prompt))

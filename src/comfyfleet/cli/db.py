@@ -11,11 +11,14 @@ from rich.table import Table
 from comfyfleet.cli.serve import DATA
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.db import open_database
-from comfyfleet.db.migrating import History, newest, revision
+from comfyfleet.db.migrating import History, newest, require_newest, revision
 from comfyfleet.db.migrating import upgrade as upgrade_database
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.settings import read_settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.places import Place, Places, places_of
+from comfyfleet.plane.secrets import replace_admin_key
 
 app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
 Data = Annotated[
@@ -42,6 +45,35 @@ def current(*, data: Data = DATA, world: InWorld) -> None:
     for name, found, wanted in asyncio.run(_current(places)):
         table.add_row(name, found or "none", wanted)
     world.out.print(table)
+
+
+@app.command
+def new_admin_key(*, data: Data = DATA, world: InWorld) -> None:
+    """Make a new admin key in place of a lost one, and print it.
+
+    The one before is void, for each control plane from its next start on: on SQLite stop it first, on
+    PostgreSQL restart those that run. Where `COMFYFLEET_ADMIN_KEY` is set, that is the key.
+    """
+    settings = read_settings(world.environ)
+    if settings.admin_key:
+        raise InvalidInput(
+            "COMFYFLEET_ADMIN_KEY is set, so it is the key", hint="Change it there, and restart."
+        )
+    places = places_of(settings, data)
+    if places.central.file is not None and not places.central.file.exists():
+        raise InvalidInput(f"no control plane has its data in {data}", hint="Name it: --data DIR")
+    with alone(places.sqlite_files()):
+        world.print_line(asyncio.run(_new_admin_key(places.central)))
+    world.say("the admin key, shown this once: export COMFYFLEET_KEY=…")
+
+
+async def _new_admin_key(place: Place) -> str:
+    database = open_database(place.url)
+    try:
+        await require_newest(database, "central")
+        return await replace_admin_key(database, utc_now())
+    finally:
+        await database.close()
 
 
 def _databases(places: Places) -> Iterator[tuple[str, Place, History]]:

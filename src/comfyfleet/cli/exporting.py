@@ -6,7 +6,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comfyfleet.cli.admin.client import Control
-from comfyfleet.kernel.errors import InvalidInput, NotOffered
+from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.extras import missing_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,10 +74,7 @@ def require_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
-        raise NotOffered(
-            "the contact sheet needs Pillow, which is not installed",
-            hint="pip install 'comfyfleet[engine]'",
-        ) from None
+        raise missing_extra("the contact sheet", "Pillow", "engine") from None
 
 
 def write_sheet(

@@ -30,12 +30,16 @@ def open_file(name: str, stdin: BinaryIO) -> Opened:
         with _named("stdin"):
             return _opened(stdin)
     path = Path(name)
-    with _explained(path), path.open("rb") as file, _named(name):
+    with (
+        explained(path, or_else="Use - to read from stdin."),
+        path.open("rb") as file,
+        _named(name),
+    ):
         return _opened(file)
 
 
 def read_file(path: Path, *, bytes_max: int) -> bytes:
-    with _explained(path), path.open("rb") as file:
+    with explained(path), path.open("rb") as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise LimitExceeded(f"{path} has more than {bytes_max:,} bytes")
@@ -44,13 +48,13 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
 
 def need_file(path: Path) -> Path:
     """A file that can be read, or an error that says why it can't."""
-    with _explained(path), path.open("rb"):
+    with explained(path), path.open("rb"):
         return path
 
 
 def write_file(path: Path, data: bytes) -> None:
     """A reader of that file sees the old content or the new one, never half of either."""
-    with _explained(path):
+    with explained(path):
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # a pipe or a device: there is nothing to replace
             return
@@ -91,11 +95,12 @@ def _named(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path, *, or_else: str | None = None) -> Iterator[None]:
+    """Errors of the system about a path, in words. `or_else` is the hint where nothing is similar."""
     try:
         yield
     except FileNotFoundError as error:
-        raise _not_found(path) from error
+        raise _not_found(path, or_else) from error
     except IsADirectoryError as error:
         raise InvalidInput(f"{path} is a directory", hint=_files_inside(path)) from error
     except PermissionError as error:
@@ -107,15 +112,15 @@ def _explained(path: Path) -> Iterator[None]:
         raise InvalidInput(f"{path}: {error.strerror or error}") from error
 
 
-def _not_found(path: Path) -> InvalidInput:
+def _not_found(path: Path, or_else: str | None) -> InvalidInput:
     if not path.parent.is_dir():
         return InvalidInput(
             f"there is no directory {path.parent}", hint=f"Create it with: mkdir -p {path.parent}"
         )
     close = difflib.get_close_matches(path.name, _names_in(path.parent), n=NAMES_SHOWN_MAX)
     similar = ", ".join(str(path.with_name(name)) for name in close)
-    hint = f"Did you mean: {similar}?" if close else "Use - to read from stdin."
-    return InvalidInput(f"there is no file {path}", hint=hint)
+    hint = f"Did you mean: {similar}?" if close else or_else
+    return InvalidInput(f"there is no file {path}", **({"hint": hint} if hint else {}))
 
 
 def _files_inside(path: Path) -> str:

@@ -3,14 +3,15 @@
 RUN = """Run a workflow and save what it makes.
 
 Input files that the workflow names and that lie beside it are uploaded, and so are those that you
-give. The paths of the results go to stdout; progress and remarks go to stderr. Ctrl-C cancels the
-run on the server.
+give. Without --server and --cloud the built-in engine runs it, if it has every node type. The paths of
+the results go to stdout; progress and remarks go to stderr. Ctrl-C cancels the run on the server.
 
 ```
 comfyfleet run flow.json --image cat.png
 comfyfleet run cat.png --server gpu1:8188 --server gpu2:8188 --seed 7
 comfyfleet run flow.json --set 3.steps=30 --input 12.image=mask.png --dry-run
 comfyfleet run flow.json --batch values.csv -o results
+comfyfleet run flow.json --count 4 --seed random
 comfyfleet run flow.json --server gpu1:8188 --detach
 ```
 

@@ -9,11 +9,12 @@ from cyclopts import Group, Parameter, validators
 
 from comfyfleet.cli.object_info import HOW_TO_SAVE, read_object_info
 from comfyfleet.cli.world import World
-from comfyfleet.kernel.errors import FleetError, InvalidInput
+from comfyfleet.kernel.errors import FleetError, InvalidInput, ServerUnavailable
 from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.remote import remote_lists
 
 SERVER_VARIABLE = "COMFYUI_BASE_URL"
+OR_A_FILE = "Or save what it knows while it runs, and use --object-info FILE."
 
 GROUP = Group(
     "Node types",
@@ -62,6 +63,14 @@ def find_types(options: NodeTypeOptions, opened: Opened, world: World) -> KnownT
     url = options.server or world.environ.get(SERVER_VARIABLE)
     if not url:
         return None
+    try:
+        return types_of_server(url, opened, world)
+    except ServerUnavailable as error:
+        hint = f"{error.details.get('hint', '')} {OR_A_FILE}".strip()
+        raise ServerUnavailable(error.message, **{**error.details, "hint": hint}) from error
+
+
+def types_of_server(url: str, opened: Opened, world: World) -> KnownTypes:
     object_info = world.servers.object_info(url)
     return KnownTypes(object_info, dict(_remote_choices(url, opened, object_info, world)))
 

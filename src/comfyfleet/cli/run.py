@@ -2,22 +2,22 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from comfyfleet.cli.convert import print_prompt
 from comfyfleet.cli.files import FILE_HELP, open_file
 from comfyfleet.cli.running.batch import Batch, summary
 from comfyfleet.cli.running.display import LiveDisplay
 from comfyfleet.cli.running.naming import check_folder
-from comfyfleet.cli.running.preparing import ChangeOptions, prepare, prepare_row
+from comfyfleet.cli.running.preparing import ChangeOptions, prepare, prepare_row, with_seeds
 from comfyfleet.cli.running.reporting import JsonLines, PlainLines, Reporter
 from comfyfleet.cli.running.session import Made, Session, Work
 from comfyfleet.cli.running.targets import ANYWHERE, Target, TargetOptions, chosen_target
-from comfyfleet.cli.running.values import Row, read_rows
+from comfyfleet.cli.running.values import ONLY, ROWS_MAX, Row, read_rows
 from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.comfy import Backend
 from comfyfleet.kernel.errors import FleetError, InvalidInput
@@ -49,12 +49,21 @@ INTO_OUTPUT = ResultOptions()
 @dataclass(frozen=True)
 class WayOptions:
     batch: Annotated[
-        Path | None,
+        str | None,
         Parameter(
             metavar="CSV",
-            help="Run once per row. Columns are named as values are set: prompt, seed, 3.steps, image.",
+            help="Run once per row. Columns are named as values are set: prompt, seed, 3.steps, image. "
+            "A number is the batch size, as for convert.",
         ),
     ] = None
+    count: Annotated[
+        int,
+        Parameter(
+            metavar="N",
+            validator=validators.Number(gte=1, lte=ROWS_MAX),
+            help="Run so many times, each time with a new seed; with --seed N with N, N+1, N+2 …",
+        ),
+    ] = 1
     detach: Annotated[
         bool, Parameter(help="Print the id of the run and return; comfyfleet watch ID re-attaches.")
     ] = False
@@ -77,7 +86,8 @@ def run(
     world: InWorld,
 ) -> None:
     """See helps.RUN."""
-    rows = read_rows(way.batch) if way.batch else None
+    way, changes = _with_batch_size(way, changes)
+    rows = read_rows(Path(way.batch)) if way.batch else None
     check_folder(results.output_dir)
     opened = open_file(file, world.stdin)
     for note in opened.notes:
@@ -86,6 +96,8 @@ def run(
         if way.detach and target.options is None:
             raise _nobody_to_leave_it_with()
         base = prepare(file, opened, changes, target, world)
+        if way.count > 1:
+            rows = with_seeds(rows or (ONLY,), way.count, base, changes.values, world)
         errand = _Errand(target, results, way, rows or (), world)
         if way.dry_run:
             errand.tell(base)
@@ -95,6 +107,15 @@ def run(
             errand.run(base, Path(file).name)
         else:
             errand.run_batch(base, Path(file).name)
+
+
+def _with_batch_size(way: WayOptions, changes: ChangeOptions) -> tuple[WayOptions, ChangeOptions]:
+    """`--batch 4` is what `inspect` names and `convert` takes: the size, not a file."""
+    if way.batch is None or not way.batch.isdecimal():
+        return way, changes
+    usual = replace(changes.values.usual, batch=way.batch)
+    values = replace(changes.values, usual=usual)
+    return replace(way, batch=None), replace(changes, values=values)
 
 
 def reporter_for(results: ResultOptions, title: str, world: World) -> Reporter:
@@ -131,7 +152,7 @@ class _Errand:
     @property
     def folder(self) -> Path:
         """Of the CSV file."""
-        return self.way.batch.parent if self.way.batch else Path()
+        return Path(self.way.batch).parent if self.way.batch else Path()
 
     def tell(self, base: Work) -> None:
         works = [prepare_row(base, row, self.folder, self.world) for row in self.rows] or [base]
@@ -155,14 +176,15 @@ class _Errand:
 
     def run_batch(self, base: Work, title: str) -> None:
         reporter = reporter_for(self.results, title, self.world)
-        batch = Batch(self.rows, self.folder, reporter, self.world)
+        unit = "row" if self.way.batch else "run"
+        batch = Batch(self.rows, self.folder, reporter, self.world, unit)
         try:
             with reporter:
                 asyncio.run(self._batch(batch, base, reporter))
         finally:
             # Also after Ctrl-C: the rows before have results.
             if not self.results.as_json:
-                self.world.out.print(summary(batch.ended))
+                self.world.out.print(summary(batch.ended, batch.unit))
         batch.check()
 
     def leave(self, base: Work) -> None:

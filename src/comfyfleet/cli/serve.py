@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from comfyfleet.cli.engine import Port
 from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.http.app import create_app
@@ -22,8 +23,8 @@ from comfyfleet.plane import Plane, open_plane
 
 DATA = Path("comfyfleet-data")
 KEY_CHARACTERS_MIN = 16
+ANOTHER_KEY = "if it is lost, stop this and run: comfyfleet db new-admin-key"
 Host = Annotated[str, Parameter(help="Address to listen on.")]
-Port = Annotated[int, Parameter(help="Port to listen on; 0 takes any that is free.")]
 Data = Annotated[
     Path,
     Parameter(metavar="DIR", help="Folder for the embedded databases and files, made if missing."),
@@ -55,9 +56,10 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         plane = await stack.enter_async_context(open_plane(settings, data, utc_now))
+        # First of all: a key that was made is shown this once, whatever goes wrong after.
+        greet(plane, url_of(listener), world)
         if with_loops:
             await stack.enter_async_context(running(sweeps_in(plane)))
-        greet(plane, url_of(listener), world)
         await serve_app(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
 
 
@@ -85,3 +87,5 @@ def greet(plane: Plane, url: str, world: World) -> None:
     if plane.admin_key.just_made:
         world.say("Its admin key, shown this once:")
         world.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")
+    elif not plane.settings.admin_key:
+        world.say(f"Its admin key was shown at the first start; {ANOTHER_KEY}")

@@ -76,8 +76,7 @@ class Servers:
         except httpx.HTTPError as error:
             raise ServerUnavailable(
                 f"no server answers at {shown(base)}: {error}",
-                hint="Is ComfyUI running there? Open that address in a browser, or save what it "
-                "knows while it runs and use --object-info FILE.",
+                hint="Is ComfyUI running there? Open that address in a browser.",
             ) from error
 
 
@@ -133,5 +132,5 @@ def _too_slow(base: str, seconds: float | None) -> ServerUnavailable:
     span = f" within {seconds:g} seconds" if seconds else " in time"
     return ServerUnavailable(
         f"{base} did not answer{span}",
-        hint="It may be busy loading a model: try again, or use --object-info FILE.",
+        hint="It may be busy loading a model: try again.",
     )

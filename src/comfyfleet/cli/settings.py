@@ -24,7 +24,10 @@ USUAL_VALUES = Group(
     help="Found by following the graph; what was set is said, and what was not found.",
     sort_key=4,
 )
-_HELP = {each.name: each.help for each in SHORTHANDS}
+RANDOM = "random"  # as a seed: a new one each time
+_HELP = {each.name: each.help for each in SHORTHANDS} | {
+    "seed": f"seed of the noise; `{RANDOM}` takes a new one"
+}
 _ALIASES = {each.name: each.aliases for each in SHORTHANDS}
 
 
@@ -104,6 +107,8 @@ def apply_settings(
     prompt, exposed = converted.prompt, converted.exposed
     object_info: Mapping[str, Any] = known.object_info if known else {}
     shorthands = settings.usual.given()
+    if shorthands.get("seed") == RANDOM:
+        shorthands["seed"] = str(world.new_seed())
     if shorthands:
         prompt = _told(set_shorthands(prompt, object_info, shorthands, exposed=exposed), world)
     assignments = [parse_assignment(text) for text in settings.set_]

@@ -17,9 +17,9 @@ from comfyfleet.agent.naming import default_worker_id
 from comfyfleet.agent.settings import WorkerSettings, concurrency_of, heartbeat_seconds_of
 from comfyfleet.agent.surveying import surveying
 from comfyfleet.agent.worker import Worker
-from comfyfleet.cli.engine import NEEDS
+from comfyfleet.cli.engine import Port, require_engine
 from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.cli.serve import DATA, Data, Host, Port, greet, settings_at
+from comfyfleet.cli.serve import DATA, Data, Host, greet, settings_at
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.http.app import create_app
@@ -71,12 +71,15 @@ def up(
     if crew.no_worker and crew.backend:
         raise InvalidInput("--no-worker puts no backend to work, so leave out --backend")
     urls = tuple(dict.fromkeys(map(base_url, crew.backend)))
+    with_engine = not urls and not crew.no_worker
+    if with_engine:
+        require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
     with listen(host, port) as listener:
         set_up_logs(log_level, world.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registering.__name__).setLevel(logging.ERROR)
         everything = _Everything(host, data, listener, urls, world)
-        asyncio.run(everything.run(with_engine=not urls and not crew.no_worker))
+        asyncio.run(everything.run(with_engine=with_engine))
     world.say("Stopped")
 
 
@@ -93,6 +96,8 @@ class _Everything:
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(stopped_by_signals())
             plane = await stack.enter_async_context(open_plane(settings, self.data, utc_now))
+            # First of all: a key that was made is shown this once, whatever goes wrong after.
+            greet(plane, url_of(self.listener), self.world)
             secret = await own_fleet_secret(plane, self.data)
             backends = [
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
@@ -101,7 +106,6 @@ class _Everything:
                 backends.append((BUILT_IN, stack.enter_context(_engine(self.data / "engine"))))
             workers = [await self._hired(name, url, secret, stack) for name, url in backends]
             await stack.enter_async_context(running(_sweeps(plane)))
-            greet(plane, url_of(self.listener), self.world)
             self._tell_next(backends)
             await self._work(plane, workers, stop)
 
@@ -160,13 +164,8 @@ def _sweeps(plane: Plane) -> Sweeps:
 @contextmanager
 def _engine(data: Path) -> Iterator[str]:
     """Its URL. In a thread: what it computes must not hold up the control plane's answers."""
-    try:
-        from comfyfleet.engine import serving
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"{NEEDS} ({error.name} is missing)",
-            hint="Or name a ComfyUI with --backend URL, or start without any: --no-worker",
-        ) from error
+    from comfyfleet.engine import serving
+
     data.mkdir(parents=True, exist_ok=True)
     with serving(data=data.resolve()) as served:
         yield served.url

@@ -1,6 +1,7 @@
 """What a command may touch of the world outside: streams, clock, environment, servers."""
 
 import os
+import secrets
 import sys
 import time
 import uuid
@@ -29,9 +30,16 @@ class World:
     servers: Servers = field(default_factory=Servers)
     clock: Callable[[], float] = time.monotonic
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    # No larger than the smallest maximum that seeds of nodes have.
+    new_seed: Callable[[], int] = lambda: secrets.randbelow(2**32)
 
     def say(self, text: str) -> None:
         self._line("", text)
+
+    def print_line(self, text: str) -> None:
+        """A result: to stdout, at once."""
+        self.stdout.write(f"{text}\n".encode())
+        self.stdout.flush()
 
     def warn(self, text: str) -> None:
         self._line("warning: ", text, "yellow")

@@ -16,6 +16,7 @@ from comfyfleet.db import sqlite
 from comfyfleet.db.grouping import Grouped
 from comfyfleet.db.losses import is_loss_within, is_misfit_within
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
+from comfyfleet.kernel.extras import missing_extra
 
 Tx: TypeAlias = AsyncConnection
 
@@ -148,7 +149,12 @@ def open_database(url: str) -> Database:
     else:
         # Transactions are begun by us; SQLAlchemy must not begin its own around a look.
         options["isolation_level"] = "AUTOCOMMIT"
-    engine = create_async_engine(target, **options)
+    try:
+        engine = create_async_engine(target, **options)
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise missing_extra("PostgreSQL", error.name, "postgres") from error
     if kind == "postgresql":
         event.listen(engine.sync_engine, "checkout", _require_open)
     if kind == "sqlite":

@@ -9,8 +9,7 @@ from comfyfleet.fleets import objectinfo as of_fleets
 from comfyfleet.fleets.model import Fleet
 from comfyfleet.fleets.objectinfo import Objects
 from comfyfleet.kernel.errors import Refused
-
-ENGINE_NEEDED = "pip install 'comfyfleet[engine]'"
+from comfyfleet.kernel.extras import install_line
 
 
 async def object_info_for(objects: Objects, fleet: Fleet | None) -> Mapping[str, Any]:
@@ -28,7 +27,7 @@ def engine_object_info() -> Mapping[str, Any]:
         raise Refused(
             "no worker has reported what its backend can do, and the built-in engine is not "
             f"installed ({error.name} is missing)",
-            hint=ENGINE_NEEDED,
+            hint=install_line("engine"),
         ) from error
     # Folders without files: what lies in an engine's folders is no part of what it can do.
     nowhere = Path("/nonexistent")

@@ -68,13 +68,24 @@ def serve(engine: Engine, listener: socket.socket, app_of: AppOf = create_app) -
 def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        return _bound(family, host, port)
+    except OSError as error:
+        raise ServerUnavailable(
+            f"{host}:{port} can't be listened on: {error.strerror or error}",
+            hint="Another process may have that port: choose one with --port, or 0 for any.",
+        ) from error
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
-        raise ServerUnavailable(f"{host}:{port} can't be listened on: {error}") from error
-    listener.listen(LISTEN_BACKLOG)
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from comfyfleet.kernel.extras import install_line
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "i-"
@@ -58,7 +60,7 @@ async def validate(worker_id: str) -> Verdict:
     try:
         import botocore.exceptions
     except ModuleNotFoundError:
-        return Verdict(Outcome.UNCHECKED, "boto3 is missing: pip install 'comfyfleet[aws]'")
+        return Verdict(Outcome.UNCHECKED, f"boto3 is missing: {install_line('aws')}")
     try:
         answer = await asyncio.to_thread(_describe, instance_id)
     except botocore.exceptions.ClientError as error:

@@ -6,7 +6,7 @@ from functools import partial
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Depth, Lane
-from comfyfleet.loops.scaling import ASSUMED_SECONDS, CloudWatch, FleetFigures
+from comfyfleet.loops.scaling import ASSUMED_SECONDS, CloudWatch, FleetFigures, require_aws
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.plane import Plane
 from comfyfleet.plane.figures import BUSY, IDLE, read_figures
@@ -17,6 +17,7 @@ def scaling_sweeps(plane: Plane) -> Iterator[Sweep]:
     settings = plane.settings
     if not settings.cloudwatch_namespace:
         return
+    require_aws()
     watch = CloudWatch(settings.cloudwatch_namespace, target_seconds=settings.scale_target_seconds)
     yield Sweep("cloudwatch", partial(publish, plane, watch), settings.cloudwatch_seconds)
 

@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
+
+from comfyfleet.kernel.extras import missing_extra
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +116,8 @@ class CloudWatch:
         return await asyncio.to_thread(self._publish, fleets, now)
 
     def _publish(self, fleets: Sequence[FleetFigures], now: datetime) -> bool:
-        try:
-            from botocore.exceptions import BotoCoreError, ClientError
-        except ModuleNotFoundError:
-            logger.warning("nothing goes to CloudWatch: pip install 'comfyfleet[aws]'")
-            return False
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
             client = self._client = self._client or _open_client()
             for metrics in self._calls(fleets, now):
@@ -136,6 +136,12 @@ class CloudWatch:
                 for each in fleets[start : start + fleets_per_call]
                 for metric in metrics_of(each, now=now, target_seconds=self._target_seconds)
             ]
+
+
+def require_aws() -> None:
+    """Raises at the start what would else be told by a log only, pass after pass."""
+    if find_spec("boto3") is None:
+        raise missing_extra("COMFYFLEET_CLOUDWATCH_NAMESPACE", "boto3", "aws")
 
 
 def _open_client() -> Any:

@@ -1,9 +1,11 @@
 """What the control planes of one installation know in common: the admin key, and what URLs are signed with."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from comfyfleet.audit import service as audit
 from comfyfleet.db import Database
-from comfyfleet.db.state import read_state, write_state_if_new
+from comfyfleet.db.state import read_state, write_state, write_state_if_new
 from comfyfleet.kernel.keys import hashed, new_key
 from comfyfleet.kernel.settings import Settings
 
@@ -29,6 +31,17 @@ async def admin_key(central: Database, settings: Settings) -> AdminKey:
     async with central.begin() as tx:
         standing = await write_state_if_new(tx, ADMIN_KEY_HASH, hashed(key))
     return AdminKey(standing, just_made=key if standing == hashed(key) else None)
+
+
+async def replace_admin_key(central: Database, now: datetime) -> str:
+    """A new one in place of the one that was made; control planes that run take it at their start."""
+    key = new_key()
+    async with central.begin() as tx:
+        await write_state(tx, ADMIN_KEY_HASH, hashed(key))
+        await audit.record(
+            tx, actor="system", action="admin_key_replaced", subject="admin", now=now
+        )
+    return key
 
 
 async def url_secret(central: Database) -> str:

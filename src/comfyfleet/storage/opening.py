@@ -6,7 +6,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from urllib.request import url2pathname
 
 from comfyfleet.kernel.clock import Clock
-from comfyfleet.kernel.errors import InvalidInput, Refused
+from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.extras import missing_extra
 from comfyfleet.storage.keys import checked_key
 from comfyfleet.storage.local import LocalStore
 from comfyfleet.storage.model import ObjectStore
@@ -46,10 +47,7 @@ def _open_bucket(bucket: Bucket) -> ObjectStore:
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore"):
             raise
-        raise Refused(
-            f"s3://{bucket.name} needs boto3, which is not installed",
-            hint='pip install "comfyfleet[s3]"',
-        ) from None
+        raise missing_extra(f"s3://{bucket.name}", error.name, "s3") from None
     return S3Store(bucket)
 
 

@@ -27,7 +27,8 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 ADMIN_BASE, PUBLIC_BASE = "api/admin", "api"
 ADMIN_KEY_HINT = (
     "It was printed when the control plane first started, or is the value of "
-    f"COMFYFLEET_ADMIN_KEY there: export {KEY}=…"
+    f"COMFYFLEET_ADMIN_KEY there: export {KEY}=… If it is lost, `comfyfleet db new-admin-key` there "
+    "makes another."
 )
 PUBLIC_KEY_HINT = f"It is an API key of yours, not an operator's: export {KEY}=cf_…"
 OUTPUT = Group("Output", sort_key=9)

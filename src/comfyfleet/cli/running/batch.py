@@ -29,7 +29,15 @@ class Ended:
 class Batch:
     """A row that fails does not stop the others; what has ended is kept, also if the rest is given up."""
 
-    def __init__(self, rows: Sequence[Row], folder: Path, reporter: Reporter, world: World) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        folder: Path,
+        reporter: Reporter,
+        world: World,
+        unit: str = "row",
+    ) -> None:
+        self.unit = unit
         self._rows = rows
         self._folder = folder
         self._reporter = reporter
@@ -38,7 +46,7 @@ class Batch:
 
     async def run(self, session: Session, base: Work) -> None:
         for row in self._rows:
-            self._reporter.row(row.number, len(self._rows))
+            self._reporter.row(row.number, len(self._rows), self.unit)
             began = self._world.clock()
             with self._noting(row, began):
                 made = await session.run(prepare_row(base, row, self._folder, self._world))
@@ -65,13 +73,13 @@ class Batch:
         if failed:
             rows = ", ".join(map(str, failed))
             raise RunFailed(
-                f"{len(failed)} of {counted(len(self._rows), 'row', 'rows')} failed: {rows}"
+                f"{len(failed)} of {counted(len(self._rows), self.unit, f'{self.unit}s')} failed: {rows}"
             )
 
 
-def summary(ended: Sequence[Ended]) -> Table:
+def summary(ended: Sequence[Ended], unit: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("row", justify="right")
+    table.add_column(unit, justify="right")
     table.add_column("seconds", justify="right")
     table.add_column("result", overflow="fold")
     for row in ended:

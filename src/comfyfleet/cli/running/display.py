@@ -31,6 +31,7 @@ class LiveDisplay:
         self._title = title
         self._standing = begin(Plan({}), world.clock())
         self._rows: tuple[int, int] | None = None
+        self._unit = "row"
         self._doing = "preparing"
         self._live = Live(
             console=world.err,
@@ -46,8 +47,8 @@ class LiveDisplay:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def row(self, number: int, total: int) -> None:
-        self._rows = (number, total)
+    def row(self, number: int, total: int, unit: str) -> None:
+        self._rows, self._unit = (number, total), unit
         self._standing = begin(Plan({}), self._world.clock())
 
     def uploaded(self, path: Path, name: str) -> None:
@@ -74,17 +75,18 @@ class LiveDisplay:
         standing = self._standing
         if not standing.succeeded:
             standing = replace(standing, now=self._world.clock())
-        return render(standing, title=self._title, doing=self._doing, rows=self._rows)
+        rows, unit = self._rows, self._unit
+        return render(standing, title=self._title, doing=self._doing, rows=rows, unit=unit)
 
 
 def render(
-    standing: Standing, *, title: str, doing: str, rows: tuple[int, int] | None
+    standing: Standing, *, title: str, doing: str, rows: tuple[int, int] | None, unit: str = "row"
 ) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     if rows is not None:
         number, total = rows
         grid.add_row(
-            Text("batch", style="bold"), _bar(number - 1, total), f"row {number} of {total}"
+            Text("batch", style="bold"), _bar(number - 1, total), f"{unit} {number} of {total}"
         )
     grid.add_row(
         Text(_cut(title), style="bold"), _whole_bar(standing), _whole_words(standing, doing)

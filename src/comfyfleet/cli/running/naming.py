@@ -1,15 +1,17 @@
 """Names for the files that came out: readable, safe, and never one that is taken."""
 
-import os
 import re
+import tempfile
 from collections.abc import Iterator
-from itertools import count
+from contextlib import suppress
+from itertools import count, takewhile
 from pathlib import Path
 
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
 
 STEM_CHARACTERS_MAX = 120
 SUFFIX_CHARACTERS_MAX = 16
+FOLDERS_MAX = 16
 SAME_NAMES_MAX = 100_000
 # What ComfyUI appends to be unique in its own folder: cat_00012_.png, clip_00003-audio.mp4.
 _COUNTER = re.compile(r"_\d{5}_?(?=$|-)")
@@ -31,6 +33,13 @@ def readable_name(filename: str, *, node_name: str | None = None) -> str:
     return stem + dot + _UNSAFE.sub("_", suffix)[:SUFFIX_CHARACTERS_MAX]
 
 
+def readable_folder(subfolder: str) -> Path:
+    """`shots\\day 1` is `shots/day 1`; whatever a server says, it stays inside."""
+    parts = (_UNSAFE.sub("_", part).strip(" .") for part in re.split(r"[\\/]", subfolder))
+    kept = [part[:STEM_CHARACTERS_MAX] for part in parts if part]
+    return Path(*kept[:FOLDERS_MAX])
+
+
 def numbered(name: str) -> Iterator[str]:
     """`cat.png`, `cat-2.png`, `cat-3.png` …"""
     yield name
@@ -40,12 +49,30 @@ def numbered(name: str) -> Iterator[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Known before the run and not after it: whether results can be saved there. Makes nothing."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    """Known before the run and not after it: whether results can be saved there. Leaves nothing."""
+    lineage = (folder, *folder.absolute().parents)
+    missing = list(takewhile(lambda path: not path.exists(), lineage))
+    existing = lineage[len(missing)]
     if not existing.is_dir():
         raise InvalidInput(f"{existing} is no folder, so results can't be saved into {folder}")
-    if not os.access(existing, os.W_OK):
-        raise InvalidInput(f"{existing}: you may not write there", hint="Name another: -o DIR")
+    try:
+        _try_to_write(folder)
+    except OSError as error:
+        raise InvalidInput(
+            f"results can't be saved into {folder}: {error.strerror or error}",
+            hint="Name another: -o DIR",
+        ) from error
+    finally:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _try_to_write(folder: Path) -> None:
+    """Only trying tells: a folder may be read-only, full, or one in which nothing can be made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def reserve(folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from comfyfleet.cli.convert import CONVERSION, ConversionOptions, make_prompt
 from comfyfleet.cli.files import STANDARD_STREAM
-from comfyfleet.cli.nodetypes import KnownTypes, need_types
+from comfyfleet.cli.nodetypes import KnownTypes
 from comfyfleet.cli.running.inputs import (
     MEDIA,
     Given,
@@ -22,7 +22,7 @@ from comfyfleet.cli.running.inputs import (
 )
 from comfyfleet.cli.running.session import Work
 from comfyfleet.cli.running.targets import BUILT_IN, Target
-from comfyfleet.cli.running.values import Row
+from comfyfleet.cli.running.values import ROWS_MAX, Row
 from comfyfleet.cli.settings import (
     USUAL_VALUES,
     VALUES,
@@ -33,11 +33,19 @@ from comfyfleet.cli.settings import (
 )
 from comfyfleet.cli.switches import ALL_AS_SAVED, SwitchOptions, apply_switches
 from comfyfleet.cli.world import World, counted
-from comfyfleet.kernel.errors import UnknownNodeTypes
+from comfyfleet.kernel.errors import LimitExceeded, UnknownNodeTypes
 from comfyfleet.workflow import Conversion
 from comfyfleet.workflow.media import Opened
 from comfyfleet.workflow.model import Prompt
-from comfyfleet.workflow.setting import Assignment, Edit, set_shorthands, set_values
+from comfyfleet.workflow.setting import (
+    Assignment,
+    Edit,
+    find_input,
+    parse_assignment,
+    set_shorthands,
+    set_values,
+    shorthand_places,
+)
 
 LACKING_SHOWN_MAX = 20
 
@@ -127,7 +135,7 @@ def prepare(
     target: Target,
     world: World,
 ) -> Work:
-    known = need_types(target.types(opened, world))
+    known = target.types(opened, world)
     values = changes.values
     if changes.switches:
         opened = apply_switches(opened, known, changes.switches, world)
@@ -172,6 +180,35 @@ def prepare_row(base: Work, row: Row, folder: Path, world: World) -> Work:
     ).uploads
     shown = with_names(prompt, base.object_info, [(one, one.path.name) for one in own])
     return replace(base, prompt=shown, uploads=(*_not_replaced(base.uploads, shown, base), *own))
+
+
+def with_seeds(
+    rows: Sequence[Row], count: int, base: Work, values: ValueOptions, world: World
+) -> tuple[Row, ...]:
+    """Each row `count` times, each time with another seed: else a server answers with what it made
+    before. A seed that is set by its node's name, or by the row, stays."""
+    if len(rows) * count > ROWS_MAX:
+        raise LimitExceeded(f"{len(rows) * count:,} runs, at most {ROWS_MAX:,}")
+    free = _has_free_seed(base, values)
+    if not free:
+        world.warn("no seed is free to be changed: every run gets the same")
+    first = values.usual.seed
+    made: list[Row] = []
+    for row in rows:
+        for step in range(count):
+            seed = int(first) + step if first and first.isdecimal() else world.new_seed()
+            usual = {"seed": str(seed), **row.usual} if free else row.usual
+            made.append(replace(row, number=len(made) + 1, usual=usual))
+    return tuple(made)
+
+
+def _has_free_seed(base: Work, values: ValueOptions) -> bool:
+    seeds = set(shorthand_places(base.prompt, base.object_info, "seed"))
+    named = {
+        find_input(base.prompt, base.object_info, parse_assignment(text).target)
+        for text in values.set_
+    }
+    return bool(seeds) and not seeds & named
 
 
 def _not_replaced(uploads: tuple[Upload, ...], prompt: Prompt, base: Work) -> Iterator[Upload]:

@@ -33,7 +33,7 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 class Reporter(AbstractContextManager["Reporter"], Protocol):
     """Everything is told in the order in which it happened."""
 
-    def row(self, number: int, total: int) -> None: ...
+    def row(self, number: int, total: int, unit: str) -> None: ...
     def uploaded(self, path: Path, name: str) -> None: ...
     def submitted(self, run_id: str, target: str) -> None: ...
     def heard(self, event: Event, standing: Standing) -> None: ...
@@ -55,7 +55,7 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         """Nothing is kept open."""
 
-    def row(self, number: int, total: int) -> None:
+    def row(self, number: int, total: int, unit: str) -> None:
         self._row = {"row": number}
 
     def uploaded(self, path: Path, name: str) -> None:
@@ -107,8 +107,8 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         """Nothing is kept open."""
 
-    def row(self, number: int, total: int) -> None:
-        self._world.say(f"row {number} of {total}")
+    def row(self, number: int, total: int, unit: str) -> None:
+        self._world.say(f"{unit} {number} of {total}")
 
     def uploaded(self, path: Path, name: str) -> None:
         self._world.say(f"uploaded {path}" if path.name == name else f"uploaded {path} as {name}")

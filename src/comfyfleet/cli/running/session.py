@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comfyfleet.cli.running.inputs import Upload, with_names
-from comfyfleet.cli.running.naming import readable_name, reserve
+from comfyfleet.cli.running.naming import readable_folder, readable_name, reserve
 from comfyfleet.cli.running.progress import Plan, advance, begin, plan_of
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.targets import Target
@@ -22,6 +22,8 @@ from comfyfleet.kernel.errors import (
     PromptRefused,
     RunFailed,
     RunLost,
+    RunStalled,
+    RunTimedOut,
     UnexpectedAnswer,
 )
 from comfyfleet.workflow.model import Prompt
@@ -122,7 +124,8 @@ class Session:
         check_end(end, plan, run_id)
 
     async def _save(self, file: OutputFile, node_name: str | None) -> Path | None:
-        path = reserve(self._folder, readable_name(file.filename, node_name=node_name))
+        folder = self._folder / readable_folder("" if file.folder == "temp" else file.subfolder)
+        path = reserve(folder, readable_name(file.filename, node_name=node_name))
         try:
             await self._backend.fetch(file, path)
         except FileGone as error:
@@ -161,6 +164,8 @@ class Session:
         if isinstance(error, SETTLED) or not may_go_on:
             return error
         if self._target.options is None:
+            if not isinstance(error, RunStalled | RunTimedOut):
+                return error
             hint = "--timeout SECONDS allows more time."
         else:
             found = run_id or prompt_id

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, validators
 
-from comfyfleet.cli.engine import NEEDS
-from comfyfleet.cli.nodetypes import SERVER_VARIABLE, KnownTypes, NodeTypeOptions, find_types
+from comfyfleet.cli.engine import require_engine
+from comfyfleet.cli.nodetypes import SERVER_VARIABLE, KnownTypes, types_of_server
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World, counted
 from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
@@ -21,7 +21,6 @@ from comfyfleet.workflow.media import Opened
 
 WHERE = Group(
     "Where",
-    help="Without any of these the built-in engine runs it, if it has every node type.",
     validator=validators.mutually_exclusive,
     sort_key=1,
 )
@@ -29,6 +28,7 @@ PATIENCE = Group("Patience", sort_key=7)
 KEY_VARIABLE = "COMFY_CLOUD_API_KEY"
 BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
+RUN_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 @Parameter(name="*")
@@ -48,7 +48,7 @@ class TargetOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest time of a run. By default $COMFYUI_TIMEOUT, or 300."),
+        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest silence: a run that shows no progress for so long is given up. By default $COMFYUI_TIMEOUT, or 300."),
     ] = None  # fmt: skip
     max_retries: Annotated[
         int | None,
@@ -70,7 +70,7 @@ class Target:
     name: str
     options: str | None
     connect: Callable[[], Backend]
-    types: Callable[[Opened, World], KnownTypes | None]
+    types: Callable[[Opened, World], KnownTypes]
 
 
 @contextlib.contextmanager
@@ -112,7 +112,9 @@ def limits_in(options: TargetOptions, world: World) -> Limits:
         raise InvalidValue(f"--max-retries takes a whole number, 0 to {RETRIES_MAX}, not {retries}")
     return replace(
         limits,
-        job_seconds=options.timeout or limits.job_seconds,
+        job_seconds=RUN_SECONDS_MAX,
+        # A run may take long as long as it shows that it goes on.
+        stall_seconds=options.timeout or limits.job_seconds,
         poll_seconds=options.poll_interval or limits.poll_seconds,
         max_retries=retries,
     )
@@ -124,8 +126,8 @@ def server_urls(options: TargetOptions, world: World) -> list[str]:
 
 
 def server_target(url: str, limits: Limits) -> Target:
-    def types(opened: Opened, world: World) -> KnownTypes | None:
-        return find_types(NodeTypeOptions(server=url), opened, world)
+    def types(opened: Opened, world: World) -> KnownTypes:
+        return types_of_server(url, opened, world)
 
     settings = ServerSettings(url, limits)
     return Target(shown(url), f"--server {shown(url)}", lambda: ComfyServer(settings), types)
@@ -185,13 +187,9 @@ async def _queue_length(url: str, limits: Limits) -> int | FleetError:
 
 @contextlib.contextmanager
 def _built_in_url() -> Iterator[str]:
+    require_engine(". Or name a ComfyUI: --server http://127.0.0.1:8188")
     # Imported late: numpy and its friends take longer than a conversion.
-    try:
-        from comfyfleet.engine import serving
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"there is no server to run it: {error.name} is not installed",
-            hint=f"Add --server http://127.0.0.1:8188. {NEEDS}",
-        ) from error
+    from comfyfleet.engine import serving
+
     with serving() as served:
         yield served.url

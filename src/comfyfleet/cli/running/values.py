@@ -25,6 +25,9 @@ class Row:
     named: Mapping[str, str]
 
 
+ONLY = Row(1, {}, {})  # a run that changes nothing
+
+
 def read_rows(path: Path) -> tuple[Row, ...]:
     data = read_file(path, bytes_max=CSV_BYTES_MAX)
     try:
