@@ -87,7 +87,7 @@ def test_of_a_run_without_a_plan_the_time_is_shown() -> None:
 def test_what_must_not_be_missed_stays_on_the_screen() -> None:
     err = io.StringIO()
     with LiveDisplay(world(err, terminal=True), "flow.json") as display:
-        display.row(1, 2)
+        display.row(1, 2, "row")
         display.uploaded(Path("cat.png"), "cat.png")
         display.submitted("r", "there")
         display.heard(Blocked("r", "2", "KSampler", "nothing selected"), SAMPLING)

@@ -204,9 +204,11 @@ def with_seeds(
 
 def _has_free_seed(base: Work, values: ValueOptions) -> bool:
     seeds = set(shorthand_places(base.prompt, base.object_info, "seed"))
+    targets = [parse_assignment(text).target for text in values.set_]
     named = {
-        find_input(base.prompt, base.object_info, parse_assignment(text).target)
-        for text in values.set_
+        place
+        for target in targets
+        for place in find_input(base.prompt, base.object_info, target, base.exposed)
     }
     return bool(seeds) and not seeds & named
 
