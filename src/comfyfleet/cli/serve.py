@@ -13,6 +13,7 @@ from comfyfleet.cli.engine import Port
 from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.http.app import create_app
+from comfyfleet.http.connections import with_limits
 from comfyfleet.http.serving import ANYWHERE, listen, stopped_by_signals, url_of
 from comfyfleet.http.serving import serve as serve_app
 from comfyfleet.kernel.clock import utc_now
@@ -60,7 +61,18 @@ async def _serve(
         greet(plane, url_of(listener), world)
         if with_loops:
             await stack.enter_async_context(running(sweeps_in(plane)))
-        await serve_app(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
+        await serve_plane(plane, listener, stop)
+
+
+async def serve_plane(plane: Plane, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Its API, until it is told to stop; then polls that wait are answered at once."""
+    await serve_app(
+        create_app(plane),
+        listener,
+        stop,
+        at_stop=plane.queue.dismiss,
+        connection=with_limits(connections_max=plane.settings.max_connections),
+    )
 
 
 def settings_at(listener: socket.socket, host: str, world: World) -> Settings:

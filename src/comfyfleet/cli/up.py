@@ -19,12 +19,10 @@ from comfyfleet.agent.surveying import surveying
 from comfyfleet.agent.worker import Worker
 from comfyfleet.cli.engine import Port, require_engine
 from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.cli.serve import DATA, Data, Host, greet, settings_at
+from comfyfleet.cli.serve import DATA, Data, Host, greet, serve_plane, settings_at
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
-from comfyfleet.http.app import create_app
 from comfyfleet.http.serving import listen, stopped_by_signals, url_of
-from comfyfleet.http.serving import serve as serve_app
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.loops.all import sweeps_of
@@ -130,9 +128,7 @@ class _Everything:
     async def _work(self, plane: Plane, workers: Sequence[Worker], stop: asyncio.Event) -> None:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
-        serving = asyncio.create_task(
-            serve_app(create_app(plane), self.listener, closing, at_stop=plane.queue.dismiss)
-        )
+        serving = asyncio.create_task(serve_plane(plane, self.listener, closing))
         working = [asyncio.create_task(worker.work()) for worker in workers]
         asked = asyncio.create_task(stop.wait())
         try:

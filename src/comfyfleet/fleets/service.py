@@ -33,7 +33,7 @@ from comfyfleet.fleets.workers import (
     workflows_of,
 )
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Unauthenticated
-from comfyfleet.kernel.keys import fits
+from comfyfleet.kernel.keys import fits, hashed
 from comfyfleet.kernel.texts import is_storable
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "assignments",
     "authenticate",
     "by_id",
+    "check_known_secret",
     "check_secret",
     "count_workers",
     "create",
@@ -112,6 +113,15 @@ async def all_of(tx: Tx) -> list[Fleet]:
 def check_secret(fleet: Fleet, secret: str) -> None:
     if not fits(secret, fleet.secret_hash):
         raise Unauthenticated(f"that is not the secret of the fleet {fleet.name}")
+
+
+async def check_known_secret(tx: Tx, secret: str) -> None:
+    """Whether any fleet has it: which one must have it is said in the body."""
+    if not await store.has_secret(tx, hashed(secret)):
+        raise Unauthenticated(
+            "that is the secret of no fleet here" if secret else "the fleet's secret is needed",
+            hint="Send X-Fleet-Secret: SECRET; it was shown when the fleet was made.",
+        )
 
 
 async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:

@@ -20,6 +20,9 @@ _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,100}")
 # Asked for every few seconds by machines: said only to those who want to know everything.
 _QUIET = ("/healthz", "/readyz", "/metrics", "/api/worker/poll", "/api/worker/heartbeat")
 ELSEWHERE = "unknown"
+# Anybody can make up others, and each would be a series of its own.
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+OTHER_METHOD = "OTHER"
 
 
 class Access:
@@ -51,7 +54,8 @@ class Access:
                 self._note(scope, reply.status, self._clock() - begun)
 
     def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
-        method, route, path = scope["method"], _route(scope), _path(scope)
+        route, path = _route(scope), _path(scope)
+        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
         self._meters.calls.labels(method, route, str(status or "gone")).inc()
         self._meters.call_seconds.labels(method, route).observe(seconds)
         logger.log(

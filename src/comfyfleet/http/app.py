@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from fastapi import APIRouter, FastAPI
 
 from comfyfleet import __version__
-from comfyfleet.http import admin, errors, health, problems, public, worker
+from comfyfleet.http import admin, errors, health, pages, problems, public, worker
 from comfyfleet.http.access import Access
+from comfyfleet.http.auth import operator_calling
+from comfyfleet.http.bodies import Bodies
+from comfyfleet.http.callers import Callers, Check
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
-from comfyfleet.http.sizes import Sizes
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
+from comfyfleet.storage.signing import OBJECTS_PATH
 
 DESCRIPTION = """Run ComfyUI as a production service.
 
@@ -34,10 +37,26 @@ TAGS = [
 
 PROBLEMS = problems.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
+# By the first prefix that fits. Signed URLs carry their right themselves.
+CHECKS: tuple[tuple[str, Check | None], ...] = (
+    (f"{OBJECTS_PATH}/", None),
+    ("/api/worker/register", worker.stranger_joining),
+    ("/api/worker/", worker.worker_calling),
+    ("/api/admin/", operator_calling),
+    ("/api/", public.customer_calling),
+)
+
 
 def create_app(plane: Plane) -> FastAPI:
     app = FastAPI(
-        title="comfyfleet", version=__version__, description=DESCRIPTION, openapi_tags=TAGS
+        title="comfyfleet",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would name the host that the caller named.
+        redirect_slashes=False,
     )
     app.state.plane = plane
     errors.install(app, plane.meters)
@@ -49,7 +68,8 @@ def create_app(plane: Plane) -> FastAPI:
     public.install(app, plane)
     for router in admin.ROUTERS:
         app.include_router(router, responses=PROBLEMS)
-    app.add_middleware(Sizes, of_customers=plane.settings.max_body_bytes)
+    app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)
+    app.add_middleware(Callers, checks=CHECKS)
     app.add_middleware(Access, meters=plane.meters)
     return app
 
@@ -58,4 +78,5 @@ def _routers(plane: Plane) -> Iterator[APIRouter]:
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)
     yield health.router
+    yield pages.router
     yield metrics_router(plane)

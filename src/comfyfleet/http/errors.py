@@ -35,7 +35,14 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.AccessDenied: 502,
     errors.UnexpectedAnswer: 502,
 }
-_CODES = {400: "invalid_input", 404: "not_found", 405: "method_not_allowed", 413: "limit_exceeded"}
+_CODES = {
+    400: "invalid_input",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "limit_exceeded",
+    422: "invalid_input",
+}
 
 
 def install(app: FastAPI, meters: Meters) -> None:

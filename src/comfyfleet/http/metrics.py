@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,7 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from comfyfleet.jobs.tallies import Tallies
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.kernel.errors import FleetError, Unauthenticated
+from comfyfleet.kernel.keys import fits, hashed
 from comfyfleet.plane import Plane
 from comfyfleet.plane.figures import JOB_SECONDS, STATES, Ended, Figures, Outcomes, read_figures
 from comfyfleet.plane.run_figures import (
@@ -48,8 +49,12 @@ def metrics_router(plane: Plane) -> APIRouter:
     counted.register(_Counted(plane.sides.tallies))
 
     @router.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        """In Prometheus's text format. Without the database, what this process itself has counted."""
+    async def metrics(request: Request) -> Response:
+        """In Prometheus's text format. Without the database, what this process itself has counted.
+
+        Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
+        """
+        _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
         try:
             registry = CollectorRegistry()
             registry.register(await reading.collector())
@@ -63,6 +68,11 @@ def metrics_router(plane: Plane) -> APIRouter:
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _require_key(key: str, authorization: str) -> None:
+    if key and not fits(authorization.removeprefix("Bearer "), hashed(key)):
+        raise Unauthenticated("/metrics needs its key", hint="Send Authorization: Bearer KEY.")
 
 
 class _Reading:

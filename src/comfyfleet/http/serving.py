@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from comfyfleet.http.connections import Connection
 from comfyfleet.kernel.errors import ServerUnavailable
 
 # Long polls that wait at the stop get so long to be answered; then they are cut off.
@@ -56,6 +57,7 @@ async def serve(
     stop: asyncio.Event,
     *,
     at_stop: Callable[[], object] = lambda: None,
+    connection: type[Connection] = Connection,
 ) -> None:
     """Until `stop` is set; `at_stop` lets those go who wait for an answer."""
     server = _Server(
@@ -68,6 +70,7 @@ async def serve(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ws="none",
+            http=connection,
         )
     )
     work = asyncio.create_task(server.serve(sockets=[listener]), name="http")

@@ -41,6 +41,7 @@ class Settings:
     calls_per_second: float = 20.0  # of one API key, on average
     calls_at_once: int = 100  # of one API key, after a pause
     max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL
+    max_connections: int = 20_000  # open at once; each worker and each stream holds one
     affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job
     avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
     offline_after_seconds: int = 90  # a worker unseen for so long is offline
@@ -49,6 +50,7 @@ class Settings:
     sweep_seconds: float = 5.0  # between passes of the sweeps that keep the queue true
     reading_keep_hours: int = 24  # how long readings of machines are kept
     validate_asg_instance: bool = False  # workers i-… must be of an auto-scaling group
+    metrics_key: str = ""  # a bearer key that /metrics then needs; none: anybody may read it
     cloudwatch_namespace: str = ""  # where figures of fleets go; none: nowhere
     cloudwatch_seconds: int = 60  # between two of them
     scale_target_seconds: int = 300  # within which all that waits shall have started

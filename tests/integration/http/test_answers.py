@@ -45,7 +45,7 @@ def with_traps(app: FastAPI) -> FastAPI:
     async def parses(body: Slugged) -> str:
         return body.slug
 
-    @app.get("/mine")
+    @app.get("/api/admin/mine")
     async def mine(actor: Annotated[str, Depends(admin)]) -> str:
         return actor
 
@@ -129,7 +129,9 @@ async def test_a_route_that_is_not_there_is_answered_in_the_same_shape(
 
 async def test_only_the_admin_key_opens_what_is_for_operators(client: httpx.AsyncClient) -> None:
     async def asked(header: str | None) -> httpx.Response:
-        return await client.get("/mine", headers={"Authorization": header} if header else {})
+        return await client.get(
+            "/api/admin/mine", headers={"Authorization": header} if header else {}
+        )
 
     for wrong in (None, "Bearer x", f"Basic {ADMIN_KEY}", "Bearer "):
         answer = await asked(wrong)

@@ -30,6 +30,11 @@ async def by_id(tx: Tx, fleet_id: int) -> Fleet | None:
     return _fleet(found) if found else None
 
 
+async def has_secret(tx: Tx, secret_hash: str) -> bool:
+    query = select(fleets.c.id).where(fleets.c.secret_hash == secret_hash).limit(1)
+    return (await tx.execute(query)).first() is not None
+
+
 async def lock(tx: Tx, fleet_id: int) -> None:
     """Until the transaction ends nobody else changes what depends on this fleet."""
     await tx.execute(locked(tx, select(fleets.c.id).where(fleets.c.id == fleet_id)))

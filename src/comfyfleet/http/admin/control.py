@@ -1,15 +1,15 @@
 """The control plane as a whole: maintenance, reconcile."""
 
-from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
-from comfyfleet.http.auth import ADMIN, admin
+from comfyfleet.http.admin.routing import admin_router
+from comfyfleet.http.auth import ADMIN
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import shared
 from comfyfleet.jobs.reconciling import reconcile as repair
 
-router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
+router = admin_router()
 ROWS_PER_CALL_MAX = 100_000
 
 

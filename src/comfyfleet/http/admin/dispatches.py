@@ -5,14 +5,15 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Status
 from comfyfleet.effects import service as effects
-from comfyfleet.http.auth import ADMIN, admin
+from comfyfleet.http.admin.routing import admin_router
+from comfyfleet.http.auth import ADMIN
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.retrying import retry as retry_job
@@ -20,7 +21,7 @@ from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
 from comfyfleet.wire.files import RowId
 
-router = APIRouter(prefix="/api/admin/dispatches", tags=["admin"], dependencies=[Depends(admin)])
+router = admin_router("/dispatches")
 PAGE_MAX = 500
 ATTEMPTS_MAX = 500
 ATTEMPT_ACTIONS = ("lease", "start", "complete", "fail", "requeue", "cancel", "expire", "retry")

@@ -4,14 +4,13 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
-from comfyfleet.http.auth import admin
+from comfyfleet.http.admin.routing import admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.values import Text, VersionNumber
 from comfyfleet.jobs import submitting
@@ -24,7 +23,7 @@ from comfyfleet.wire.files import ROW_ID_MAX
 from comfyfleet.wire.messages import Progress
 from comfyfleet.wire.values import ShownValue
 
-router = APIRouter(prefix="/api/admin", tags=["admin"], dependencies=[Depends(admin)])
+router = admin_router()
 
 
 class NewJobs(BaseModel):

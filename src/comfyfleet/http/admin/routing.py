@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.http.auth import admin
+from comfyfleet.http.json_body import JsonRoute
 
 PREFIX = "/api/admin"
 PAGE_MAX = 1000
@@ -23,5 +24,10 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-def admin_router() -> APIRouter:
-    return APIRouter(prefix=PREFIX, tags=["admin"], dependencies=[Depends(admin)])
+def admin_router(below: str = "") -> APIRouter:
+    return APIRouter(
+        prefix=PREFIX + below,
+        tags=["admin"],
+        dependencies=[Depends(admin)],
+        route_class=JsonRoute,
+    )

@@ -17,6 +17,7 @@ from comfyfleet.http.public import (
     wallet,
     webhooks,
 )
+from comfyfleet.http.public.auth import customer_calling as customer_calling
 from comfyfleet.http.public.rates import Fetches, Rates
 from comfyfleet.plane import Plane
 

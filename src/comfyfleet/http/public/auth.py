@@ -9,7 +9,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from comfyfleet.db import Tx
 from comfyfleet.fleets import service as fleets
-from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.callers import caller_of
+from comfyfleet.http.given import now_of, plane_of
 from comfyfleet.http.public.rates import Fetches, Rates
 from comfyfleet.kernel.errors import Forbidden, Unauthenticated
 from comfyfleet.kernel.keys import fits
@@ -32,23 +33,26 @@ def fetches_of(request: Request) -> Fetches:
     return fetches
 
 
-async def calling(
-    plane: GivenPlane,
-    now: GivenNow,
-    rates: Annotated[Rates, Depends(rates_of)],
-    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> Caller:
+async def customer_calling(request: Request) -> Caller:
+    """Asked before the request's body is read."""
+    plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
     if bearer is None:
         raise Unauthenticated(
             "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
         )
     async with plane.central.look() as tx:
         caller = await _known(tx, plane, bearer.credentials, now)
-    rates.take(caller.key.id, now)
+    rates_of(request).take(caller.key.id, now)
     if not caller.key.is_use_noted(now):
         async with plane.central.begin() as tx:
             await keys.note_use(tx, caller.key, now=now)
     return caller
+
+
+async def calling(
+    request: Request, _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Caller:
+    return caller_of(request, Caller)
 
 
 async def _known(tx: Tx, plane: Plane, key: str, now: datetime) -> Caller:

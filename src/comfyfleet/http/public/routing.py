@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
+from comfyfleet.http.json_body import JsonRoute
 from comfyfleet.http.problems import problems
 from comfyfleet.http.values import Text as Text
 
@@ -34,5 +35,8 @@ class Answer(BaseModel):
 
 def public_router(tag: str) -> APIRouter:
     return APIRouter(
-        prefix="/api", tags=[tag], responses=problems(400, 401, 403, 413, 422, 429, 503)
+        prefix="/api",
+        tags=[tag],
+        route_class=JsonRoute,
+        responses=problems(400, 401, 403, 413, 422, 429, 503),
     )

@@ -1,5 +1,6 @@
 """The workers' side: seven endpoints under /api/worker."""
 
+from comfyfleet.http.worker.auth import stranger_joining, worker_calling
 from comfyfleet.http.worker.routes import router
 
-__all__ = ["router"]
+__all__ = ["router", "stranger_joining", "worker_calling"]

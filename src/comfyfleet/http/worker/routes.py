@@ -6,6 +6,7 @@ from fastapi import APIRouter, Header, Response
 
 from comfyfleet.dispatch.model import Requeue as Reason
 from comfyfleet.http.given import GivenPlane
+from comfyfleet.http.json_body import WorkerRoute
 from comfyfleet.http.worker import joining
 from comfyfleet.http.worker.auth import CallingWorker, require_self
 from comfyfleet.http.worker.vanishing import LatePolled
@@ -27,7 +28,7 @@ from comfyfleet.wire.messages import (
     Requeue,
 )
 
-router = APIRouter(prefix="/api/worker", tags=["worker"])
+router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
 DONE = Done()
 
 

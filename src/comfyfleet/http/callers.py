@@ -1,0 +1,51 @@
+"""Who calls is known before anything of a request's body is read: one place for every audience.
+
+Without a good key nothing is parsed: neither a large body nor a slow one costs more than a refusal.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from comfyfleet.http.errors import answer_to
+from comfyfleet.http.given import plane_of
+from comfyfleet.kernel.errors import FleetError, Unauthenticated
+
+T = TypeVar("T")
+# Raises one of our errors, or says who it is.
+Check: TypeAlias = Callable[[Request], Awaitable[object]]
+
+
+class Callers:
+    """Asks the first check whose prefix the path has; paths of none are everybody's."""
+
+    def __init__(self, app: ASGIApp, checks: Sequence[tuple[str, Check | None]]) -> None:
+        self._app = app
+        self._checks = checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check = self._check(scope["path"]) if scope["type"] == "http" else None
+        if check is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        try:
+            request.state.caller = await check(request)
+        except FleetError as error:
+            plane_of(request).meters.errors.labels(error.code).inc()
+            await answer_to(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str) -> Check | None:
+        return next((check for prefix, check in self._checks if path.startswith(prefix)), None)
+
+
+def caller_of(request: Request, kind: type[T]) -> T:
+    """Whom `Callers` let in; nobody comes past it to a route that asks for a caller."""
+    caller = getattr(request.state, "caller", None)
+    if not isinstance(caller, kind):
+        raise Unauthenticated("a key is needed")
+    return caller

@@ -1,0 +1,183 @@
+"""Reads a request's JSON: strictly, and large documents beside the event loop.
+
+What is refused here could be kept by no database, or would be understood differently by the next
+reader: NaN, numbers beyond a float, a key that stands twice, NUL, half a character, deep nesting.
+"""
+
+import asyncio
+import json
+import json.scanner
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.kernel.texts import problem_with_text
+
+DEPTH_MAX = 100
+VALUES_MAX = 1_000_000
+# A larger body takes long enough to parse for others to notice.
+SMALL_BYTES = 256 * 1024
+# Not the shared pool: its threads read and write files.
+_parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
+# Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
+_SUSPECT = (b"\\u0000", b"\\ud", b"\\uD")
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = await _read(await self.body(), parse)
+        return self._json
+
+
+class ToleratedJsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = await _read(await self.body(), parse_tolerantly)
+        return self._json
+
+
+class JsonRoute(APIRoute):
+    """Of operators and customers."""
+
+    request_kind: type[Request] = JsonRequest
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(self.request_kind(request.scope, request.receive, request._send))
+
+        return handle_json
+
+
+class WorkerRoute(JsonRoute):
+    """Of workers, who pass on what backends say: odd texts must not cost a job its result."""
+
+    request_kind = ToleratedJsonRequest
+
+
+async def _read(body: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        if len(body) <= SMALL_BYTES:
+            return parse(body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_parsers, parse, body)
+    except InvalidInput as error:
+        # The one kind that the framework lets through while it reads a body.
+        raise HTTPException(422, error.message) from None
+    except LimitExceeded as error:
+        raise HTTPException(413, error.message) from None
+
+
+def parse(body: bytes) -> Any:
+    """InvalidInput says what can't be kept; json.JSONDecodeError what is no JSON."""
+    value = _decoded(body, _STRICT, _STRICT_IN_STEPS)
+    if any(each in body for each in _SUSPECT):
+        _check_texts(value)
+    return value
+
+
+def parse_tolerantly(body: bytes) -> Any:
+    return _decoded(body, _TOLERANT, _TOLERANT_IN_STEPS)
+
+
+def _decoded(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
+    opened = body.count(b"[") + body.count(b"{")
+    if opened + body.count(b",") > VALUES_MAX:
+        raise LimitExceeded(f"a request has at most {VALUES_MAX:,} values")
+    text = body.decode(json.detect_encoding(body))
+    try:
+        value = (decoder if len(body) <= SMALL_BYTES else in_steps).decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    if opened > DEPTH_MAX:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level: Sequence[Any] = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            child for each in level for child in _inside(each) if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput(f"the body is nested more than {DEPTH_MAX} levels deep")
+
+
+def _check_texts(value: Any) -> None:
+    left = [value]
+    while left:
+        found = left.pop()
+        left.extend(_inside(found))
+        for text in (found, *found) if isinstance(found, dict) else (found,):
+            if isinstance(text, str) and (problem := problem_with_text(text)):
+                raise InvalidInput(problem)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise InvalidInput(f"the field {twice[:100]!r} stands twice in the same object")
+    return found
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidInput(f"the number {text[:20]} is too large")
+    return number
+
+
+def _int(text: str) -> int:
+    if len(text) > 400:
+        raise InvalidInput(f"the number {text[:20]}… is too large")
+    return int(text)
+
+
+def _constant(text: str) -> float:
+    raise InvalidInput(f"{text} is no number that JSON has")
+
+
+def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
+    decoder = (
+        json.JSONDecoder(
+            object_pairs_hook=_object,
+            parse_float=_float,
+            parse_int=_int,
+            parse_constant=_constant,
+        )
+        if is_strict
+        else json.JSONDecoder()
+    )
+    if in_steps:
+        # The scanner in C keeps all other threads waiting to its end; this one lets them in between.
+        decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
+    return decoder
+
+
+_STRICT = _decoder(is_strict=True, in_steps=False)
+_STRICT_IN_STEPS = _decoder(is_strict=True, in_steps=True)
+_TOLERANT = _decoder(is_strict=False, in_steps=False)
+_TOLERANT_IN_STEPS = _decoder(is_strict=False, in_steps=True)

@@ -1,0 +1,108 @@
+"""Pages for people: where they are, and the API's document. No script, and nothing from elsewhere."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from comfyfleet import __version__
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+code { font-family: ui-monospace, monospace } summary { cursor: pointer; padding: .25rem 0 }
+table { border-collapse: collapse; margin: .5rem 0 1rem 1rem } td { padding: .1rem 1rem .1rem 0; vertical-align: top }
+@media (prefers-color-scheme: dark) { body { background: #161616; color: #eee } a { color: #8cf } }
+"""
+PLACES = {"documentation": "/docs", "openapi": "/openapi.json", "health": "/healthz"}
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    """A page for browsers, JSON for programs."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
+    return _page(
+        "comfyfleet",
+        f"<p>Version {escape(__version__)}. This is the control plane's API; it takes bearer keys.</p>"
+        '<ul><li><a href="/docs">What can be called</a></li>'
+        '<li><a href="/openapi.json">The same as an OpenAPI document</a></li>'
+        '<li><a href="/readyz">Whether it can work</a></li></ul>',
+    )
+
+
+@router.get("/docs")
+async def documentation(request: Request) -> Response:
+    """The OpenAPI document as a page."""
+    app: FastAPI = request.app
+    document = app.openapi()
+    return _page(f"comfyfleet {__version__}: the API", "".join(_sections(document)))
+
+
+def _page(title: str, body: str) -> HTMLResponse:
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{body}</body></html>"
+    )
+    return HTMLResponse(text, headers=HEADERS)
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+    schemas = document.get("components", {}).get("schemas", {})
+    yield f"<p>{escape(document['info'].get('description', ''))}</p>"
+    for tag in document.get("tags", ()):
+        yield f"<h2>{escape(tag['name'])}</h2><p>{escape(tag.get('description', ''))}</p>"
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                if tag["name"] in operation.get("tags", ()):
+                    yield _operation(method, path, operation, schemas)
+
+
+def _operation(
+    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> str:
+    told = operation.get("description") or operation.get("summary", "")
+    rows = [*_parameters(operation), *_fields(operation, schemas)]
+    table = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{escape(text)}</td></tr>"
+        for name, kind, text in rows
+    )
+    return (
+        f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
+        f"<p>{escape(told)}</p><table>{table}</table></details>"
+    )
+
+
+def _parameters(operation: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for each in operation.get("parameters", ()):
+        yield each["name"], f"{each['in']}, {_kind(each['schema'])}", each.get("description", "")
+
+
+def _fields(
+    operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    found = schemas.get(_name(schema), {})
+    for name, each in found.get("properties", {}).items():
+        must = ", required" if name in found.get("required", ()) else ""
+        yield name, f"body, {_kind(each)}{must}", each.get("description", "")
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"]))
+    return _name(schema) or str(schema.get("format") or schema.get("type") or "any")
+
+
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema.get("$ref", "")).rpartition("/")[2]
