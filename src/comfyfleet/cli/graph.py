@@ -18,12 +18,12 @@ from comfyfleet.cli.admin.showing import print_json
 from comfyfleet.cli.graph_tree import summary, tree
 from comfyfleet.cli.live import live_on
 from comfyfleet.cli.world import InWorld, World
-from comfyfleet.client.stream import EventLines
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.kernel.errors import (
     InvalidInput,
+    LimitExceeded,
     NotFound,
     RunFailed,
     ServerUnavailable,
@@ -156,15 +156,13 @@ def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
 
 def _heard(plane: Control, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The run as its events tell it, until it is over or they break off."""
-    lines = EventLines()
     try:
-        for line in plane.lines("graph-runs", run_id, "events"):
-            event = lines.take(line)
-            told = _read_event(event.data) if event else None
+        for event in plane.events("graph-runs", run_id, "events"):
+            told = _read_event(event.data)
             if told:
                 seen = {**seen, **told}
                 yield seen
-    except (ServerUnavailable, UnexpectedAnswer):
+    except (LimitExceeded, ServerUnavailable, UnexpectedAnswer):
         return
 
 

@@ -11,7 +11,7 @@ from comfyfleet.client.answers import parsed
 from comfyfleet.client.calls import Call, Calls
 from comfyfleet.client.listening import Listening
 from comfyfleet.client.model import Job, JobEvent
-from comfyfleet.client.stream import ServerEvent
+from comfyfleet.kernel.server_events import ServerEvent
 
 POLL_SECONDS = 1.0
 POLL_SECONDS_MAX = 5.0

@@ -15,9 +15,9 @@ from comfyfleet.client.calls import Call, Calls
 from comfyfleet.client.graph_model import Choice, GraphEvent, GraphRun
 from comfyfleet.client.jobs import free_path
 from comfyfleet.client.listening import Listening
-from comfyfleet.client.stream import ServerEvent
 from comfyfleet.client.uploading import Transferred, fetch
 from comfyfleet.kernel.errors import RunFailed, RunTimedOut
+from comfyfleet.kernel.server_events import ServerEvent
 
 POLL_SECONDS = 0.5
 POLL_SECONDS_MAX = 5.0

@@ -8,7 +8,8 @@ import httpx
 
 from comfyfleet.client.answers import error_of
 from comfyfleet.client.calls import PASSING, Call, Calls
-from comfyfleet.client.stream import EventLines, ServerEvent, lines_of
+from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.kernel.server_events import EventParser, ServerEvent
 
 # A stream says something, if only that it lives, more often than this.
 SILENCE_SECONDS_MAX = 45.0
@@ -42,21 +43,22 @@ class Listening(Generic[Told]):
         if self.last_id:
             headers["Last-Event-ID"] = self.last_id
         call = Call("GET", self._path, headers=headers, answer_seconds=SILENCE_SECONDS_MAX)
-        lines = EventLines(self.last_id)
+        parser = EventParser(self.last_id)
         try:
             async with self._calls.stream(call) as response:
                 if not await self._is_stream(response):
                     return
-                async for line in lines_of(response.aiter_bytes()):
-                    if self.is_over and line.startswith(":"):
-                        return  # it would go on for the sake of going on
-                    found = lines.take(line)
-                    event = self._parse(found) if found else None
-                    if found and event is not None:
-                        # Only what was told counts as heard: an id whose event was cut off is asked for again.
-                        self.last_id = found.id
-                        yield event
-        except httpx.TransportError:
+                async for piece in response.aiter_bytes():
+                    for found in parser.feed(piece):
+                        event = self._parse(found)
+                        if event is not None:
+                            # Only what was told counts as heard: an id whose event was cut off is asked for again.
+                            self.last_id = found.id
+                            yield event
+                    if self.is_over and parser.comments:
+                        return  # the server keeps the stream open, and has nothing more to tell
+                    parser.comments = 0
+        except (httpx.TransportError, LimitExceeded):
             return
 
     async def _is_stream(self, response: httpx.Response) -> bool:

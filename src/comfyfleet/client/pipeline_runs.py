@@ -30,9 +30,9 @@ from comfyfleet.client.pipeline_model import (
     Retried,
     Vote,
 )
-from comfyfleet.client.stream import ServerEvent
 from comfyfleet.client.uploading import Transferred, fetch
 from comfyfleet.kernel.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
+from comfyfleet.kernel.server_events import ServerEvent
 
 POLL_SECONDS = 1.0
 POLL_SECONDS_MAX = 5.0

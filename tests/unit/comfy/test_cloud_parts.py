@@ -1,6 +1,5 @@
 """The pure parts of the cloud: states, marker, server-sent events, origins, shapes."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,6 @@ from comfyfleet.comfy.cloud.marker import is_marked, with_marker
 from comfyfleet.comfy.cloud.origins import own_link, resolved, storage_link
 from comfyfleet.comfy.cloud.routes import about
 from comfyfleet.comfy.cloud.states import is_end, is_retryable, phase_of
-from comfyfleet.comfy.cloud.stream import ServerEvent, server_events
 from comfyfleet.kernel.errors import UnexpectedAnswer
 
 RUN = "6f1c1c1e-0000-4000-8000-000000000001"
@@ -48,19 +46,6 @@ def test_a_marked_prompt_is_known_by_its_run_only_and_the_given_one_is_not_chang
     assert is_marked([1, "id", marked], RUN)
     assert not is_marked([1, "id", marked], OTHER_RUN)
     assert not is_marked(prompt, RUN)
-
-
-async def lines(*texts: str) -> AsyncIterator[str]:
-    for text in texts:
-        yield text
-
-
-async def test_events_are_read_with_comments_and_many_lines() -> None:
-    told = lines(": beat", "", "event: status", "data: {", "data:}", "", "data: x", "", "data: cut")
-    assert [event async for event in server_events(told)] == [
-        ServerEvent("status", "{\n}"),
-        ServerEvent("message", "x"),
-    ]
 
 
 @pytest.mark.parametrize("its_id", ["../prompt", "..", "a/b", "a?b=c", "a#b"])

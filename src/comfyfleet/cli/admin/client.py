@@ -15,6 +15,7 @@ from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World
 from comfyfleet.kernel import errors
 from comfyfleet.kernel.errors import AccessDenied, FleetError, ServerUnavailable, UnexpectedAnswer
+from comfyfleet.kernel.server_events import EventParser, ServerEvent
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
 URL_DEFAULT = "http://127.0.0.1:8000"
@@ -88,8 +89,22 @@ class Control:
     def patch(self, *path: object, **body: Any) -> dict[str, Any]:
         return self._call("PATCH", path, json=body)
 
+    def events(self, *path: object, **query: Any) -> Iterator[ServerEvent]:
+        """Server-sent events, until the server ends them or they break off."""
+        parser = EventParser()
+        for piece in self._pieces(path, query):
+            yield from parser.feed(piece)
+
     def lines(self, *path: object, **query: Any) -> Iterator[str]:
-        """A long answer, line by line."""
+        """A long answer, line by line; lines end with a newline and nothing else."""
+        rest = b""
+        for piece in self._pieces(path, query):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line.decode() for line in whole)
+        if rest:
+            yield rest.decode()
+
+    def _pieces(self, path: tuple[object, ...], query: Mapping[str, Any]) -> Iterator[bytes]:
         given = {name: value for name, value in query.items() if value is not None}
         with (
             self._explained(),
@@ -100,7 +115,7 @@ class Control:
             if response.status_code >= 400:
                 response.read()
                 raise _refusal(response, shown(self._url))
-            yield from response.iter_lines()
+            yield from response.iter_bytes()
 
     def upload(self, slot: Mapping[str, Any], path: Path) -> None:
         """To where a slot says, which may be another server: without the key."""

@@ -11,7 +11,6 @@ from comfyfleet.comfy.calls import NETWORK_ERRORS, Call, Calls
 from comfyfleet.comfy.cloud.job import ENDED, parse_output, parse_progress, parse_status
 from comfyfleet.comfy.cloud.patience import RETRY_AFTER_SECONDS_MAX, retry_after_seconds
 from comfyfleet.comfy.cloud.routes import about
-from comfyfleet.comfy.cloud.stream import ServerEvent, server_events
 from comfyfleet.comfy.events import (
     NodeDone,
     NodeStarted,
@@ -24,6 +23,7 @@ from comfyfleet.comfy.inbox import Inbox
 from comfyfleet.comfy.messages import Message, RunOver
 from comfyfleet.comfy.shapes import mapping_in, parse_json, text_at, unexpected
 from comfyfleet.kernel.errors import LimitExceeded, UnexpectedAnswer
+from comfyfleet.kernel.server_events import EventParser, ServerEvent
 
 ROUTE = "/jobs/{id}/events"
 
@@ -64,9 +64,11 @@ class Listener:
                 if self._was_cut:
                     self._inbox.put(Reconnected(self._run_id))
                 self._was_cut = False
-                async for event in server_events(response.aiter_lines()):
-                    has_told = True
-                    self._take(event)
+                parser = EventParser()
+                async for piece in response.aiter_bytes():
+                    for event in parser.feed(piece):
+                        has_told = True
+                        self._take(event)
         except (*NETWORK_ERRORS, LimitExceeded):
             self._was_cut = True
             return has_told
