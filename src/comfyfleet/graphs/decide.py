@@ -163,7 +163,10 @@ def _keys_of(draft: Draft, source: str, key: Key) -> Iterator[Key]:
 
 
 def _ready(draft: Draft, key: Key) -> None:
-    match fire(draft, key):
+    fired = fire(draft, key)
+    if isinstance(fired, Fired | Wanting) and (why := draft.refusal(key, *fired.values)):
+        fired = Impossible(why)
+    match fired:
         case Fired(outputs, inputs, notes):
             changes = {"outputs": outputs, "inputs": inputs, "notes": notes}
             draft.end(key, Status.DONE, waiting=0, **changes)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from comfyfleet.graphs.budget import OUTPUTS_MAX, RUN_MAX, VALUE_MAX, Size, size_of, too_large
 from comfyfleet.graphs.events import Action, Surroundings
-from comfyfleet.graphs.model import ITEM_PORT, FanOutNode, WorkflowNode
+from comfyfleet.graphs.model import ITEM_PORT, FanOutNode, OutputNode, WorkflowNode
 from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.runs import Index, Key, Record, Row, Run, RunStatus, Status, Tally
 
@@ -32,6 +33,8 @@ class Draft:
         self.outputs = run.outputs
         self.open_count = run.open_count
         self.tokens = run.tokens
+        self.size = run.size
+        self.outputs_size = run.outputs_size
         self.in_flight = set(run.in_flight)
         self.asking = set(run.asking)
         self.rows = {row.priority: row for row in run.rows}
@@ -83,6 +86,24 @@ class Draft:
             self.open_count += 1
             self.count(key.node, self.tally(key.node).counted(record.status, -1))
         self.records[key] = Record(attempt=record.attempt, chosen=record.chosen)
+
+    # Values
+
+    def refusal(self, key: Key, *values: Any) -> str:
+        """Why these values are too large to be kept; empty if they are not, and then they count."""
+        most = self.size.within(RUN_MAX)
+        size = size_of(values, Size(*map(min, VALUE_MAX, most)))
+        if not size.fits(VALUE_MAX):
+            return f"its values are {too_large(VALUE_MAX)}"
+        if not size.fits(most):
+            return f"the values of the run are {too_large(RUN_MAX)}"
+        if isinstance(self.plan.node(key.node), OutputNode):
+            together = self.outputs_size.plus(size)
+            if not together.fits(OUTPUTS_MAX):
+                return f"the outputs of the run are {too_large(OUTPUTS_MAX)}"
+            self.outputs_size = together
+        self.size = self.size.plus(size)
+        return ""
 
     # Tallies
 
@@ -166,6 +187,8 @@ class Draft:
             asking=frozenset(self.asking),
             open_count=self.open_count,
             tokens=self.tokens,
+            size=self.size,
+            outputs_size=self.outputs_size,
             error=self.error,
             outputs=self.outputs,
         )

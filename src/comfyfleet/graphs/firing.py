@@ -43,11 +43,20 @@ class Fired(NamedTuple):
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def values(self) -> tuple[Any, ...]:
+        # Where a node hands on what came in, both are the same; both are written down.
+        return (self.outputs, self.inputs)
+
 
 class Wanting(NamedTuple):
     """A job must do it, with these properties."""
 
     properties: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (self.properties,)
 
 
 class Skipped(NamedTuple):

@@ -65,6 +65,9 @@ def _done(event: JobDone, draft: Draft) -> None:
     if record is not None:
         backend = event.backend or record.backend
         outputs = {OUTPUT_PORT: event.output}
+        if draft.is_running and (why := draft.refusal(event.key, outputs)):
+            fail_node(draft, event.key, why)
+            return
         draft.end(event.key, Status.DONE, outputs=outputs, backend=backend, progress=1.0)
 
 

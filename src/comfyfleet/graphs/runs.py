@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from comfyfleet.graphs.buckets import Buckets
+from comfyfleet.graphs.budget import NOTHING, Size
 
 Index: TypeAlias = tuple[int, ...]
 JOB_NAMES = uuid5(NAMESPACE_URL, "https://comfyfleet.dev/graph-jobs")
@@ -158,6 +159,8 @@ class Run:
     tokens: int = 0  # of jobs that are in flight or done
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
+    size: Size = NOTHING  # of all that its executions took and gave
+    outputs_size: Size = NOTHING
 
     def record(self, key: Key) -> Record:
         found: Record = self.records.get(key, FRESH)

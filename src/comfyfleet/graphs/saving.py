@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from comfyfleet.graphs.buckets import Buckets
+from comfyfleet.graphs.budget import NOTHING, RUN_MAX, Size, size_of
 from comfyfleet.graphs.draft import items_of
-from comfyfleet.graphs.model import WorkflowNode
+from comfyfleet.graphs.model import OutputNode, WorkflowNode
 from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.runs import (
     FRESH,
@@ -72,7 +73,18 @@ def restored(plan: Plan, head: Run, records: Mapping[Key, Record]) -> Run:
         in_flight=frozenset(key for key, each in records.items() if each.status.is_in_flight),
         asking=frozenset(key for key, each in records.items() if each.status == Status.ASKING),
         open_count=sum(each.expected - each.ended for each in tallies.values()),
+        size=_size(records.values()),
+        outputs_size=_size(
+            each for key, each in records.items() if isinstance(plan.node(key.node), OutputNode)
+        ),
     )
+
+
+def _size(records: Iterable[Record]) -> Size:
+    total = NOTHING
+    for each in records:
+        total = total.plus(size_of((each.inputs, each.outputs), RUN_MAX))
+    return total
 
 
 def _tallies(plan: Plan, records: Mapping[Key, Record]) -> dict[str, Tally]:

@@ -1,6 +1,6 @@
 """What people may do with graphs: keep them, ask what they cost, run, stop, retry, answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
@@ -34,6 +34,7 @@ from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, QueueFull
 from comfyfleet.media import service as media
 
 # A backend that is gone when a run is started is what the fallback is for.
+FILES_GIVEN_MAX = 10_000
 _OF_BACKENDS = frozenset({"unknown_backend", "unable_backend"})
 
 
@@ -225,12 +226,28 @@ async def _begun(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
 async def _with_files(
     graphs: Graphs, owner: Owner, graph: Graph, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Files that are given become references, if they are the user's own."""
+    """Files that are given become references, if they are the user's own, wherever they stand."""
     nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    named = sum(1 for _ in file_ids_in(inputs))
+    if named > FILES_GIVEN_MAX:
+        raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
     return {
-        name: await _referred(graphs, owner, name, value) if _is_media(nodes[name]) else value
+        name: await (_referred if _is_media(nodes[name]) else _with_own)(
+            graphs, owner, name, value
+        )
         for name, value in inputs.items()
     }
+
+
+async def _with_own(graphs: Graphs, owner: Owner, name: str, value: Any) -> Any:
+    """A value of any kind, with references in place of the files that it names."""
+    if isinstance(value, list | tuple):
+        return [await _with_own(graphs, owner, name, each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "file_id" in value:
+        return await _referred(graphs, owner, name, value)
+    return {field: await _with_own(graphs, owner, name, each) for field, each in value.items()}
 
 
 def _is_media(node: InputNode) -> bool:
@@ -243,14 +260,14 @@ def _is_media(node: InputNode) -> bool:
 async def _referred(graphs: Graphs, owner: Owner, name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [await _referred(graphs, owner, name, each) for each in value]
-    file = await _own_file(graphs, owner, _file_id(value))
+    file = await own_file(graphs, owner, _file_id(value))
     if file is None:
         refuse([Problem("unknown_file", f"there is no file {_file_id(value)!r:.60}", name)])
     return reference(file) if file else value
 
 
-async def _own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
-    """By its own id, or by that of the media that it is."""
+async def own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
+    """By its own id, or by that of the media that it is; None if it isn't the user's."""
     pool = await graphs.sides.pool_of(owner.tenant_id)
     try:
         wanted = UUID(str(named))
@@ -281,6 +298,18 @@ async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
     except NotFound:
         return named
     return found.original_file_id or named
+
+
+def file_ids_in(value: Any) -> Iterator[str]:
+    """Of all references in a value."""
+    if isinstance(value, Mapping):
+        if "file_id" in value:
+            yield str(value["file_id"])
+        for inner in value.values():
+            yield from file_ids_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from file_ids_in(inner)
 
 
 def _file_ids(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.effects.model import Property
 from comfyfleet.effects.values import checked
+from comfyfleet.graphs.budget import VALUE_MAX, size_of, too_large
 from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
@@ -17,6 +18,7 @@ from comfyfleet.graphs.model import (
     Node,
     OutputNode,
     Problem,
+    Source,
     WorkflowNode,
 )
 from comfyfleet.graphs.parsing import parse_graph
@@ -60,6 +62,7 @@ def validate(
         *shape.problems,
         *_unreachable(graph, shape, broken),
         *_too_large(graph, shape, limits),
+        *_growing(graph, shape),
     ]
     return tuple(dict.fromkeys(found))
 
@@ -169,6 +172,25 @@ def _too_large(graph: Graph, shape: Shape, limits: GraphLimits) -> Iterator[Prob
         yield Problem("too_many_jobs", message)
 
 
+def _growing(graph: Graph, shape: Shape) -> Iterator[Problem]:
+    """Merges that repeat merges: how many values they make whatever the run is given, if all arrive."""
+    counts: dict[str, int] = {}
+    for node in shape.order:
+        fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
+        # A merge adds itself, its list and its count; others hand on what comes.
+        count = 3 + sum(fed) if isinstance(graph.nodes[node], MergeNode) else max(fed, default=1)
+        counts[node] = count if count <= VALUE_MAX.values else 1  # told once
+        if count > VALUE_MAX.values:
+            message = f"would hold {count:,} values, more than {VALUE_MAX.values:,}"
+            yield Problem("too_large", message, node)
+
+
+def _count_at(counts: Mapping[str, int], source: Source) -> int:
+    """One of several, or their number, is as good as one."""
+    is_part = any(each.isdecimal() or each == "count" for each in source.path)
+    return 1 if is_part else counts.get(source.node, 1)
+
+
 def width_max(graph: Graph, scope: tuple[str, ...]) -> int:
     """How often a node runs at most: the widths of the fan-outs around it, multiplied."""
     fanouts = [graph.nodes[each] for each in scope]
@@ -179,6 +201,8 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> tuple[Problem, ...]
     """What is wrong with the values that a run was given."""
     nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
     known = ", ".join(nodes) or "none"
+    if not size_of(inputs).fits(VALUE_MAX):
+        return (Problem("too_large", f"the inputs are {too_large(VALUE_MAX)}"),)
     problems = [
         Problem("unknown_input", f"the graph has no input {name!r}; it has {known}")
         for name in inputs

@@ -8,14 +8,15 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.files import service as files
+from comfyfleet.graphs import service
+from comfyfleet.graphs.budget import ANSWER_MAX, NOTHING, size_of
 from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.model import WorkflowNode, kind_of
 from comfyfleet.graphs.progress import node_status, progress_of
 from comfyfleet.graphs.runs import Choice, Key, Record, Run, RunStatus, Status
+from comfyfleet.graphs.stored import Head
 from comfyfleet.http.public.routing import Answer
 from comfyfleet.http.public.showing import url_of
-from comfyfleet.kernel.errors import NotFound
 from comfyfleet.plane import Plane
 
 URLS_MAX = 1000
@@ -76,6 +77,9 @@ class ExecutionSeen(Answer):
     current_step: str | None
     inputs: dict[str, Any] | None
     outputs: dict[str, Any] | None
+    has_values: bool = Field(
+        description="False: inputs and outputs were left out, as the answer would be too large."
+    )
     error: str | None
     traceback: str | None
     notes: list[str]
@@ -118,7 +122,7 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
         tokens=run.tokens,
         max_tokens=run.max_tokens,
         inputs=dict(head.inputs),
-        outputs=await _with_urls(plane, head.tenant_id, run.outputs),
+        outputs=await _with_urls(plane, head, run.outputs),
         error=_error(run),
         questions=list(questions(run)),
         progress=progress_seen(kept, run),
@@ -193,11 +197,17 @@ def nodes_seen(kept: Kept, run: Run) -> Iterator[NodeSeen]:
 def _executions(kept: Kept, run: Run) -> Iterator[ExecutionSeen]:
     """In the order of the graph, those of one node by their index."""
     place = {name: number for number, name in enumerate(kept.plan.shape.order)}
+    told = NOTHING
     for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
-        yield execution(key, run.record(key))
+        record = run.record(key)
+        size = size_of((record.inputs, record.outputs), told.within(ANSWER_MAX))
+        is_told = size.fits(told.within(ANSWER_MAX))
+        told = told.plus(size) if is_told else told
+        yield execution(key, record, has_values=is_told)
 
 
-def execution(key: Key, record: Record) -> ExecutionSeen:
+def execution(key: Key, record: Record, *, has_values: bool = True) -> ExecutionSeen:
+    inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
     return ExecutionSeen(
         node=key.node,
         index=list(key.at),
@@ -206,8 +216,9 @@ def execution(key: Key, record: Record) -> ExecutionSeen:
         backend=record.backend,
         progress=record.progress,
         current_step=record.current_step,
-        inputs=None if record.inputs is None else dict(record.inputs),
-        outputs=None if record.outputs is None else dict(record.outputs),
+        inputs=None if inputs is None else dict(inputs),
+        outputs=None if outputs is None else dict(outputs),
+        has_values=has_values,
         error=record.error,
         traceback=record.traceback,
         notes=list(record.notes),
@@ -218,31 +229,19 @@ def execution(key: Key, record: Record) -> ExecutionSeen:
 
 
 async def _with_urls(
-    plane: Plane, tenant_id: UUID, outputs: Mapping[str, Any] | None
+    plane: Plane, head: Head, outputs: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
+    """Only files of the run's own user get one: an id may stand in any text or JSON of a result."""
     if outputs is None:
         return None
     urls: dict[str, str] = {}
-    pool = await plane.sides.pool_of(tenant_id)
-    for file_id in islice(dict.fromkeys(_file_ids(outputs)), URLS_MAX):
-        try:
-            async with pool.look() as tx:
-                urls[file_id] = await url_of(plane, await files.get(tx, tenant_id, UUID(file_id)))
-        except NotFound:
-            continue  # it has expired
+    owner = service.Owner(head.tenant_id, head.user_id)
+    for file_id in islice(dict.fromkeys(service.file_ids_in(outputs)), URLS_MAX):
+        file = await service.own_file(plane.graphs, owner, file_id)
+        if file is not None:  # else it has expired, or is somebody else's
+            urls[file_id] = await url_of(plane, file)
     found: dict[str, Any] = _filled(outputs, urls)
     return found
-
-
-def _file_ids(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if "file_id" in value:
-            yield str(value["file_id"])
-        for inner in value.values():
-            yield from _file_ids(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _file_ids(inner)
 
 
 def _filled(value: Any, urls: Mapping[str, str]) -> Any:
