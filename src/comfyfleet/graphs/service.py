@@ -232,9 +232,7 @@ async def _with_files(
     if named > FILES_GIVEN_MAX:
         raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
     return {
-        name: await (_referred if _is_media(nodes[name]) else _with_own)(
-            graphs, owner, name, value
-        )
+        name: await (_referred if _is_media(nodes[name]) else _with_own)(graphs, owner, name, value)
         for name, value in inputs.items()
     }
 
