@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
+from comfyfleet.agent.backendfiles import BackendFiles
 from comfyfleet.agent.cache import AssetCache
 from comfyfleet.agent.control import Control
 from comfyfleet.agent.deliveries import store_client
@@ -40,9 +41,10 @@ async def open_worker(
             source=Downloads(store, journal.scratch),
             endpoint=settings.backend_url or "cloud",
         )
-        workshop = Workshop(backend, assets, store, journal)
+        files = None if settings.is_cloud else BackendFiles(backend, settings.backend_folder)
+        workshop = Workshop(backend, assets, store, journal, files)
         command = settings.comfyui_command
-        owned = OwnedProcess(command) if command else None
+        owned = OwnedProcess(command, settings.state / "comfyui.json") if command else None
         yield Worker(settings, control, workshop, surveys, probe=probe, owned=owned)
 
 

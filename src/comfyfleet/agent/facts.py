@@ -41,20 +41,25 @@ def _kind(system_stats: Mapping[str, Any]) -> str:
 
 def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Of inputs that offer a choice of files with weights in them."""
+    for class_type, name, spec in specs_of(object_info):
+        files = tuple(choice for choice in choices_of(spec) if _is_model(choice))
+        if files:
+            yield f"{class_type}.{name}", files
+
+
+def specs_of(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
+    """Node type, input and declaration of every input; what has another shape is left out."""
     for class_type, declared in sorted(object_info.items()):
         inputs = declared.get("input") if isinstance(declared, Mapping) else None
         for group in ("required", "optional"):
             specs = inputs.get(group) if isinstance(inputs, Mapping) else None
             for name, spec in (specs if isinstance(specs, Mapping) else {}).items():
-                files = tuple(choice for choice in _choices(spec) if _is_model(choice))
-                if files:
-                    yield f"{class_type}.{name}", files
+                if isinstance(spec, list) and spec:
+                    yield class_type, name, spec
 
 
-def _choices(spec: Any) -> list[Any]:
+def choices_of(spec: list[Any]) -> list[Any]:
     """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`."""
-    if not isinstance(spec, list) or not spec:
-        return []
     if isinstance(spec[0], list):
         return spec[0]
     options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None

@@ -32,12 +32,16 @@ WORDS = {
 
 
 class Health:
-    """`probe`: the same backend, asked without patience. `changed`: ill, or well again."""
+    """`probe`: the same backend, asked without patience. `changed`: ill, or well again.
+
+    `place`: the backend's address, for people.
+    """
 
     def __init__(
         self,
         probe: Backend,
         *,
+        place: str,
         folder: Path,
         owned: OwnedProcess | None,
         changed: Callable[[], None],
@@ -46,6 +50,9 @@ class Health:
     ) -> None:
         self.ill: Ill | None = None
         self._probe = probe
+        self._place = place
+        self._trouble = ""
+        self._stranger_told = False
         self._folder = folder
         self._owned = owned
         self._changed = changed
@@ -59,7 +66,11 @@ class Health:
         self.ill = fault.ill
         remedy = "it is restarted" if self._restarts() else "no jobs are taken until it is well"
         logger.error(
-            "%s: %s", WORDS[fault.ill], remedy, extra={"ill": fault.ill.value, "detail": detail}
+            "%s at %s: %s",
+            WORDS[fault.ill],
+            self._place,
+            remedy,
+            extra={"ill": fault.ill.value, "detail": detail},
         )
         self._fell_ill.set()
         self._changed()
@@ -74,17 +85,23 @@ class Health:
             elif is_idle():
                 missed = 0 if await self._answers() else missed + 1
                 if missed >= MISSED_LOOKS_MAX:
-                    self.note(Fault("backend_down", Ill.DOWN), "noticed while idle")
+                    self.note(Fault("backend_down", Ill.DOWN), self._trouble)
 
     async def until_answering(self) -> None:
         """At the start: a ComfyUI takes minutes to load its node packs."""
+        if self._owned is not None and self._owned.take_up():
+            logger.info("ComfyUI runs from before, and is ours", extra={"pid": self._owned.pid})
         told = False
         while not await self._answers():
+            await self._keep_owned()
             if not told:
-                logger.info("waiting for the backend to answer")
+                logger.warning("waiting for the backend at %s: %s", self._place, self._trouble)
                 told = True
             await asyncio.sleep(self._look_seconds)
-            await self._keep_owned()
+        if self._owned is not None and not self._owned.is_running:
+            self._tell_of_stranger()
+        if told:
+            logger.warning("the backend at %s answers", self._place)
 
     async def _falls_ill_within(self, seconds: float) -> bool:
         try:
@@ -96,8 +113,7 @@ class Health:
 
     async def _heal(self) -> None:
         began, ill = time.monotonic(), self.ill
-        if ill in (Ill.HUNG, Ill.POISONED) and self._owned is not None:
-            await self._owned.restart()
+        if ill in (Ill.HUNG, Ill.POISONED) and await self._replaced():
             ill = Ill.DOWN
         was_down = ill is Ill.DOWN
         while True:
@@ -110,7 +126,8 @@ class Health:
         await self._recovered()
         self.ill = None
         self._fell_ill.clear()
-        logger.info("well again", extra={"seconds": round(time.monotonic() - began, 1)})
+        seconds = round(time.monotonic() - began, 1)
+        logger.warning("the backend at %s is well again", self._place, extra={"seconds": seconds})
         self._changed()
 
     async def _is_over(self, ill: Ill | None, *, was_down: bool) -> bool:
@@ -129,17 +146,42 @@ class Health:
         if self._owned is None:
             return
         if not self._owned.is_running:
-            await self._owned.start()
+            # Never beside another one: it could not have the address.
+            if not await self._answers():
+                await self._owned.start()
         elif since is not None and time.monotonic() - since > STARTING_SECONDS_MAX:
-            await self._owned.restart()
+            await self._replaced()
+
+    async def _replaced(self) -> bool:
+        """Whether our process was replaced by a new one; not if it is not ours that answers."""
+        if self._owned is None:
+            return False
+        await self._owned.stop()
+        if await self._answers():
+            self._tell_of_stranger()
+            return False
+        await self._owned.start()
+        return True
+
+    def _tell_of_stranger(self) -> None:
+        if not self._stranger_told:
+            self._stranger_told = True
+            logger.warning(
+                "a ComfyUI that this worker did not start answers at %s: it is used, no second one "
+                "is started, and it can't be restarted from here",
+                self._place,
+            )
 
     def _restarts(self) -> bool:
-        return self._owned is not None and self.ill in RESTARTED
+        if self._owned is None or self.ill not in RESTARTED:
+            return False
+        return self._owned.is_running or self.ill is Ill.DOWN
 
     async def _answers(self) -> bool:
         try:
             await self._probe.queue_length()
-        except FleetError:
+        except FleetError as error:
+            self._trouble = error.message
             return False
         return True
 

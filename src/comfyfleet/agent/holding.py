@@ -98,6 +98,8 @@ class Holding:
 
     def _forget(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._workshop.files is not None:
+            self._workshop.files.remove(self.lease.folder)
         self._workshop.journal.forget(self.lease.job)
 
     async def _worked(self) -> LastWord | None:

@@ -3,21 +3,24 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import httpx
 from blake3 import blake3
 
+from comfyfleet.agent.backendfiles import BackendFiles
 from comfyfleet.agent.beating import Heart
 from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, shown_of, shows
 from comfyfleet.agent.deliveries import Deliveries
 from comfyfleet.agent.filling import filled
+from comfyfleet.agent.jobfiles import flat_name, folder_of, input_name, is_unlisted, placed
 from comfyfleet.agent.journal import Entry, Journal
-from comfyfleet.agent.naming import input_name, output_names, prompt_id_of
+from comfyfleet.agent.naming import output_names, prompt_id_of
 from comfyfleet.agent.pictures import size_of
 from comfyfleet.agent.ports import Assets
 from comfyfleet.agent.precedence import Precedence
@@ -29,6 +32,7 @@ from comfyfleet.kernel.errors import (
     InvalidInput,
     LimitExceeded,
     OutcomeUnknown,
+    PromptRefused,
     Refused,
     RunFailed,
     RunTimedOut,
@@ -36,7 +40,8 @@ from comfyfleet.kernel.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.wire.files import WANTED_MAX, Asset, DeliveredOutput
+from comfyfleet.kernel.filetypes import SNIFF_BYTES
+from comfyfleet.wire.files import WANTED_MAX, DeliveredOutput
 from comfyfleet.wire.messages import Complete, Job
 
 UNKNOWN_LOOKS_MAX = 4
@@ -58,6 +63,7 @@ class Workshop:
     assets: Assets
     store: httpx.AsyncClient
     journal: Journal
+    files: BackendFiles | None = None  # a cloud has no folders
     precedence: Precedence = field(default_factory=Precedence)
     surroundings: Surroundings = field(default_factory=Surroundings)
 
@@ -78,6 +84,11 @@ class Lease:
     @property
     def prompt_id(self) -> str:
         return prompt_id_of(self.job.job_id, self.job.lease_number)
+
+    @property
+    def folder(self) -> str:
+        """Of its files on the backend."""
+        return folder_of(self.job.lease_token)
 
     @property
     def in_backend(self) -> bool:
@@ -127,24 +138,58 @@ async def handed_in(lease: Lease, heart: Heart, workshop: Workshop) -> str:
     """Its prompt is with the backend, and so are the files that it names."""
     job = lease.job
     async with AsyncExitStack() as held:
-
-        async def upload(asset: Asset) -> tuple[str, str]:
-            path = await held.enter_async_context(workshop.assets.hold(asset, heart.renew))
-            uploaded = await workshop.backend.upload(path, name=input_name(asset, job.job_id))
-            return asset.name, uploaded.value
-
-        names = dict([await upload(asset) for asset in job.assets])
-    prompt = filled(job.prompt, names, job.assets)
-    lease.enter(Phase.QUEUED)
-    run_id = await submitted(lease, prompt, workshop)
+        paths = {
+            asset.name: await held.enter_async_context(workshop.assets.hold(asset, heart.renew))
+            for asset in job.assets
+        }
+        nested = workshop.files is not None
+        names = await uploaded(paths, lease, workshop, nested=nested)
+        try:
+            run_id = await submitted(lease, await prepared(job, names, lease, workshop), workshop)
+        except PromptRefused as error:
+            if not nested or not is_unlisted(error, names.values()):
+                raise
+            # A loader that takes nothing but what it lists, and lists no subfolders.
+            names = await uploaded(paths, lease, workshop, nested=False)
+            run_id = await submitted(lease, await prepared(job, names, lease, workshop), workshop)
     lease.entry = replace(lease.entry, run_id=run_id)
     await asyncio.to_thread(workshop.journal.write, lease.entry)
     return run_id
 
 
+async def uploaded(
+    paths: Mapping[str, Path], lease: Lease, workshop: Workshop, *, nested: bool
+) -> dict[str, str]:
+    """What loaders take, by asset: in the job's own folder, or under as good a name."""
+    names = {}
+    for asset, path in paths.items():
+        name = input_name(asset, await asyncio.to_thread(_first_bytes, path))
+        given = name if nested else flat_name(lease.folder, name)
+        subfolder = lease.folder if nested else ""
+        names[asset] = (await workshop.backend.upload(path, name=given, subfolder=subfolder)).value
+    return names
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(SNIFF_BYTES)
+
+
+async def prepared(
+    job: Job, names: Mapping[str, str], lease: Lease, workshop: Workshop
+) -> dict[str, Any]:
+    """Raises InvalidInput if it names a file that is not the job's."""
+    prompt: dict[str, Any] = filled(job.prompt, names, job.assets)
+    if workshop.files is None:
+        return prompt
+    await workshop.files.check(prompt, frozenset(names.values()))
+    return placed(prompt, lease.folder, workshop.files.known)
+
+
 async def submitted(lease: Lease, prompt: dict[str, object], workshop: Workshop) -> str:
     """Sent once. If nobody can tell what came of it, it is looked for, never sent again."""
     backend, prompt_id = workshop.backend, lease.prompt_id
+    lease.enter(Phase.QUEUED)
     try:
         sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)
     except OutcomeUnknown:

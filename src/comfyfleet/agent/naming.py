@@ -2,18 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePath
 from urllib.parse import urlsplit
 from uuid import UUID, uuid5
 
-from comfyfleet.wire.files import NAME_CHARACTERS_MAX, Asset
+from comfyfleet.wire.files import NAME_CHARACTERS_MAX
 
-HASH_CHARACTERS = 32
-SUFFIX_CHARACTERS_MAX = 12
 WORKER_ID_CHARACTERS_MAX = 200
 _NOT_IN_WORKER_ID = re.compile(r"[^A-Za-z0-9._:-]+")
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_PLAIN_SUFFIX = re.compile(r"\.[A-Za-z0-9]+")
 
 
 def prompt_id_of(job_id: UUID, lease_number: int) -> str:
@@ -33,15 +29,6 @@ def default_worker_id(hostname: str, backend_url: str | None) -> str:
     text = "-".join([hostname, *where, *port])
     plain = _NOT_IN_WORKER_ID.sub("-", text).strip("-._:")
     return plain[:WORKER_ID_CHARACTERS_MAX] or "worker"
-
-
-def input_name(asset: Asset, job_id: UUID) -> str:
-    """Under which an asset is uploaded: by its content, so that the same bytes are stored once."""
-    suffix = PurePath(asset.filename).suffix[:SUFFIX_CHARACTERS_MAX]
-    ending = suffix.lower() if _PLAIN_SUFFIX.fullmatch(suffix) else ""
-    if asset.content_hash:
-        return f"{safe(asset.content_hash)[:HASH_CHARACTERS]}{ending}"
-    return f"{job_id}-{safe(asset.name)}{ending}"
 
 
 def output_names(filenames: Sequence[str], primary: str | None) -> list[str]:

@@ -2,46 +2,89 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shlex
 import signal
 import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from comfyfleet.kernel.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 15.0
+LOOK_SECONDS = 0.05
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
 
 
-class OwnedProcess:
-    """In a session of its own: what it has started ends with it."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A process. Ids are used again: only together with its start is it the same one."""
 
-    def __init__(self, command: str) -> None:
+    pid: int
+    created: float  # seconds since 1970, as the system tells it
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return (
+                process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            return False
+
+
+class OwnedProcess:
+    """In a session of its own: what it has started ends with it.
+
+    `note`: the file that says which process it is, so that the next worker owns it, too.
+    """
+
+    def __init__(self, command: str, note: Path) -> None:
         try:
             self._arguments = shlex.split(command)
         except ValueError as error:
             raise InvalidInput(f"--comfyui-command can't be read: {error}") from error
         if not self._arguments:
             raise InvalidInput("--comfyui-command is empty")
-        self._process: asyncio.subprocess.Process | None = None
+        self._note = note
+        self._child: asyncio.subprocess.Process | None = None
+        self._known: Known | None = None
         self._started_at = 0.0
         self._short_lives = 0
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        if self._child is not None:
+            return self._child.returncode is None
+        return self._known is not None and self._known.is_alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._known.pid if self._known is not None else None
+
+    def take_up(self) -> bool:
+        """Whether the process that an earlier worker started lives; then it is ours again."""
+        known = _read(self._note)
+        if known is None or not known.is_alive:
+            return False
+        self._known = known
+        return True
 
     async def start(self) -> None:
         if self.is_running:
             return
         await self._space_out()
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._child = await asyncio.create_subprocess_exec(
                 *self._arguments, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
@@ -49,30 +92,60 @@ class OwnedProcess:
                 f"{self._arguments[0]} can't be started: {error.strerror}"
             ) from error
         self._started_at = time.monotonic()
-        logger.info("ComfyUI was started", extra={"pid": self._process.pid})
+        self._known = _known(self._child.pid)
+        await asyncio.to_thread(_write, self._note, self._known)
+        logger.info("ComfyUI was started", extra={"pid": self._child.pid})
 
     async def stop(self) -> None:
-        if self._process is None or not self.is_running:
+        if self._known is None or not self.is_running:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self._known.pid, number)
             try:
                 async with asyncio.timeout(STOP_SECONDS_MAX):
-                    await self._process.wait()
+                    await self._ended()
             except TimeoutError:
                 continue
             break
-        logger.info("ComfyUI was stopped", extra={"pid": self._process.pid})
+        self._note.unlink(missing_ok=True)
+        logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
 
-    async def restart(self) -> None:
-        await self.stop()
-        await self.start()
+    async def _ended(self) -> None:
+        if self._child is not None:
+            await self._child.wait()
+            return
+        # No child of ours: nobody tells us of its end.
+        while self.is_running:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _space_out(self) -> None:
-        if self._process is None:
+        if self._child is None:
             return
         lived = time.monotonic() - self._started_at
         self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
         if self._short_lives > 1:
             await asyncio.sleep(min(2.0**self._short_lives, PAUSE_SECONDS_MAX))
+
+
+def _known(pid: int) -> Known | None:
+    try:
+        return Known(pid, psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None  # it has ended already
+
+
+def _read(note: Path) -> Known | None:
+    try:
+        data = json.loads(note.read_bytes())
+        return Known(int(data["pid"]), float(data["created"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(note: Path, known: Known | None) -> None:
+    if known is None:
+        note.unlink(missing_ok=True)
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"pid": known.pid, "created": known.created}))

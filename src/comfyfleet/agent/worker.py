@@ -63,6 +63,7 @@ class Worker:
         self._registration = Registration(settings, control, workshop.journal)
         self._health = Health(
             probe,
+            place=settings.backend_url or "Comfy Cloud",
             folder=settings.state,
             owned=owned,
             changed=self._wake,
@@ -96,8 +97,6 @@ class Worker:
     async def _begin(self) -> bool:
         journal = self._workshop.journal
         await asyncio.to_thread(journal.open)
-        if self._owned is not None:
-            await self._owned.start()
         await self._health.until_answering()
         description = await self._describe()
         if self._registration.take_up():
@@ -259,6 +258,8 @@ class Worker:
         try:
             description = await self._workshop.backend.describe()
             facts = await asyncio.to_thread(facts_of, description, is_cloud=self._settings.is_cloud)
+            if self._workshop.files is not None:
+                await asyncio.to_thread(self._workshop.files.learn, description.object_info)
         except NotOffered:
             description, facts = None, BackendFacts(kind="Comfy Cloud")
         except FleetError as error:

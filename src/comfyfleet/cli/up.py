@@ -32,6 +32,7 @@ from comfyfleet.plane import Plane, open_plane
 from comfyfleet.plane.embedded import FLEET, STAGE, own_fleet_secret
 
 BUILT_IN = "built-in"
+ENGINE_FOLDER = "engine"
 ASSIGN_SECONDS = 1.0
 # A job that runs at Ctrl-C may end if it does so soon; else it waits for the next start.
 GRACE_SECONDS = 10.0
@@ -101,7 +102,7 @@ class _Everything:
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
             ]
             if with_engine:
-                backends.append((BUILT_IN, stack.enter_context(_engine(self.data / "engine"))))
+                backends.append((BUILT_IN, stack.enter_context(_engine(self.data / ENGINE_FOLDER))))
             workers = [await self._hired(name, url, secret, stack) for name, url in backends]
             await stack.enter_async_context(running(_sweeps(plane)))
             self._tell_next(backends)
@@ -109,6 +110,7 @@ class _Everything:
 
     async def _hired(self, name: str, url: str, secret: str, stack: AsyncExitStack) -> Worker:
         environ = self.world.environ
+        folder = self.data / ENGINE_FOLDER if name == BUILT_IN else None
         settings = WorkerSettings(
             control_url=url_of(self.listener),
             fleet_slug=FLEET,
@@ -117,6 +119,7 @@ class _Everything:
             is_default_id=True,
             state=(self.data / "workers" / name).resolve(),
             backend_url=url,
+            backend_folder=folder.resolve() if folder else None,
             secret=secret,
             max_concurrency=concurrency_of(environ),
             heartbeat_seconds=heartbeat_seconds_of(environ),

@@ -32,6 +32,7 @@ PLACE = Group("Where it belongs", sort_key=1)
 WORK = Group("What it works on", sort_key=2)
 SECRET = "COMFYFLEET_FLEET_SECRET"  # noqa: S105  the name of a variable
 CLOUD_KEY = "COMFY_CLOUD_API_KEY"
+FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
 
 
 @Parameter(name="*")
@@ -81,6 +82,15 @@ class Work:
             group=WORK,
             metavar="COMMAND",
             help="Start ComfyUI with this command, and again when it breaks down.",
+        ),
+    ] = None
+    comfyui_folder: Annotated[
+        Path | None,
+        Parameter(
+            group=WORK,
+            metavar="DIR",
+            help="The folder with ComfyUI's `input` and `output`, if this machine has it: files of a "
+            f"job are removed there after delivery. Else `{FOLDER}`.",
         ),
     ] = None
 
@@ -148,6 +158,7 @@ def _settings(
         capabilities=work.capability,
         workflow_slugs=work.workflow,
         comfyui_command=work.comfyui_command,
+        backend_folder=_folder(work, environ),
     )
 
 
@@ -175,6 +186,16 @@ def _backend_url(work: Work, environ: Mapping[str, str]) -> str | None:
     if work.cloud and work.comfyui_command:
         raise InvalidInput("--comfyui-command starts a ComfyUI here; it goes with --backend")
     return None if work.backend is None else base_url(work.backend)
+
+
+def _folder(work: Work, environ: Mapping[str, str]) -> Path | None:
+    given = work.comfyui_folder or environ.get(FOLDER)
+    if not given:
+        return None
+    folder = Path(given).expanduser().resolve()
+    if not (folder / "output").is_dir():
+        raise InvalidInput(f"{folder} has no folder `output`: it is not ComfyUI's folder")
+    return folder
 
 
 def _control_url(text: str) -> str:

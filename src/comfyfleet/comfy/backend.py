@@ -123,8 +123,11 @@ class Backend(Protocol):
         """Prompts that wait or run, of all clients."""
         ...
 
-    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
-        """Without `name` it keeps its own. Use the returned value, not the name given."""
+    async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
+        """Without `name` it keeps its own. Use the returned value, not the name given.
+
+        `subfolder`: of the folder of inputs, where the backend has one.
+        """
         ...
 
     async def submit(

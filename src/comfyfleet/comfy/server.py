@@ -96,8 +96,8 @@ class ComfyServer:
             info = mapping_at(mapping_in(answer, what), "exec_info", what)
             return int(number_at(info, "queue_remaining", what))
 
-    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
-        return await upload_file(self._calls, path, name)
+    async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
+        return await upload_file(self._calls, path, name, subfolder)
 
     async def submit(
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None

@@ -23,17 +23,18 @@ UPLOAD_ROUTE = "/upload/image"  # for files of every kind
 VIEW_ROUTE = "/view"
 
 
-async def upload_file(calls: Calls, path: Path, name: str | None) -> Uploaded:
+async def upload_file(calls: Calls, path: Path, name: str | None, subfolder: str = "") -> Uploaded:
     """Safe to repeat: the same bytes under a taken name get the name that they have."""
     file = await _opened(path)
     try:
-        return await _upload(calls, file, Path(name or path.name).name)
+        return await _upload(calls, file, Path(name or path.name).name, subfolder)
     finally:
         file.close()
 
 
-async def _upload(calls: Calls, file: BinaryIO, name: str) -> Uploaded:
-    call = Call("POST", UPLOAD_ROUTE, files={"image": (name, file)}, data={"type": "input"})
+async def _upload(calls: Calls, file: BinaryIO, name: str, subfolder: str) -> Uploaded:
+    data = {"type": "input", **({"subfolder": subfolder} if subfolder else {})}
+    call = Call("POST", UPLOAD_ROUTE, files={"image": (name, file)}, data=data)
     response = await calls.ask(call)
     if response.status_code == 413:
         raise LimitExceeded(f"{name} is larger than the server takes")

@@ -4,8 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from comfyfleet.agent.naming import default_worker_id, input_name, output_names, prompt_id_of
-from comfyfleet.wire.files import Asset
+from comfyfleet.agent.naming import default_worker_id, output_names, prompt_id_of
 
 JOB = UUID("7A3C2F60-0000-4000-8000-0000000000AA")
 
@@ -31,22 +30,6 @@ def test_a_worker_is_named_after_its_host_and_backend(
     hostname: str, url: str | None, expected: str
 ) -> None:
     assert default_worker_id(hostname, url) == expected
-
-
-@pytest.mark.parametrize(
-    ("filename", "content_hash", "expected"),
-    [
-        ("cat.PNG", "ab" * 32, "ab" * 16 + ".png"),
-        ("no ending", "ab" * 32, "ab" * 16),
-        ("evil.p/n..g", "ab" * 32, "ab" * 16 + ".g"),
-        ("cat.png", None, f"{JOB}-in_put.png"),
-    ],
-)
-def test_inputs_are_named_by_their_content(
-    filename: str, content_hash: str | None, expected: str
-) -> None:
-    asset = Asset(name="in put", filename=filename, url="http://x", content_hash=content_hash)
-    assert input_name(asset, JOB) == expected
 
 
 def test_outputs_have_different_names_and_the_first_takes_the_slot_that_is_there() -> None:

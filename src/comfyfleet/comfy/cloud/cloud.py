@@ -111,7 +111,7 @@ class ComfyCloud:
     async def queue_length(self) -> int:
         return await (await self._chosen()).queue_length()
 
-    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
+    async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
         return await (await self._chosen()).upload(path, name=name)
 
     async def submit(

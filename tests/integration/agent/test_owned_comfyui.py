@@ -1,0 +1,151 @@
+"""A ComfyUI that the worker started: it is owned again after a crash, and no other one is."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.agentkit.plane import eventually
+
+from comfyfleet.agent.healing import POISONED
+from comfyfleet.agent.health import Health
+from comfyfleet.agent.owning import OwnedProcess
+from comfyfleet.comfy import ComfyServer, Limits, ServerSettings
+
+# As small as can be: it takes the port, answers how long its queue is, and counts its starts.
+SERVER = """
+import http.server, os, pathlib, sys
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"exec_info": {"queue_remaining": 0}}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+with open(sys.argv[2], "a") as pids:
+    pids.write(f"{os.getpid()}\\n")
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+
+
+class Place:
+    """A command that serves at an address, and the pids of all that it has started."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.url = folder, f"http://127.0.0.1:{port}"
+        self._pids = folder / "pids"
+        script = folder / "server.py"
+        script.write_text(SERVER)
+        self.command = f"{sys.executable} {script} {port} {self._pids}"
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(each) for each in self._pids.read_text().split()] if self._pids.exists() else []
+
+    @property
+    def living(self) -> list[int]:
+        return [pid for pid in self.pids if _lives(pid)]
+
+    def owned(self) -> OwnedProcess:
+        return OwnedProcess(self.command, self.folder / "comfyui.json")
+
+    @asynccontextmanager
+    async def health(self, owned: OwnedProcess) -> AsyncIterator[Health]:
+        async def recovered() -> None:
+            """Nothing is kept here."""
+
+        limits = Limits(max_retries=0, answer_seconds=5, connect_seconds=5)
+        async with ComfyServer(ServerSettings(self.url, limits)) as probe:
+            health = Health(
+                probe,
+                place=self.url,
+                folder=self.folder,
+                owned=owned,
+                changed=lambda: None,
+                recovered=recovered,
+                look_seconds=0.05,
+            )
+            watching = asyncio.create_task(health.watch(lambda: False))
+            yield health
+            watching.cancel()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+async def place(tmp_path: Path, unused_tcp_port: int) -> AsyncIterator[Place]:
+    place = Place(tmp_path, unused_tcp_port)
+    yield place
+    for pid in place.living:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_process_of_a_killed_worker_is_owned_again_and_replaced_when_it_breaks(
+    place: Place,
+) -> None:
+    async with place.health(place.owned()) as first:
+        await first.until_answering()
+    again = place.owned()
+    async with place.health(again) as health:
+        await health.until_answering()
+        assert len(place.pids) == 1
+        assert again.pid == place.pids[0]
+        health.note(POISONED, "CUDA error: an illegal memory access was encountered")
+        await eventually(lambda: health.ill is None)
+        assert len(place.pids) == 2
+        assert place.living == [place.pids[1]]
+    await again.stop()
+    await eventually(lambda: not place.living)
+
+
+async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    strange = subprocess.Popen(place.command.split())  # noqa: ASYNC220
+    try:
+        await eventually(lambda: place.pids)
+        owned = place.owned()
+        async with place.health(owned) as health:
+            await health.until_answering()
+            health.note(POISONED, "CUDA error: an illegal memory access was encountered")
+            for _ in range(20):  # some looks at one that answers all the while
+                await asyncio.sleep(0.05)
+                assert health.ill is not None
+            assert place.pids == [strange.pid]
+            assert not owned.is_running
+            told = [each for each in caplog.messages if "did not start" in each]
+            assert len(told) == 1
+            assert place.url in told[0]
+            strange.kill()
+            strange.wait()
+            await eventually(lambda: health.ill is None)
+            assert owned.is_running
+            assert place.living == [owned.pid]
+        await owned.stop()
+    finally:
+        strange.kill()
+        strange.wait()
+
+
+async def test_a_note_of_a_process_whose_id_another_one_has_now_is_not_believed(
+    place: Place,
+) -> None:
+    (place.folder / "comfyui.json").write_text(f'{{"pid": {os.getpid()}, "created": 5}}')
+    assert not place.owned().take_up()
+    (place.folder / "comfyui.json").write_text("broken")
+    assert not place.owned().take_up()
