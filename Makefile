@@ -1,5 +1,6 @@
 # Everything a contributor or CI does. Needs Python 3.11+ and make, nothing else.
-# `make setup` creates .venv and installs everything pinned by constraints.txt (uv if present, else pip).
+# `make setup` creates .venv and installs everything pinned by constraints.txt (uv if present, else pip);
+# `make demo` installs only what the demo needs, which is a tenth of that.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,14 +16,19 @@ help:  ## Show what can be made
 
 setup: $(VENV)/.installed
 
+# What the tests need includes what the demo needs.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
+	@touch $(VENV)/.installed-engine $@
+
+$(VENV)/.installed-engine: pyproject.toml constraints.txt Makefile
+	@sh tools/setup.sh "$(VENV)" engine
 	@touch $@
 
-demo: setup  ## Start everything here, and apply three effects as a customer
+demo: $(VENV)/.installed-engine  ## Start everything here, and apply three effects as a customer
 	@$(BIN)/python tools/demo.py
 
-demo-pipeline: setup  ## Run an example pipeline to its contact sheet
+demo-pipeline: $(VENV)/.installed-engine  ## Run an example pipeline to its contact sheet
 	@$(BIN)/python tools/pipeline.py
 
 test: setup  ## Run the tests

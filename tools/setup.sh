@@ -20,10 +20,40 @@ if [ ! -x "$venv/bin/python" ]; then
     if command -v uv >/dev/null 2>&1; then uv venv --quiet --python "$(command -v "$python")" "$venv"
     else "$python" -m venv "$venv"; fi
 fi
-echo "Installing comfyfleet[$extras] into $venv…"
-if command -v uv >/dev/null 2>&1; then
-    VIRTUAL_ENV=$venv uv pip install --quiet --constraint constraints.txt --editable ".[$extras]"
-else
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable ".[$extras]"
+echo "Installing comfyfleet[$extras] into $venv (once)…"
+
+# What the installer says goes into a log. Shown is its last step, so that one sees it work.
+log=$venv/install.log
+install() {
+    if command -v uv >/dev/null 2>&1; then
+        VIRTUAL_ENV=$venv uv pip install --constraint constraints.txt --editable ".[$extras]"
+    else
+        # Without compiling: only what is imported is compiled, when it is.
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile \
+            --progress-bar off --constraint constraints.txt --editable ".[$extras]"
+    fi
+}
+
+step() {
+    collected=$(grep -c '^Collecting' "$log" || true)
+    line=$(grep -E '^ *(Collecting|Downloading|Using cached|Building|Preparing|Installing|Prepared|Resolved)' "$log" \
+        | tail -n 1 | sed -E 's/^ *//; s/ \(.*//; s/^(Installing collected packages).*/\1/' | cut -c 1-60)
+    echo "$line${collected:+ ($collected packages so far)}"
+}
+
+install >"$log" 2>&1 &
+installing=$!
+trap 'kill $installing 2>/dev/null; exit 130' INT TERM
+seconds=0
+while kill -0 "$installing" 2>/dev/null; do
+    sleep 1
+    seconds=$((seconds + 1))
+    if [ -t 1 ]; then printf '\r\033[K  %s s  %s' "$seconds" "$(step)"
+    elif [ $((seconds % 10)) -eq 0 ]; then echo "  $seconds s  $(step)"; fi
+done
+[ ! -t 1 ] || printf '\r\033[K'
+if ! wait "$installing"; then
+    cat "$log" >&2
+    exit 1
 fi
+echo "Installed in about $seconds s (what was done: $log)"
