@@ -35,8 +35,8 @@ install() {
 }
 
 step() {
-    collected=$(grep -c '^Collecting' "$log" || true)
-    line=$(grep -E '^ *(Collecting|Downloading|Using cached|Building|Preparing|Installing|Prepared|Resolved)' "$log" \
+    collected=$(grep -c -E '^(Collecting|Processing)' "$log" || true)
+    line=$(grep -E '^ *(Collecting|Processing|Downloading|Using cached|Building|Preparing|Installing|Prepared|Resolved)' "$log" \
         | tail -n 1 | sed -E 's/^ *//; s/ \(.*//; s/^(Installing collected packages).*/\1/' | cut -c 1-60)
     echo "$line${collected:+ ($collected packages so far)}"
 }

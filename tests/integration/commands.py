@@ -41,13 +41,14 @@ def comfyfleet(
     environ: dict[str, str] | None = None,
     servers: Servers | None = None,
     width: int = 80,
+    terminal: bool = False,
 ) -> Result:
     stdout = io.BytesIO()
     printed, err = io.StringIO(), io.StringIO()
     world = World(
         stdin=io.BytesIO(stdin),
         stdout=stdout,
-        out=Console(file=printed, width=width),
+        out=Console(file=printed, width=width, force_terminal=terminal, color_system=None),
         err=Console(file=err, width=width),
         environ=environ or {},
         now=lambda: NOW,

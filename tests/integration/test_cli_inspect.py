@@ -19,8 +19,8 @@ def section(out: str, title: str) -> list[str]:
     return [" ".join(row.split()) for row in rows]
 
 
-def inspected(*arguments: str, width: int = 80) -> str:
-    result = comfyfleet("inspect", *arguments, width=width)
+def inspected(*arguments: str, width: int = 80, terminal: bool = False) -> str:
+    result = comfyfleet("inspect", *arguments, width=width, terminal=terminal)
     assert (result.code, result.err) == (0, "")
     return result.out
 
@@ -58,11 +58,11 @@ def test_without_a_server_it_says_what_one_would_add() -> None:
     assert "--server URL or --object-info FILE" in inspected(NEGATIVE)
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("name", ["negative", "soften", "video"])
-def test_tables_keep_to_the_width(name: str, width: int) -> None:
+def test_tables_keep_to_the_width_of_a_terminal(name: str, width: int) -> None:
     path = EXAMPLES / "workflows" / f"{name}.json"
-    out = inspected(str(path), "--object-info", OBJECT_INFO, width=width)
+    out = inspected(str(path), "--object-info", OBJECT_INFO, width=width, terminal=True)
     tables = [line for line in out.splitlines() if line.startswith("  ")]
     assert max(map(len, tables)) <= width
 

@@ -1,6 +1,7 @@
 """`comfyfleet up` and `comfyfleet admin`: everything in one process, worked from the command line."""
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -120,6 +121,20 @@ def test_a_dispatch_is_shown_with_its_attempts(admin: Admin) -> None:
     assert "lease" in shown.out
     assert "ended" in admin("dispatches", "why", str(row["id"])).out
     assert "failed or was cancelled" in admin("dispatches", "retry", str(row["id"])).err
+
+
+def test_a_list_in_a_pipe_can_be_searched_line_by_line(up: Running, admin: Admin) -> None:
+    assert admin("submit", "negative", "--count", "2", "--wait").code == 0
+    url, key = up.hears(KEY).groups()
+    environ = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
+    arguments = ("admin", "dispatches", "list", "--status", "completed", "--limit", "2")
+    heading, *rows = comfyfleet(*arguments, environ=environ, width=80).out.splitlines()
+    assert len(rows) == 2
+    for row in rows:
+        assert " completed " in row
+        assert " built-in " in row
+        assert re.search(r" \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", row)
+    assert "priority" in heading
 
 
 def test_jobs_that_wait_say_why_and_can_be_changed(admin: Admin) -> None:

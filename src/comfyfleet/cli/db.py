@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.table import Table
 
+from comfyfleet.cli.listing import Listing
 from comfyfleet.cli.serve import DATA
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.db import open_database
@@ -41,10 +41,10 @@ def upgrade(*, data: Data = DATA, world: InWorld) -> None:
 def current(*, data: Data = DATA, world: InWorld) -> None:
     """Show which schema each database has, and which is the newest."""
     places = places_of(read_settings(world.environ), data)
-    table = Table("database", "schema", "newest", box=None)
+    listing = Listing(("database", "schema", "newest"))
     for name, found, wanted in asyncio.run(_current(places)):
-        table.add_row(name, found or "none", wanted)
-    world.out.print(table)
+        listing.add(name, found or "none", wanted)
+    listing.print_on(world.out)
 
 
 @app.command

@@ -58,7 +58,7 @@ def _print_json(found: Inspection, world: World) -> None:
 def _print_tables(name: str, found: Inspection, *, everything: bool, world: World) -> None:
     world.out.print(plain(f"{name}: {_summary(found)}\n"), soft_wrap=True)
     for section in sections(found, everything=everything):
-        world.out.print(section)
+        world.out.print(section, soft_wrap=True)
     # Not wrapped by us, so that it can be copied from the terminal.
     world.out.print(plain(_next_step(name, found), "dim"), soft_wrap=True)
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -21,6 +20,7 @@ from comfyfleet.cli.admin.client import control as control_of
 from comfyfleet.cli.admin.showing import cell, print_json
 from comfyfleet.cli.exporting import exported
 from comfyfleet.cli.files import need_file
+from comfyfleet.cli.listing import Listing
 from comfyfleet.cli.live import live_on
 from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.kernel.errors import InvalidInput, RunFailed
@@ -162,7 +162,7 @@ def status(
     if asking.as_json:
         print_json(answer, world)
     else:
-        world.out.print(board_of(answer))
+        world.out.print(board_of(answer), soft_wrap=True)
 
 
 def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
@@ -178,12 +178,11 @@ def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
 
 
 def board_of(answer: Mapping[str, Any]) -> Group:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        table.add_column(name.replace("_", " "), justify="left" if name == "name" else "right")
+    headings = [name.replace("_", " ") for name in COLUMNS]
+    listing = Listing(headings, right=[heading for heading in headings if heading != "name"])
     for step in answer["steps"]:
-        table.add_row(*(cell(step[name]) for name in COLUMNS))
-    return Group(table, Text(" · ".join(_figures(answer)), style="dim"))
+        listing.add(*(cell(step[name]) for name in COLUMNS))
+    return Group(listing, Text(" · ".join(_figures(answer)), style="dim"))
 
 
 def _figures(answer: Mapping[str, Any]) -> Iterator[str]:

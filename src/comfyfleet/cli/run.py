@@ -184,7 +184,7 @@ class _Errand:
         finally:
             # Also after Ctrl-C: the rows before have results.
             if not self.results.as_json:
-                self.world.out.print(summary(batch.ended, batch.unit))
+                summary(batch.ended, batch.unit).print_on(self.world.out)
         batch.check()
 
     def leave(self, base: Work) -> None:

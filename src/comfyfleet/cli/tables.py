@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from comfyfleet.cli.listing import Listing
 from comfyfleet.cli.world import printable
 from comfyfleet.workflow.inspection.model import (
     Inspection,
@@ -35,22 +34,19 @@ class Section:
         self._title = title
         self._rows_max = rows_max
         self._left_out = 0
-        self._table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for index, column in enumerate(columns):
-            # The first column is what people copy, so it stays in one piece.
-            self._table.add_column(column, overflow="fold", no_wrap=index == 0)
+        self._listing = Listing(columns, indent=2)
 
     def add(self, *cells: str | Text) -> None:
-        if self._rows_max is not None and self._table.row_count >= self._rows_max:
+        if self._rows_max is not None and len(self._listing.rows) >= self._rows_max:
             self._left_out += 1
             return
-        self._table.add_row(*(cell if isinstance(cell, Text) else plain(cell) for cell in cells))
+        self._listing.add(*cells)
 
     def shown(self, *remarks: str) -> RenderableType:
         more = [f"… and {self._left_out} more (--all shows them)"] if self._left_out else []
         lines = [plain(f"  {remark}", "dim") for remark in (*more, *remarks)]
         heading = Text(self._title, style="bold")
-        return Group(heading, Padding(self._table, (0, 0, 0, 2)), *lines, Text())
+        return Group(heading, self._listing, *lines, Text())
 
 
 def plain(text: str, style: str = "") -> Text:

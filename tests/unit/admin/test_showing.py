@@ -16,7 +16,7 @@ from comfyfleet.cli.admin.showing import cell, spoken
         ([], "–"),
         (["a", "b"], "a, b"),
         ({"a": 1, "b": None}, "a=1, b=–"),
-        ("2026-11-15T09:33:31.123456Z", "2026-11-15 09:33:31"),
+        ("2026-11-15T09:33:31.123456Z", "2026-11-15T09:33:31Z"),
         ("2026-11-15Tea and other long texts", "2026-11-15Tea and other long texts"),
     ],
 )

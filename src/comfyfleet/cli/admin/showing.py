@@ -1,16 +1,18 @@
 """What the API answers, as tables for people or as JSON for programs."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
+from comfyfleet.cli.listing import Listing, exact_time, relative_time
 from comfyfleet.cli.world import World, printable
 
 CELL_CHARACTERS_MAX = 120
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 STYLES = {
     "completed": "green",
     "failed": "red",
@@ -33,36 +35,45 @@ def print_json(answer: object, world: World) -> None:
 def print_rows(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], world: World, *, none: str
 ) -> None:
-    """A column is a field's name; `a:b` shows the field b under the name a."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    """A column is a field's name; `a:b` shows the field b under the name a.
+
+    Times are relative for people on a terminal, and exact in a pipe.
+    """
     names = [column.partition(":") for column in columns]
-    for index, (heading, _, _) in enumerate(names):
-        # The first column is what people copy, so it stays in one piece.
-        table.add_column(heading.replace("_", " "), overflow="fold", no_wrap=index == 0)
+    listing = Listing([heading.replace("_", " ") for heading, _, _ in names])
+    now = world.now() if world.out.is_terminal else None
     for row in rows:
-        table.add_row(*(cell(row.get(field or heading)) for heading, _, field in names))
-    if table.row_count:
-        world.out.print(table)
+        listing.add(*(_styled(spoken(row.get(field or name), now)) for name, _, field in names))
+    if listing.rows:
+        listing.print_on(world.out)
     else:
         world.say(none)
 
 
 def print_fields(fields: Mapping[str, Any], world: World) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in fields.items():
-        if value not in (None, [], {}, ""):
-            grid.add_row(Text(name.replace("_", " "), style="dim"), cell(value, longest=2000))
-    world.out.print(grid)
+    """One a line; the terminal wraps what is longer, so that it can be copied."""
+    shown = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
+    width = max((len(name) for name in shown), default=0) + 2
+    for name, value in shown.items():
+        said = spoken(value)
+        if (moment := _moment(value)) is not None:
+            said = f"{said} ({relative_time(moment, world.now())})"
+        lines = f"\n{' ' * width}".join(said.splitlines())
+        label = Text(name.replace("_", " ").ljust(width), style="dim")
+        world.out.print(Text.assemble(label, _styled(lines)), soft_wrap=True)
 
 
 def cell(value: Any, *, longest: int = CELL_CHARACTERS_MAX) -> Text:
     text = spoken(value)
-    if len(text) > longest:
-        text = f"{text[: longest - 1]}…"
+    return _styled(text if len(text) <= longest else f"{text[: longest - 1]}…")
+
+
+def _styled(text: str) -> Text:
     return Text(printable(text), style=STYLES.get(text, ""))
 
 
-def spoken(value: Any) -> str:
+def spoken(value: Any, now: datetime | None = None) -> str:
+    """A value in words. With `now` moments are told from there, else exactly."""
     match value:
         case None:
             return "–"
@@ -71,20 +82,24 @@ def spoken(value: Any) -> str:
         case float():
             return f"{value:.1f}"
         case str():
-            return _moment(value)
+            moment = _moment(value)
+            if moment is None:
+                return value
+            return exact_time(moment) if now is None else relative_time(moment, now)
         case list():
-            return ", ".join(map(spoken, value)) or "–"
+            return ", ".join(spoken(each, now) for each in value) or "–"
         case dict():
-            return ", ".join(f"{name}={spoken(each)}" for name, each in value.items()) or "–"
+            return ", ".join(f"{name}={spoken(each, now)}" for name, each in value.items()) or "–"
         case _:
             return str(value)
 
 
-def _moment(text: str) -> str:
-    """A moment without its fractions; any other text as it is."""
-    if len(text) < len("2026-01-01T00:00:00") or text[10:11] != "T":
-        return text
+def _moment(value: Any) -> datetime | None:
+    """The moment that a text of the API tells; None of any other text."""
+    if not isinstance(value, str) or not _MOMENT.match(value):
+        return None
     try:
-        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S")
+        moment = datetime.fromisoformat(value)
     except ValueError:
-        return text
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

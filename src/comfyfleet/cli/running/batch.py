@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
+from comfyfleet.cli.listing import Listing
 from comfyfleet.cli.running.preparing import prepare_row
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.session import Session, Work
@@ -77,13 +76,10 @@ class Batch:
             )
 
 
-def summary(ended: Sequence[Ended], unit: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(unit, justify="right")
-    table.add_column("seconds", justify="right")
-    table.add_column("result", overflow="fold")
+def summary(ended: Sequence[Ended], unit: str) -> Listing:
+    listing = Listing((unit, "seconds", "result"), right=(unit, "seconds"))
     for row in ended:
         result = ", ".join(row.results) or "nothing" if row.error is None else row.error
         style = "" if row.error is None else "red"
-        table.add_row(str(row.number), f"{row.seconds:.1f}", plain(result, style))
-    return table
+        listing.add(str(row.number), f"{row.seconds:.1f}", plain(result, style))
+    return listing
