@@ -3,16 +3,17 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from comfyfleet import __version__
 from comfyfleet.cli import helps
 from comfyfleet.cli.convert import convert
 from comfyfleet.cli.engine import engine
 from comfyfleet.cli.inspect import inspect
-from comfyfleet.cli.world import World, real_world
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.cli.world import InWorld, World, real_world
+from comfyfleet.kernel.errors import FleetError, InvalidInput
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -22,26 +23,76 @@ def _default_in_help(value: object) -> str | None:
     return None if value is None or value is False or value == () else str(value)
 
 
+# In this order, not by the alphabet: what a newcomer needs comes first.
+CORE = Group("Core commands", sort_key=1)
+MORE = Group("More on one machine", sort_key=2)
+PRODUCTION = Group("In production", sort_key=3)
+COMPOSED = Group("Graphs and pipelines", sort_key=4)
+ABOUT = Group("About", sort_key=5)
+
 app = App(
     name="comfyfleet",
     help="Run ComfyUI as a production service: any saved workflow, any number of GPUs, one durable queue.",
     version=__version__,
+    version_flags=("--version", "-V"),
     help_format="markdown",
     default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
+app["--help"].group = app["--version"].group = (ABOUT,)
 # By name: what they import (httpx, websockets) takes longer than a conversion.
-app.command("comfyfleet.cli.run:run", help=helps.RUN)
-app.command("comfyfleet.cli.watch:watch", help=helps.WATCH)
-app.command("comfyfleet.cli.up:up", help=helps.UP)
-app.command("comfyfleet.cli.serve:serve", help=helps.SERVE)
-app.command("comfyfleet.cli.worker:worker", help=helps.WORKER)
-app.command("comfyfleet.cli.db:app", name="db", help=helps.DB)
-app.command("comfyfleet.cli.admin:app", name="admin", help=helps.ADMIN)
-app.command("comfyfleet.cli.graph:app", name="graph", help=helps.GRAPH)
-app.command("comfyfleet.cli.pipeline:app", name="pipeline", help=helps.PIPELINE)
-app.command(convert)
-app.command(inspect)
-app.command(engine)
+app.command("comfyfleet.cli.run:run", help=helps.RUN, group=CORE, sort_key=1)
+app.command(inspect, group=CORE, sort_key=2)
+app.command(convert, group=CORE, sort_key=3)
+app.command("comfyfleet.cli.up:up", help=helps.UP, group=CORE, sort_key=4)
+app.command("comfyfleet.cli.watch:watch", help=helps.WATCH, group=MORE, sort_key=1)
+app.command(engine, group=MORE, sort_key=2)
+app.command("comfyfleet.cli.serve:serve", help=helps.SERVE, group=PRODUCTION, sort_key=1)
+app.command("comfyfleet.cli.worker:worker", help=helps.WORKER, group=PRODUCTION, sort_key=2)
+app.command(
+    "comfyfleet.cli.admin:app", name="admin", help=helps.ADMIN, group=PRODUCTION, sort_key=3
+)
+app.command("comfyfleet.cli.db:app", name="db", help=helps.DB, group=PRODUCTION, sort_key=4)
+app.command("comfyfleet.cli.graph:app", name="graph", help=helps.GRAPH, group=COMPOSED)
+app.command("comfyfleet.cli.pipeline:app", name="pipeline", help=helps.PIPELINE, group=COMPOSED)
+
+
+@app.command(name="help", group=ABOUT, sort_key=1)
+def show_help(
+    *command: Annotated[str, Parameter(help="A command, such as: admin workflows register.")],
+    world: InWorld,
+) -> None:
+    """Show what a command does; the same as its --help."""
+    unknown = app.parse_commands(command)[2]
+    if unknown:
+        raise InvalidInput(
+            f"there is no command {' '.join(command)}", hint="comfyfleet help shows what there is"
+        )
+    app.help_print(command, console=world.out)
+
+
+@app.command(group=ABOUT, sort_key=2)
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")],
+    /,
+    *,
+    install: Annotated[
+        bool, Parameter(help="Put it where the shell looks for it, for good, instead.")
+    ] = False,
+    world: InWorld,
+) -> None:
+    """Print the script with which a shell completes commands and options.
+
+    ```
+    comfyfleet completion bash > ~/.local/share/bash-completion/completions/comfyfleet
+    comfyfleet completion zsh > "${fpath[1]}/_comfyfleet"
+    comfyfleet completion fish > ~/.config/fish/completions/comfyfleet.fish
+    source <(comfyfleet completion bash)     # for this shell only
+    ```
+    """
+    if install:
+        world.say(f"wrote {app.install_completion(shell=shell)}; it counts in the next {shell}")
+    else:
+        world.print_line(app.generate_completion(shell=shell))
 
 
 def main() -> None:
