@@ -6,10 +6,11 @@ from datetime import datetime
 
 from comfyfleet.db import Tx
 from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import Missing, Version, Workflow
+from comfyfleet.effects.model import Version, Workflow
 from comfyfleet.effects.models import missing_on
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Assignment, Fleet, Worker
+from comfyfleet.fleets.offers import Missing
 from comfyfleet.kernel.errors import Refused
 from comfyfleet.wire.messages import BackendFacts
 

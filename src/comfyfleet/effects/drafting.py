@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from comfyfleet.effects.declaring import check_properties
-from comfyfleet.effects.model import Draft, Kind, ModelUse, Property, check_slug
+from comfyfleet.effects.model import Draft, Kind, Property, check_slug
 from comfyfleet.effects.models import models_of
 from comfyfleet.effects.payload import with_defaults
 from comfyfleet.effects.placeholders import marked_workflow, marks_in
 from comfyfleet.effects.prompting import find_document, marked_prompt_of, placeholders_of
 from comfyfleet.effects.values import shown
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
 from comfyfleet.kernel.texts import problem_with_text
 from comfyfleet.workflow.inspection import inspect

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.texts import is_storable
 
@@ -55,14 +56,6 @@ class Property:
     def place(self) -> str:
         """For messages."""
         return f"binding {self.binding}" if self.binding else f"placeholder {self.placeholder!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUse:
-    """A model file that a prompt names; `input` is `Class.input`, or empty where it isn't known."""
-
-    input: str
-    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +125,6 @@ class Draft:
     def document_key(self) -> str:
         """Named by content, and so written before any number is known or row exists."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What a backend lacks of what a version needs."""
-
-    node_types: tuple[str, ...] = ()
-    models: tuple[ModelUse, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.node_types or self.models)
-
-    def in_words(self) -> str:
-        parts = [f"node {name}" for name in self.node_types]
-        return ", ".join([*parts, *(f"model {each.file}" for each in self.models)])
 
 
 @dataclass(frozen=True, slots=True)

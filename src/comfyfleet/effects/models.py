@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from comfyfleet.effects.model import Missing, ModelUse, Version
+from comfyfleet.effects.model import Version
+from comfyfleet.fleets.offers import Missing, ModelUse, offer_of
 from comfyfleet.wire.messages import BackendFacts
 from comfyfleet.workflow.inspection.names import is_model_file
 
@@ -44,23 +45,14 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
 
 
 def model_set(models: Iterable[ModelUse]) -> str | None:
-    """Equal for prompts that name the same files, in whatever order."""
-    files = sorted({use.file for use in models})
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest() if files else None
+    """Equal for prompts that name the same files for the same inputs, in whatever order."""
+    uses = sorted(set(models))
+    return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
 
 
 def missing_on(version: Version, facts: BackendFacts) -> Missing:
     """A model whose input the backend doesn't list is not held against it: nobody can tell."""
-    types = set(facts.node_types)
-    return Missing(
-        tuple(name for name in version.node_types if name not in types),
-        tuple(use for use in version.models if _is_lacking(use, facts)),
-    )
-
-
-def _is_lacking(use: ModelUse, facts: BackendFacts) -> bool:
-    offered = facts.model_files.get(use.input)
-    return offered is not None and use.file not in offered
+    return offer_of(facts).lacks(version.node_types, version.models)
 
 
 def _is_heavy(use: ModelUse, tier: tuple[str, ...]) -> bool:

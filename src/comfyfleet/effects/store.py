@@ -9,7 +9,8 @@ from sqlalchemy import Row, and_, insert, select, update
 from comfyfleet.db import Tx
 from comfyfleet.db.central import workflow_versions, workflows
 from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.effects.model import ModelUse, Property, Version, Workflow
+from comfyfleet.effects.model import Property, Version, Workflow
+from comfyfleet.fleets.offers import ModelUse
 
 
 async def add(tx: Tx, row: Mapping[str, Any]) -> Workflow | None:

@@ -1,11 +1,12 @@
 """Fleets and their workers: what they are, and the pure rules of who may run what."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from comfyfleet.fleets.offers import facts_hash
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.texts import is_storable
 from comfyfleet.wire.messages import BackendFacts, Reading
@@ -72,6 +73,8 @@ class Worker:
     # The workflows that it serves of those of its fleet; None: all of them.
     workflow_ids: frozenset[int] | None = None
     key_hash: str = field(default="", repr=False, compare=False)
+    facts_hash: str | None = None  # of the node types and model files; None: not told
+    refusals: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @property
     def subject(self) -> str:
@@ -132,6 +135,7 @@ class Assigned:
     required_capabilities: frozenset[str]
     is_active: bool
     is_paused: bool
+    version: int = 1  # the one that new jobs get
     is_open: bool = False  # the fleet's own, for prompts of no registered workflow
 
     @property
@@ -183,5 +187,7 @@ def after(worker: Worker, sighting: Sighting, now: datetime) -> Worker:
         "providers": sighting.providers,
         "max_concurrency": sighting.max_concurrency,
     }
-    changes = {name: value for name, value in said.items() if value is not None}
-    return replace(worker, last_seen_at=max(now, worker.last_seen_at), **changes)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if sighting.backend is not None:
+        changes |= {"facts_hash": facts_hash(sighting.backend), "refusals": None}
+    return replace(worker, last_seen_at=max(now, worker.last_seen_at), **changes)

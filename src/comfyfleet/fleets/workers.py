@@ -7,8 +7,10 @@ from typing import Any
 
 from comfyfleet.db import Tx
 from comfyfleet.fleets import decide
+from comfyfleet.fleets.abilities import Abilities
 from comfyfleet.fleets.model import (
     FROM_FLEET,
+    Assigned,
     Fleet,
     Lane,
     Registration,
@@ -18,6 +20,7 @@ from comfyfleet.fleets.model import (
     after,
     check_capabilities,
 )
+from comfyfleet.fleets.offers import Missing, Offer, facts_hash, with_refusal
 from comfyfleet.fleets.store import fleets as fleet_store
 from comfyfleet.fleets.store import readings as reading_store
 from comfyfleet.fleets.store import workers as store
@@ -152,10 +155,19 @@ async def seen(
     return known
 
 
-async def lanes_of(tx: Tx, worker: Worker, providers: Iterable[str]) -> frozenset[Lane]:
-    """What it may run just now: nothing while it drains, or was revoked."""
-    assigned = await fleet_store.assigned(tx, [worker.fleet_id])
-    return decide.lanes(worker, assigned.get(worker.fleet_id, ()), providers)
+async def lanes_of(
+    tx: Tx,
+    worker: Worker,
+    providers: Iterable[str],
+    *,
+    abilities: Abilities | None = None,
+    offer: Offer | None = None,
+) -> frozenset[Lane]:
+    """What it may and can run just now: nothing while it drains, or was revoked."""
+    assigned = (await fleet_store.assigned(tx, [worker.fleet_id])).get(worker.fleet_id, [])
+    if abilities is not None:
+        assigned = await abilities.able(tx, offer, assigned)
+    return decide.lanes(worker, assigned, providers)
 
 
 async def workflows_of(tx: Tx, worker: Worker) -> list[str]:
@@ -175,9 +187,14 @@ async def live_by_lane(tx: Tx, *, seen_since: datetime) -> dict[Lane, frozenset[
 
 
 async def is_alone(
-    tx: Tx, worker: Worker, lanes: Collection[tuple[int, str, str]], *, seen_since: datetime
+    tx: Tx,
+    worker: Worker,
+    lanes: Collection[tuple[int, str, str]],
+    *,
+    seen_since: datetime,
+    abilities: Abilities | None = None,
 ) -> bool:
-    """Nobody else lives who may run any of these lanes.
+    """Nobody else lives who may and can run any of these lanes.
 
     Asked at every poll, so only a few others are looked at: the first of them mostly settles it.
     """
@@ -193,12 +210,39 @@ async def is_alone(
             after_worker_id=behind,
             limit=OTHERS_PAGE,
         )
-        if not decide.is_alone(worker.worker_id, lanes, decide.by_lane(others, assigned)):
+        able = await _able(tx, others, assigned, abilities, now=seen_since)
+        if not decide.is_alone(worker.worker_id, lanes, able):
             return False
         if len(others) < OTHERS_PAGE:
             return True
         behind = others[-1].worker_id
     return True
+
+
+async def _able(
+    tx: Tx,
+    workers: Collection[Worker],
+    assigned: Mapping[int, list[Assigned]],
+    abilities: Abilities | None,
+    *,
+    now: datetime,
+) -> dict[Lane, frozenset[str]]:
+    """The workers of each lane, of those that can run it."""
+    if abilities is None:
+        return decide.by_lane(workers, assigned)
+    offers = await abilities.offers(tx, workers, now=now)
+    found: dict[Lane, frozenset[str]] = {}
+    for worker in workers:
+        mine = assigned.get(worker.fleet_id, [])
+        able = await abilities.able(tx, offers.get(worker.worker_id), mine)
+        for lane in decide.lanes(worker, able, worker.providers):
+            found[lane] = found.get(lane, frozenset()) | {worker.worker_id}
+    return found
+
+
+async def note_refusal(tx: Tx, worker: Worker, missing: Missing, *, now: datetime) -> None:
+    """Its backend lacks these, whatever its lists say; until it tells its facts anew."""
+    await store.change(tx, worker.id, {"refusals": with_refusal(worker.refusals, missing, now)})
 
 
 async def stale(tx: Tx, *, unseen_since: datetime) -> list[Worker]:
@@ -274,7 +318,7 @@ def _row(
         "current_load": 0,
         "is_approved": True,
         "is_draining": False,
-        "facts": _json(registration.backend),
+        **_facts(registration.backend),
         "models_loaded": [],
         "last_seen_at": now,
         "created_at": now,
@@ -291,12 +335,16 @@ def _sighted(known: Worker, sighting: Sighting) -> Mapping[str, Any]:
         "max_concurrency": known.max_concurrency,
     }
     if sighting.backend is not None:
-        values["facts"] = _json(sighting.backend)
+        values |= _facts(sighting.backend)
     return values
 
 
-def _json(facts: BackendFacts | None) -> dict[str, Any] | None:
-    return None if facts is None else facts.model_dump(mode="json")
+def _facts(facts: BackendFacts | None) -> dict[str, Any]:
+    """What was refused before may be there now: that is forgotten."""
+    if facts is None:
+        return {"facts": None, "facts_hash": None, "refusals": None}
+    told = facts.model_dump(mode="json")
+    return {"facts": told, "facts_hash": facts_hash(facts), "refusals": None}
 
 
 async def _changed(tx: Tx, worker: Worker, **values: Any) -> Worker:

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Dispatch, Status
 from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import Missing, Workflow
+from comfyfleet.effects.model import Workflow
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
+from comfyfleet.fleets.offers import Missing
 from comfyfleet.jobs.shared import in_maintenance
 from comfyfleet.jobs.sides import Sides
 

@@ -16,7 +16,8 @@ from tests.fleetkit.prompts import (
     drafted,
 )
 
-from comfyfleet.effects.model import ModelUse, Property
+from comfyfleet.effects.model import Property
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.kernel.errors import InvalidInput, InvalidWorkflow
 
 

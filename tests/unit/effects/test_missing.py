@@ -2,7 +2,7 @@
 
 from tests.fleetkit.prompts import PROPERTIES, drafted, versioned
 
-from comfyfleet.effects.model import ModelUse
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.effects.models import missing_on, model_key, model_set
 from comfyfleet.wire.messages import BackendFacts
 

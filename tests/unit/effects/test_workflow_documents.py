@@ -9,7 +9,8 @@ import pytest
 from tests.fleetkit.prompts import OBJECT_INFO, drafted, versioned
 
 from comfyfleet.effects.drafting import best_object_info
-from comfyfleet.effects.model import ModelUse, Property
+from comfyfleet.effects.model import Property
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.effects.objectinfo import engine_object_info
 from comfyfleet.effects.payload import build
 from comfyfleet.effects.prompting import Chance

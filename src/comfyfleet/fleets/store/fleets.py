@@ -57,6 +57,7 @@ _ASSIGNED: Select[Any] = (
         workflow_fleets.c.fleet_id,
         workflows.c.id.label("workflow_id"),
         workflows.c.slug,
+        workflows.c.version,
         workflows.c.required_capabilities,
         workflows.c.is_active,
         workflows.c.is_paused,
@@ -144,5 +145,6 @@ def _assigned(row: Any) -> Assigned:
         required_capabilities=frozenset(row.required_capabilities),
         is_active=row.is_active,
         is_paused=row.is_paused,
+        version=row.version,
         is_open=row.is_open,
     )
