@@ -182,7 +182,7 @@ def preference(waiter: Waiter) -> tuple[bool, int, int, int]:
 
 
 def may_take(waiter: Waiter, candidate: Candidate, now: datetime) -> bool:
-    if candidate.lane not in waiter.lanes:
+    if candidate.lane not in waiter.lanes or candidate.model_set in waiter.lacking:
         return False
     if candidate.backend_affinity and candidate.backend_affinity not in waiter.affinities:
         return False
@@ -248,7 +248,8 @@ def _first(
     """The best of a line, whose best stands last."""
     if not line:
         return None
-    if candidate.backend_affinity is None and candidate.avoid_worker_id is None:
+    is_anybodys = candidate.backend_affinity is None and candidate.avoid_worker_id is None
+    if is_anybodys and candidate.model_set not in waiters[line[-1]].lacking:
         return line[-1]
     return next(
         (

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, by_lane, choose
 from comfyfleet.dispatch.model import Candidate, Lane, Lease, Waiter
+from comfyfleet.dispatch.modelsets import ModelSets
 from comfyfleet.dispatch.store.hot import Claim, HotStore, Probe
 from comfyfleet.dispatch.turns import Turns
 from comfyfleet.kernel.clock import Clock
@@ -40,6 +41,7 @@ class Giving:
         self._clock = clock
         self._new_token = new_token
         self._turns = Turns()
+        self.model_sets = ModelSets()
         self._passed_since: dict[
             int, datetime
         ] = {}  # jobs that others went before, by their models
@@ -49,6 +51,7 @@ class Giving:
         given = Given()
         in_other_hands: set[int] = set()
         deeper = 1
+        without: frozenset[str] = frozenset()
         for _ in range(PASSES_MAX):
             left = [
                 place
@@ -58,6 +61,7 @@ class Giving:
             if not left:
                 break
             step = _Pass(self, [waiters[place] for place in left], in_other_hands, deeper)
+            step.without = without
             leases, refused = await self._hot.lease(
                 step.probe(), step.choose, seconds=self._lease_seconds
             )
@@ -70,8 +74,12 @@ class Giving:
             in_other_hands |= step.chosen.keys()
             is_short = len(leases) + len(refused) < len(left)
             given.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
-            if not is_short or not (step.chosen or refused or step.cut):
+            if is_short and step.unknown:
+                await self.model_sets.read(step.unknown)
+            if not is_short or not (step.chosen or refused or step.cut or step.unknown):
                 break
+            # Behind jobs that nobody of them can run there may be others.
+            without |= step.lacked_by_all
             deeper *= 2
         return given
 
@@ -94,6 +102,9 @@ class _Pass:
         self._in_other_hands = in_other_hands
         self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
         self._limit = self._depth(deeper)
+        self.without: frozenset[str] = frozenset()
+        self.unknown: dict[str, int] = {}  # model set → a dispatch that has it
+        self.lacked_by_all: frozenset[str] = frozenset()
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[Lane] = frozenset()
 
@@ -108,13 +119,16 @@ class _Pass:
 
     def probe(self) -> Probe:
         affinities = {name for waiter in self._waiters for name in waiter.affinities}
-        return Probe(self._lanes, sorted(affinities), self._limit)
+        return Probe(self._lanes, sorted(affinities), self._limit, sorted(self.without))
 
     def choose(self, found: list[Candidate]) -> list[Claim]:
         giving = self._giving
         read = by_lane(found)
         self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
         now = giving._clock()
+        self._waiters, self.unknown = giving.model_sets.judge(self._waiters, found)
+        lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
+        self.lacked_by_all = lacked - self.unknown.keys()
         choices, passed = choose(
             found,
             self._waiters,

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from comfyfleet.fleets.offers import Offer
+
 
 class Status(StrEnum):
     QUEUED = "queued"
@@ -122,6 +124,8 @@ class Waiter:
     # Of the key that it asks with. The claim holds it, and the worker's approval, draining and
     # assignments, against the database. None: no worker of a fleet asks, but we ourselves.
     key_hash: str | None = None
+    offer: Offer | None = None  # what its backend has; None: not known
+    lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file
 
 
 class Candidate(NamedTuple):

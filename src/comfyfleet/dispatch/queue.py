@@ -23,6 +23,7 @@ from comfyfleet.dispatch.model import (
     Status,
     Waiter,
 )
+from comfyfleet.dispatch.modelsets import ModelSets
 from comfyfleet.dispatch.store import rows
 from comfyfleet.dispatch.store.hot import Completion, Extension, Held, open_hot
 from comfyfleet.dispatch.waiting import Asked, Waiting
@@ -86,6 +87,10 @@ class Queue:
         except asyncio.CancelledError:
             self._vanished(asked)
             raise
+
+    @property
+    def model_sets(self) -> ModelSets:
+        return self._giving.model_sets
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
         """Those that are new, committed; whoever waits for them is woken."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import nsmallest
 from itertools import count, islice
+from typing import TypeAlias
 
 from comfyfleet.dispatch.decide import preference
 from comfyfleet.dispatch.model import Lane, Lease, Waiter
@@ -36,13 +37,21 @@ class Asked:
         return self.key < other.key
 
 
+# Whom a line is for: the lanes, and what the backends offer.
+Kind: TypeAlias = tuple[frozenset[Lane], str | None]
+
+
+def kind_of(waiter: Waiter) -> Kind:
+    return waiter.lanes, waiter.offer.key if waiter.offer else None
+
+
 class Line:
-    """Those who may run exactly the same lanes."""
+    """Those who may run exactly the same lanes, on backends that offer the same."""
 
-    __slots__ = ("best", "by_model", "lanes")
+    __slots__ = ("best", "by_model", "kind")
 
-    def __init__(self, lanes: frozenset[Lane]) -> None:
-        self.lanes = lanes
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
         self.best: list[Asked] = []
         self.by_model: dict[str, list[Asked]] = {}
 
@@ -70,8 +79,8 @@ def _take_out(line: list[Asked], asked: Asked) -> None:
 
 class Waiting:
     def __init__(self) -> None:
-        self._lines: dict[frozenset[Lane], Line] = {}
-        self._by_lane: dict[Lane, set[frozenset[Lane]]] = {}
+        self._lines: dict[Kind, Line] = {}
+        self._by_lane: dict[Lane, set[Kind]] = {}
         self._by_affinity: dict[str, set[Asked]] = {}
         self._all: set[Asked] = set()
 
@@ -86,12 +95,12 @@ class Waiting:
 
     def add(self, asked: Asked) -> None:
         asked.stand_in_line()
-        lanes = asked.waiter.lanes
-        line = self._lines.get(lanes)
+        kind = kind_of(asked.waiter)
+        line = self._lines.get(kind)
         if line is None:
-            line = self._lines[lanes] = Line(lanes)
-            for lane in lanes:
-                self._by_lane.setdefault(lane, set()).add(lanes)
+            line = self._lines[kind] = Line(kind)
+            for lane in asked.waiter.lanes:
+                self._by_lane.setdefault(lane, set()).add(kind)
         line.add(asked)
         for affinity in asked.waiter.affinities:
             self._by_affinity.setdefault(affinity, set()).add(asked)
@@ -101,7 +110,7 @@ class Waiting:
         if asked not in self._all:
             return
         self._all.discard(asked)
-        line = self._lines[asked.waiter.lanes]
+        line = self._lines[kind_of(asked.waiter)]
         line.remove(asked)
         if not line.best:
             self._forget(line)
@@ -111,9 +120,9 @@ class Waiting:
                 del self._by_affinity[affinity]
 
     def _forget(self, line: Line) -> None:
-        del self._lines[line.lanes]
-        for lane in line.lanes:
-            self._by_lane[lane].discard(line.lanes)
+        del self._lines[line.kind]
+        for lane in line.kind[0]:
+            self._by_lane[lane].discard(line.kind)
             if not self._by_lane[lane]:
                 del self._by_lane[lane]
 
@@ -131,8 +140,8 @@ class Waiting:
         found: dict[Asked, None] = {}
         for lane, jobs in wanted.items():
             most = min(jobs, SHORTLIST_PER_LINE_MAX)
-            for lanes in self._by_lane.get(lane, ()):
-                found |= dict.fromkeys(self._lines[lanes].first(most))
+            for kind in self._by_lane.get(lane, ()):
+                found |= dict.fromkeys(self._lines[kind].first(most))
         for affinity in affinities:
             those = [each for each in self._by_affinity.get(affinity, ()) if not each.in_hand]
             found |= dict.fromkeys(nsmallest(SHORTLIST_PER_LINE_MAX, those))
@@ -140,8 +149,8 @@ class Waiting:
 
     def another(self, waiter: Waiter) -> bool:
         """Somebody else, who would run it now, waits for a job that this one could get."""
-        entitled = {lanes for lane in waiter.lanes for lanes in self._by_lane.get(lane, ())}
-        firsts = (asked for lanes in entitled for asked in self._lines[lanes].best[:2])
+        entitled = {kind for lane in waiter.lanes for kind in self._by_lane.get(lane, ())}
+        firsts = (asked for kind in entitled for asked in self._lines[kind].best[:2])
         return any(
             asked.waiter.worker_id != waiter.worker_id and not asked.waiter.is_prefetch
             for asked in firsts

@@ -10,6 +10,7 @@ from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Sighting, Worker, after
+from comfyfleet.fleets.offers import Offer
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.shared import in_maintenance
@@ -28,6 +29,7 @@ class Standing:
 
     worker: Worker
     lanes: frozenset[Lane]
+    offer: Offer | None
     held: tuple[Dispatch, ...]
     is_alone: bool
     maintenance: bool
@@ -77,14 +79,20 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
     seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     known = await _seen(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
-        lanes = await fleets.lanes_of(tx, known, asked.providers)
+        offer = await sides.abilities.offer(tx, known, now=now)
+        lanes = await fleets.lanes_of(
+            tx, known, asked.providers, abilities=sides.abilities, offer=offer
+        )
         return Standing(
             worker=known,
             lanes=frozenset(Lane(*lane) for lane in lanes),
+            offer=offer,
             held=tuple(await dispatch.held_by(tx, worker.worker_id)),
             is_alone=await sides.alone.get(
                 (worker.worker_id, lanes),
-                lambda: fleets.is_alone(tx, known, lanes, seen_since=seen_since),
+                lambda: fleets.is_alone(
+                    tx, known, lanes, seen_since=seen_since, abilities=sides.abilities
+                ),
                 now=now,
             ),
             maintenance=await in_maintenance(tx),
@@ -162,6 +170,7 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         is_prefetch=load >= asked.max_concurrency,
         is_alone=standing.is_alone,
         key_hash=standing.worker.key_hash,
+        offer=standing.offer,
     )
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 from comfyfleet.db import Database, Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, ActiveRow, Dispatch, Status
+from comfyfleet.effects.models import models_of
 from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, dispatch_for, ended_as
 from comfyfleet.jobs.sides import Sides
@@ -36,12 +37,21 @@ def tell(sides: Sides, job: Job) -> None:
 async def align(sides: Sides, jobs: Sequence[Job]) -> None:
     """Active jobs have a dispatch, ended ones an ended one. Safe to repeat."""
     waiting = [job for job in jobs if job.wants_dispatch]
+    _note_models(sides, waiting)
     await sides.queue.enqueue([dispatch_for(job, sides.settings.max_attempts) for job in waiting])
     ended = [job for job in jobs if not job.status.is_active]
     if ended:
         async with sides.central.begin() as tx:
             for job in ended:
                 await _end(tx, sides, job)
+
+
+def _note_models(sides: Sides, jobs: Sequence[Job]) -> None:
+    """So that no worker that lacks one of them is given the job."""
+    known = sides.queue.model_sets
+    for job in jobs:
+        if job.asked.model_set and job.asked.model_set not in known:
+            known.note(job.asked.model_set, models_of(job.asked.prompt))
 
 
 async def _end(tx: Tx, sides: Sides, job: Job) -> None:

@@ -1,23 +1,30 @@
 """The two sides that a job joins, the tenant's and the central one, and what acting on them takes."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
 from comfyfleet.db import Database, Pools
+from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.effects.models import models_of
+from comfyfleet.fleets.abilities import Abilities
+from comfyfleet.fleets.offers import ModelUse
+from comfyfleet.jobs import store
 from comfyfleet.jobs.caps import Caps
 from comfyfleet.jobs.keeping import Documents, Lately, Prompts
 from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.clock import Clock
-from comfyfleet.kernel.errors import NotFound
+from comfyfleet.kernel.errors import FleetError, NotFound
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.storage import ObjectStore
 from comfyfleet.tenants import service as tenants
 
+log = logging.getLogger(__name__)
 ALONE_FRESH = timedelta(seconds=2)
 
 
@@ -38,10 +45,27 @@ class Sides:
     progresses: Progresses = field(default_factory=Progresses)
     news: News = field(default_factory=News)
     tallies: Tallies = field(default_factory=Tallies)
+    abilities: Abilities = field(default_factory=Abilities)
     # Whether a worker is the only one who may run what it may run.
     alone: Lately[bool] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queue.model_sets.find = self._models_of
+
+    async def _models_of(self, dispatch_id: int) -> tuple[ModelUse, ...] | None:
+        """Of a job that another process has enqueued, or this one before it was started anew."""
+        try:
+            async with self.central.look() as tx:
+                row = await dispatch.get(tx, dispatch_id)
+            pool = await self.pool_of(row.tenant_id)
+            async with pool.look() as tx:
+                job = await store.get(tx, row.tenant_id, row.job_id)
+        except FleetError as error:
+            log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
+            return None
+        return None if job is None else models_of(job.asked.prompt)
 
     async def pool_of(self, tenant_id: UUID) -> Database:
         return self.pools[await self._pool_name(tenant_id)]

@@ -16,6 +16,7 @@ class Probe(NamedTuple):
     lanes: Sequence[Lane]
     affinities: Sequence[str]
     limit: int
+    without: Sequence[str] = ()  # model sets that none of those who ask can run
 
 
 class Claim(NamedTuple):

@@ -28,6 +28,7 @@ _SEEN = """
     id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
     avoid_worker_id, avoid_until"""
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
+_ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
 
 # One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
 # backend have an index of their own, and cost one probe in all where there are none.
@@ -43,11 +44,12 @@ WITH lane AS MATERIALIZED (
     WHERE EXISTS (SELECT 1 FROM ai_job_dispatches WHERE {BOUND})
 )
 SELECT free.* FROM lane, LATERAL (
-    SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE}
+    SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE} AND {_ABLE}
     ORDER BY workflow_id, stage, provider, priority DESC, rank, id LIMIT $5) AS free
 UNION ALL
 SELECT bound.* FROM affinity, lane, LATERAL (
-    SELECT {_SEEN} FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name AND {_IN_LANE}
+    SELECT {_SEEN} FROM ai_job_dispatches
+    WHERE {BOUND} AND backend_affinity = name AND {_IN_LANE} AND {_ABLE}
     ORDER BY backend_affinity, workflow_id, stage, provider, priority DESC, rank, id LIMIT $5
 ) AS bound
 """
@@ -156,7 +158,9 @@ class PostgresHot:
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> Claimed:
         columns = zip(*probe.lanes, strict=True)
-        found = await self._direct.fetch(PEEK, *map(list, columns), probe.affinities, probe.limit)
+        found = await self._direct.fetch(
+            PEEK, *map(list, columns), probe.affinities, probe.limit, list(probe.without)
+        )
         if not found:
             return Claimed([])
         lanes = probe.lanes

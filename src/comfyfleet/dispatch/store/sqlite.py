@@ -35,10 +35,13 @@ _SEEN = """
     avoid_until"""
 _IN_LANE = """workflow_id = ? AND stage = ? AND provider = ?
     AND EXISTS (SELECT 1 FROM workflows WHERE id = workflow_id AND is_active AND NOT is_paused)"""
+_ABLE = """(? = '[]' OR model_set IS NULL OR model_set NOT IN (SELECT value FROM json_each(?)))"""
 _ORDER = "workflow_id, stage, provider, priority DESC, rank, id LIMIT ?"
-PEEK = f"SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE} ORDER BY {_ORDER}"
+PEEK = f"""SELECT {_SEEN} FROM ai_job_dispatches
+    WHERE {FREE} AND {_IN_LANE} AND {_ABLE} ORDER BY {_ORDER}"""
 PEEK_BOUND = f"""SELECT {_SEEN} FROM ai_job_dispatches
-    WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} ORDER BY backend_affinity, {_ORDER}"""
+    WHERE {BOUND} AND backend_affinity = ? AND {_IN_LANE} AND {_ABLE}
+    ORDER BY backend_affinity, {_ORDER}"""
 IS_BOUND = f"SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = ? LIMIT 1"
 # Orders hold at once, whichever control plane was told and however long the worker has waited here.
 _IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_active AND NOT is_paused)
@@ -161,13 +164,15 @@ class SqliteHot:
 
 def _peek(connection: Connection, probe: Probe) -> list[Candidate]:
     found = []
+    without = json.dumps(list(probe.without))
     for lane in probe.lanes:
-        for row in connection.execute(PEEK, (*lane, probe.limit)):
+        for row in connection.execute(PEEK, (*lane, without, without, probe.limit)):
             found.append(_as_candidate(lane, row))
     for affinity in probe.affinities:
         if connection.execute(IS_BOUND, (affinity,)).fetchone():
             for lane in probe.lanes:
-                for row in connection.execute(PEEK_BOUND, (affinity, *lane, probe.limit)):
+                values = (affinity, *lane, without, without, probe.limit)
+                for row in connection.execute(PEEK_BOUND, values):
                     found.append(_as_candidate(lane, row))
     return found
 
