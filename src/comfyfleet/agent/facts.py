@@ -40,10 +40,11 @@ def _kind(system_stats: Mapping[str, Any]) -> str:
 
 
 def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Of inputs that offer a choice of files with weights in them."""
+    """Of inputs that offer a choice of files with weights in them, or might if there were any."""
     for class_type, name, spec in specs_of(object_info):
-        files = tuple(choice for choice in choices_of(spec) if _is_model(choice))
-        if files:
+        choices = choices_of(spec)
+        files = tuple(choice for choice in choices or () if is_model(choice))
+        if files or choices == []:
             yield f"{class_type}.{name}", files
 
 
@@ -58,13 +59,13 @@ def specs_of(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list[An
                     yield class_type, name, spec
 
 
-def choices_of(spec: list[Any]) -> list[Any]:
-    """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`."""
+def choices_of(spec: list[Any]) -> list[Any] | None:
+    """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`; None: it is no such list."""
     if isinstance(spec[0], list):
         return spec[0]
     options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None
-    return options if isinstance(options, list) else []
+    return options if isinstance(options, list) else None
 
 
-def _is_model(choice: Any) -> bool:
+def is_model(choice: Any) -> bool:
     return isinstance(choice, str) and choice.lower().endswith(MODEL_ENDINGS)

@@ -21,11 +21,12 @@ class Ill(StrEnum):
 
 
 class Fault(NamedTuple):
-    """`frees`: letting go of models and kept results helps."""
+    """`frees`: letting go of models and kept results helps. `relists`: its lists have changed."""
 
     reason: RequeueReason
     ill: Ill | None = None
     frees: bool = False
+    relists: bool = False
 
 
 OUT_OF_MEMORY = Fault("out_of_memory", frees=True)

@@ -1,9 +1,12 @@
 """What an error means for the job and for the worker. Pure: one table from errors to last words."""
 
 import errno
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from comfyfleet.agent.facts import is_model
 from comfyfleet.agent.healing import Fault, Ill, fault_in
 from comfyfleet.comfy.events import Failed
 from comfyfleet.comfy.refusals import NodeProblem
@@ -26,11 +29,13 @@ from comfyfleet.kernel.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.wire.messages import Fail, Job, Requeue
+from comfyfleet.wire.messages import LACKING_MAX, Fail, Job, Lacking, Requeue
 
 DETAIL_CHARACTERS_MAX = 2_000
 TRACEBACK_LINES_MAX = 100
 PROBLEMS_MAX = 20
+NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
+LACKS = Fault("backend_lacks", relists=True)
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # The worker's surroundings are at fault: the job may well succeed elsewhere.
@@ -70,7 +75,7 @@ def verdict_on(error: Exception, job: Job) -> Verdict:
         case RunFailed():
             return _of_failed_run(error.details.get("failed"), error, job)
         case PromptRefused():
-            return Verdict(failing(job, refusal_of(error)))
+            return _of_refusal(error, job)
         case OSError() if error.errno in FULL_DISK:
             message = "The worker's disk is full."
             return Verdict(
@@ -136,6 +141,37 @@ def _told_by(failed: object) -> dict[str, Any]:
         "node_type": failed.node_type,
         "traceback": list(failed.traceback[-TRACEBACK_LINES_MAX:]),
     }
+
+
+def _of_refusal(error: PromptRefused, job: Job) -> Verdict:
+    """What this backend lacks, another may have; anything else is the prompt's own fault."""
+    lacking = lacking_in(error.details.get("problems") or ())
+    if lacking is None:
+        return Verdict(failing(job, refusal_of(error)))
+    word = requeueing(job, LACKS, error.message, code=PromptRefused.code)
+    return Verdict(word.model_copy(update={"lacking": lacking}), LACKS)
+
+
+def lacking_in(problems: Iterable[object]) -> Lacking | None:
+    """Node types and model files that the backend says it doesn't have."""
+    found = [each for each in problems if isinstance(each, NodeProblem)]
+    types = dict.fromkeys(name for each in found if (name := _missing_type(each)))
+    models = dict.fromkeys(
+        (f"{each.class_type}.{each.input_name}", str(each.received))
+        for each in found
+        if each.kind == "value_not_in_list" and is_model(each.received)
+    )
+    if not types and not models:
+        return None
+    return Lacking(node_types=tuple(types)[:LACKING_MAX], models=tuple(models)[:LACKING_MAX])
+
+
+def _missing_type(problem: NodeProblem) -> str | None:
+    """Older servers tell it as an invalid prompt, by a sentence."""
+    if problem.kind == "missing_node_type" and problem.class_type:
+        return problem.class_type
+    told = NO_SUCH_NODE.search(problem.message)
+    return told[1] if told else None
 
 
 def refusal_of(error: PromptRefused) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.agent.stopping import Stop, heed
 from comfyfleet.comfy import Backend, Description
 from comfyfleet.kernel.errors import FleetError, NotOffered, Unauthenticated
+from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import (
     BackendFacts,
     HeartbeatAnswer,
@@ -35,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 30.0
 EMPTY_PAUSE_SECONDS = 1.0
-FACTS_SECONDS = 900.0
+# How often a backend is asked what it has: a long list takes it a while, so that is then done less.
+FACTS_SECONDS = 60.0
+CLOUD_FACTS_SECONDS = 900.0
+FACTS_SHARE = 1 / 100
 # To hand back what isn't done, however late the notice came.
 HAND_BACK_SECONDS_MAX = 10.0
 
@@ -72,7 +76,11 @@ class Worker:
         self._holdings: dict[Holding, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._facts: BackendFacts | None = None
-        self._tells_facts = False
+        self._told_facts: BackendFacts | None = None
+        self._polled_facts: BackendFacts | None = None  # as they were when the poll began
+        self._is_polling = False
+        self._description: Description | None = None  # until it is uploaded
+        self._aside: set[asyncio.Task[None]] = set()
 
     async def work(self) -> None:
         """Until told to stop. Raises Unauthenticated or InvalidInput if it may not register."""
@@ -89,7 +97,7 @@ class Worker:
             await self._leave()
             raise
         finally:
-            for each in [*side, *self._holdings.values()]:
+            for each in [*side, *self._aside, *self._holdings.values()]:
                 each.cancel()
             if self._owned is not None:
                 await self._owned.stop()
@@ -98,21 +106,24 @@ class Worker:
         journal = self._workshop.journal
         await asyncio.to_thread(journal.open)
         await self._health.until_answering()
-        description = await self._describe()
-        if self._registration.take_up():
-            self._tells_facts = True
-        else:
-            await self._register(description)
+        await self._describe()
+        if not self._registration.take_up():
+            await self._register()
         for entry in await asyncio.to_thread(journal.entries):
             self._take(entry, resumes=True)
         return True
 
-    async def _register(self, description: Description | None) -> None:
-        registered = await self._registration.register(self._facts)
-        if registered.object_info_upload is not None and description is not None:
-            await upload_object_info(
-                self._workshop.store, registered.object_info_upload, description
-            )
+    async def _register(self) -> None:
+        facts = self._facts
+        registered = await self._registration.register(facts)
+        self._told_facts = facts
+        await self._upload(registered.object_info_upload)
+
+    async def _upload(self, slot: OutputSlot | None) -> None:
+        """Once for each change of what the backend can do."""
+        description, self._description = self._description, None
+        if slot is not None and description is not None:
+            await upload_object_info(self._workshop.store, slot, description)
 
     # Leasing
 
@@ -120,7 +131,14 @@ class Worker:
         failures = 0
         while not self.stop.asked:
             await self._until(lambda: self.stop.asked or self._has_room())
-            polled = None if self.stop.asked else await self._unless_stopped(self._poll(failures))
+            polled = None
+            if not self.stop.asked:
+                # What the backend has now decides what it is given: that is told at once.
+                self._polled_facts = self._facts
+                polled = await self._unless_stopped(
+                    self._poll(failures),
+                    until=lambda: self._is_polling and self._facts is not self._polled_facts,
+                )
             failures = 0 if polled is not None else failures + 1
             if polled is not None and polled.job is not None:
                 await asyncio.to_thread(self._workshop.journal.write, Entry(polled.job))
@@ -142,16 +160,24 @@ class Worker:
     async def _poll(self, failures: int) -> Polled | None:
         asked = time.monotonic()
         try:
-            polled = await self._control.poll(await self._poll_message())
+            message = await self._poll_message()
+            self._is_polling = True
+            polled = await self._control.poll(message)
         except Unauthenticated as error:
+            self._is_polling = False
             logger.warning("the key is no longer taken", extra={"reason": error.message})
-            await self._register(await self._describe())
+            await self._describe()
+            await self._register()
             return None
         except FleetError as error:
             logger.warning("a poll was not answered", extra={"reason": error.message})
             await self._workshop.surroundings.back_off(min(failures + 1, 6))
             return None
-        self._tells_facts = False
+        finally:
+            self._is_polling = False
+        self._told_facts = self._polled_facts
+        if polled.object_info_upload is not None:
+            self._do_aside(self._upload(polled.object_info_upload))
         if polled.drain:
             self._hand_back_unstarted(Halt.DRAIN)
         if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
@@ -161,6 +187,7 @@ class Worker:
 
     async def _poll_message(self) -> Poll:
         held = [each.lease.job for each in self._holdings]
+        facts = self._polled_facts
         return Poll(
             worker_id=self._registration.worker_id,
             capabilities=self._settings.capabilities,
@@ -174,7 +201,7 @@ class Worker:
             models_loaded=self.models.keys,
             model_set=self.models.set_key,
             reading=await self._surveys.machine.read(),
-            backend=self._facts if self._tells_facts else None,
+            backend=None if facts is self._told_facts else facts,
         )
 
     def _take(self, entry: Entry, *, resumes: bool = False) -> None:
@@ -238,9 +265,16 @@ class Worker:
     # The backend
 
     def _ailing(self, fault: Fault, detail: str) -> None:
+        if fault.relists:
+            self._do_aside(self._describe())
         if fault.frees:
-            asyncio.get_running_loop().create_task(self._free())
+            self._do_aside(self._free())
         self._health.note(fault, detail)
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        doing = asyncio.create_task(work)
+        self._aside.add(doing)
+        doing.add_done_callback(self._aside.discard)
 
     async def _free(self) -> None:
         self.models.clear()
@@ -253,27 +287,32 @@ class Worker:
         self.models.clear()
         await self._describe()
 
-    async def _describe(self) -> Description | None:
-        """Also notes what has changed since it was last told."""
+    async def _describe(self) -> None:
+        """Notes what the backend is and has; a change wakes who waits, and is told."""
+        description: Description | None = None
         try:
             description = await self._workshop.backend.describe()
             facts = await asyncio.to_thread(facts_of, description, is_cloud=self._settings.is_cloud)
             if self._workshop.files is not None:
                 await asyncio.to_thread(self._workshop.files.learn, description.object_info)
         except NotOffered:
-            description, facts = None, BackendFacts(kind="Comfy Cloud")
+            facts = BackendFacts(kind="Comfy Cloud")
         except FleetError as error:
             logger.warning("the backend did not describe itself", extra={"reason": error.message})
-            return None
-        self._tells_facts = self._tells_facts or facts != self._facts
-        self._facts = facts
-        return description
+            return
+        if facts != self._facts:
+            self._facts, self._description = facts, description
+            self._wake()
 
     async def _keep_facts(self) -> None:
         """Node packs and models come and go while a ComfyUI runs."""
+        usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
+        took = 0.0
         while True:
-            await asyncio.sleep(FACTS_SECONDS)
+            await asyncio.sleep(max(usual, took / FACTS_SHARE))
+            began = time.monotonic()
             await self._describe()
+            took = time.monotonic() - began
 
     def _is_idle(self) -> bool:
         """A cloud is not asked every few seconds whether it is still there."""
@@ -318,11 +357,13 @@ class Worker:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _unless_stopped(self, doing: Coroutine[Any, Any, Any]) -> Any:
-        """None if a stop, or an illness of the backend, comes first."""
+    async def _unless_stopped(
+        self, doing: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """None if a stop, an illness of the backend, or `until` comes first."""
         work = asyncio.create_task(doing)
         try:
-            while not work.done() and not self.stop.asked and self._health.ill is None:
+            while not (work.done() or self.stop.asked or self._health.ill or until()):
                 self._changed.clear()
                 waker = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({work, waker}, return_when=asyncio.FIRST_COMPLETED)

@@ -163,6 +163,7 @@ class Requeue(StrEnum):
     BACKEND_DOWN = "backend_down"
     BACKEND_FAULT = "backend_fault"
     OUT_OF_MEMORY = "out_of_memory"
+    BACKEND_LACKS = "backend_lacks"
     # by ourselves, never by a worker:
     EXPIRED = "expired"
     REVOKED = "revoked"
@@ -181,7 +182,7 @@ class Requeue(StrEnum):
 
     @property
     def prefers_others(self) -> bool:
-        return self in _BROKEN
+        return self in _BROKEN or self is Requeue.BACKEND_LACKS
 
 
 _BROKEN = frozenset({Requeue.BACKEND_DOWN, Requeue.BACKEND_FAULT, Requeue.OUT_OF_MEMORY})

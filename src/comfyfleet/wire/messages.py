@@ -22,6 +22,7 @@ WAIT_SECONDS_MAX = 60
 CONCURRENCY_MAX = 64
 HELD_MAX = 2 * CONCURRENCY_MAX
 LOAD_MAX = 1000
+LACKING_MAX = 100
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 RequeueReason: TypeAlias = Literal[
@@ -33,6 +34,7 @@ RequeueReason: TypeAlias = Literal[
     "backend_down",
     "backend_fault",
     "out_of_memory",
+    "backend_lacks",
 ]
 
 
@@ -131,6 +133,8 @@ class Polled(Message):
     job: Job | None = None
     reason: str | None = None
     drain: bool = False
+    # Where the worker may PUT its backend's object_info, if it told one that the fleet's is not.
+    object_info_upload: OutputSlot | None = None
 
 
 class Progress(Message):
@@ -184,12 +188,21 @@ class Fail(Message):
     provider_job_id: str | None = None
 
 
+class Lacking(Message):
+    """What a backend said that it doesn't have, when it refused a prompt."""
+
+    node_types: tuple[str, ...] = Field(default=(), max_length=LACKING_MAX)
+    # `Class.input` and the file that it doesn't offer
+    models: tuple[tuple[str, str], ...] = Field(default=(), max_length=LACKING_MAX)
+
+
 class Requeue(Message):
     dispatch_id: RowId
     lease_token: UUID
     reason: RequeueReason
     detail: str | None = None
     code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
+    lacking: Lacking | None = None  # with `backend_lacks`
 
 
 class Deregister(Message):

@@ -26,7 +26,7 @@ from comfyfleet.kernel.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.wire.messages import Fail, Job, Requeue
+from comfyfleet.wire.messages import Fail, Job, Lacking, Requeue
 
 TOKEN = UUID("7a3c2f60-0000-4000-8000-0000000000aa")
 JOB = Job(
@@ -160,3 +160,52 @@ def test_an_error_that_nobody_thought_of_is_puzzling() -> None:
     verdict = verdict_on(ZeroDivisionError("oops"), JOB)
     assert verdict.puzzling
     assert isinstance(verdict.word, Requeue)
+
+
+MODEL_IS_MISSING = {
+    "error": {"type": "prompt_outputs_failed_validation", "message": "Prompt outputs failed"},
+    "node_errors": {
+        "1": {
+            "class_type": "CheckpointLoaderSimple",
+            "errors": [
+                {
+                    "type": "value_not_in_list",
+                    "message": "Value not in list",
+                    "details": "ckpt_name: 'a.safetensors' not in []",
+                    "extra_info": {"input_name": "ckpt_name", "received_value": "a.safetensors"},
+                }
+            ],
+        }
+    },
+}
+NODE_IS_MISSING = {
+    "type": "missing_node_type",
+    "message": "Node 'Fancy' not found.",
+    "extra_info": {"node_id": "4", "class_type": "FancyNode"},
+}
+NODE_IS_MISSING_AS_BEFORE = {
+    "type": "invalid_prompt",
+    "message": "Cannot execute because node FancyNode does not exist.",
+    "details": "Node ID '#4'",
+    "extra_info": {"node_id": "4"},
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "node_types", "models"),
+    [
+        (MODEL_IS_MISSING, (), (("CheckpointLoaderSimple.ckpt_name", "a.safetensors"),)),
+        ({"error": NODE_IS_MISSING}, ("FancyNode",), ()),
+        ({"error": NODE_IS_MISSING_AS_BEFORE}, ("FancyNode",), ()),
+    ],
+)
+def test_what_a_backend_lacks_is_for_another_to_run(
+    answer: dict[str, object], node_types: tuple[str, ...], models: tuple[tuple[str, str], ...]
+) -> None:
+    verdict = verdict_on(refusal(answer, {}), JOB)
+    assert isinstance(verdict.word, Requeue)
+    assert verdict.word.reason == "backend_lacks"
+    assert verdict.word.lacking == Lacking(node_types=node_types, models=models)
+    assert verdict.fault is not None
+    assert verdict.fault.relists
+    assert verdict.fault.ill is None

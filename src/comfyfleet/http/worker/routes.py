@@ -13,6 +13,7 @@ from comfyfleet.http.worker.vanishing import LatePolled
 from comfyfleet.jobs import ending, polling
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
+from comfyfleet.jobs.refusals import backend_lacks
 from comfyfleet.kernel.errors import UnexpectedAnswer
 from comfyfleet.wire.messages import (
     Complete,
@@ -71,9 +72,12 @@ async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
 @router.post("/requeue")
 async def requeue(plane: GivenPlane, worker: CallingWorker, said: Requeue) -> Done:
     """Hands the lease back; whether that counts as an attempt depends on the reason."""
-    await ending.requeue(
-        plane.sides, said.dispatch_id, said.lease_token, Reason(said.reason), detail=said.detail
-    )
+    if said.reason == "backend_lacks":
+        await backend_lacks(plane.sides, worker, said)
+    else:
+        await ending.requeue(
+            plane.sides, said.dispatch_id, said.lease_token, Reason(said.reason), detail=said.detail
+        )
     plane.meters.requeues.labels(worker.fleet_name, said.reason).inc()
     if said.code == UnexpectedAnswer.code:
         plane.meters.unexpected.labels(worker.fleet_name).inc()
