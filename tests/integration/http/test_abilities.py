@@ -89,7 +89,7 @@ async def test_the_model_that_a_job_chooses_decides(yard: Yard) -> None:
 async def test_a_control_plane_that_did_not_enqueue_a_job_knows_its_models(
     databases: Databases, tmp_path: Path
 ) -> None:
-    urls = {
+    urls: dict[str, Any] = {
         "central_database_url": await databases.url("central"),
         "tenant_database_urls": f"main={await databases.url('tenant')}",
     }
