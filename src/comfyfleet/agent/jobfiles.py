@@ -93,7 +93,7 @@ def file_inputs(object_info: Mapping[str, Any]) -> FileInputs:
     prefixes: dict[str, str] = {}
     for class_type, name, spec in specs_of(object_info):
         options = _options(spec)
-        listed = choices_of(spec)
+        listed = choices_of(spec) or []
         if _takes_upload(options):
             texts = (each for each in listed if isinstance(each, str))
             offered[f"{class_type}.{name}"] = frozenset(texts)
