@@ -2,8 +2,8 @@
 
 from tests.fleetkit.prompts import PROPERTIES, drafted, versioned
 
-from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.effects.models import missing_on, model_key, model_set
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.wire.messages import BackendFacts
 
 VERSION = versioned(drafted(*PROPERTIES))

@@ -10,10 +10,10 @@ from tests.fleetkit.prompts import OBJECT_INFO, drafted, versioned
 
 from comfyfleet.effects.drafting import best_object_info
 from comfyfleet.effects.model import Property
-from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.effects.objectinfo import engine_object_info
 from comfyfleet.effects.payload import build
 from comfyfleet.effects.prompting import Chance
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.kernel.errors import InvalidInput, UnknownNodeTypes
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workflows"
