@@ -57,6 +57,7 @@ class Proxy:
     faults: dict[str, Fault] = field(default_factory=dict)
     delay_seconds: float = 0.5
     url: str = ""
+    socket_status: int | None = None  # what every websocket is answered with, if it is refused
     steps: list[str] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _writers: dict[asyncio.StreamWriter, bool] = field(default_factory=dict)
@@ -119,6 +120,10 @@ class Proxy:
         head = await reader.readuntil(HEAD_END)
         request = head + await _body(head, reader)
         fault = self.step(_name(head))
+        if self.socket_status is not None and _name(head).startswith("GET /ws"):
+            writer.write(f"HTTP/1.1 {self.socket_status} No\r\nContent-Length: 0\r\n\r\n".encode())
+            await writer.drain()
+            return False
         if fault in UNSEEN:
             await self._leave_out(fault, writer, up_writer, request)
             return False

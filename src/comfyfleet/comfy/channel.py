@@ -25,6 +25,10 @@ SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 
 
+class SocketRefused(ServerUnavailable):
+    """The server answers, and doesn't speak websocket: a proxy is in between, mostly."""
+
+
 class Channel:
     """Hands each message to the run that it is about, and comes back when the socket is lost.
 
@@ -52,7 +56,7 @@ class Channel:
         return not self._runs
 
     async def start(self) -> None:
-        """Raises ServerUnavailable after retries."""
+        """Raises ServerUnavailable after retries, SocketRefused if it is answered otherwise."""
         self._socket = await self._connect_patiently()
         self._reader = asyncio.create_task(self._read(), name="comfy-channel")
 
@@ -85,6 +89,12 @@ class Channel:
                 await self._calls.surroundings.back_off(attempt)
             try:
                 return await self._connect()
+            except websockets.InvalidHandshake as error:
+                trouble: ServerUnavailable = SocketRefused(
+                    self._calls.unavailable(SOCKET, error).message
+                )
+                if not _may_pass(error):
+                    break
             except SOCKET_ERRORS as error:
                 trouble = self._calls.unavailable(SOCKET, error)
         raise trouble
@@ -172,3 +182,8 @@ class Channel:
                 # Those of other clients reach us, too, but never while a run of ours is at work.
                 return replace(message, run_id=self._current)
         return message
+
+
+def _may_pass(error: websockets.InvalidHandshake) -> bool:
+    """A server that fails may not the next time; one that knows no such page never will."""
+    return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500

@@ -7,7 +7,7 @@ from comfyfleet.comfy.channel import Channel
 from comfyfleet.comfy.events import End, Event, Queued, Reconnected
 from comfyfleet.comfy.inbox import Inbox
 from comfyfleet.comfy.messages import Message, RunOver
-from comfyfleet.comfy.places import Absent, Ended, Place, Waiting, locate
+from comfyfleet.comfy.places import Absent, Ended, Place, Running, Waiting, locate
 from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.story import Chapter, Story, hear, see
 from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, UnexpectedAnswer
@@ -15,6 +15,8 @@ from comfyfleet.kernel.errors import RunLost, RunStalled, RunTimedOut, Unexpecte
 WORRY_PART = 0.25
 # Between a run's verdict and its last message, when history is written.
 LAST_WORD_SECONDS = 0.5
+SOON_SECONDS = 0.2
+SOON_PART = 0.1
 
 
 class Patience:
@@ -31,10 +33,14 @@ class Patience:
         self._sign = self._clock()
         self._worries = 0
 
-    def saw(self, place: Place) -> None:
-        """Behind another run, waiting is no stall: that one shows its progress to others only."""
+    def saw(self, place: Place, *, is_deaf: bool) -> None:
+        """Behind another run, waiting is no stall: that one shows its progress to others only.
+
+        Who has no socket hears of no progress at all: that it runs must do.
+        """
         behind = isinstance(place, Waiting) and place.running is not None
-        if behind or place != self._place:
+        runs = is_deaf and isinstance(place, Running)
+        if behind or runs or place != self._place:
             self.progressed()
         self._place = place
 
@@ -45,12 +51,13 @@ class Patience:
         self._worries += again
         return again
 
-    def seconds(self) -> float:
-        """Until the next look."""
+    def seconds(self, *, is_deaf: bool) -> float:
+        """Until the next look; without a socket the first ones come soon, for short runs."""
         now = self._clock()
+        soon = max(SOON_SECONDS, SOON_PART * (now - self._began)) if is_deaf else float("inf")
         job = self._began + self._limits.job_seconds - now
         stall = self._sign + self._limits.stall_seconds - now
-        return max(0.0, min(self._limits.poll_seconds, job, stall))
+        return max(0.0, min(self._limits.poll_seconds, soon, job, stall))
 
     def check(self, run_id: str) -> None:
         now = self._clock()
@@ -97,11 +104,15 @@ class Follower:
                 yield event
         yield end
 
+    @property
+    def _is_deaf(self) -> bool:
+        return self._channel is None or not self._channel.open
+
     def _end(self) -> End | None:
         return self._story.end if self._story.over else None
 
     async def _next(self) -> tuple[Event, ...]:
-        seconds = self._patience.seconds()
+        seconds = self._patience.seconds(is_deaf=self._is_deaf)
         if self._story.end is not None:
             seconds = min(seconds, LAST_WORD_SECONDS)
         message = await self._inbox.get(seconds)
@@ -133,7 +144,7 @@ class Follower:
 
     async def _look(self) -> tuple[Event, ...]:
         place = await _patiently(self._calls, lambda: locate(self._calls, self._run_id))
-        self._patience.saw(place)
+        self._patience.saw(place, is_deaf=self._is_deaf)
         if isinstance(place, Absent):
             return self._vanished()
         if isinstance(place, Ended) and self._channel is not None and not self._heard:

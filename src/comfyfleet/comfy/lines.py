@@ -1,15 +1,21 @@
 """Which socket each run is heard on."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from comfyfleet.comfy.calls import Calls
-from comfyfleet.comfy.channel import Channel
+from comfyfleet.comfy.channel import Channel, SocketRefused
 from comfyfleet.comfy.inbox import Inbox
+from comfyfleet.comfy.places import QUEUE
 from comfyfleet.kernel.errors import ServerUnavailable
+
+logger = logging.getLogger(__name__)
 
 # Runs that were submitted and never followed are forgotten at last.
 LINES_MAX = 1000
+# A server that has refused a WebSocket is asked for one again after so long.
+DEAF_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -33,24 +39,42 @@ class Lines:
         self._lines: dict[str, Line] = {}
         self._current: Channel | None = None
         self._opening = asyncio.Lock()
+        self._is_deaf = False
+        self._deaf_until = float("-inf")
 
     def get(self, run_id: str) -> Line | None:
         return self._lines.get(run_id)
 
-    async def open(self) -> Channel:
-        """The channel for a new run. Raises ServerUnavailable."""
+    async def open(self) -> Channel | None:
+        """The channel for a new run; None: the server has none for us. Raises ServerUnavailable."""
         async with self._opening:
+            if self._calls.surroundings.clock() < self._deaf_until:
+                return None
             if self._current is not None and self._current.open and not self._current.worn:
                 return self._current
             before, self._current = self._current, None
             await self._close_if_idle(before)
             channel = Channel(self._calls, self._calls.surroundings.new_id())
-            await channel.start()
+            try:
+                await channel.start()
+            except SocketRefused as error:
+                await self._go_without(error)
+                return None
+            self._is_deaf = False
             self._current = self._channels[channel.client_id] = channel
             return channel
 
-    async def add(self, run_id: str, channel: Channel) -> None:
-        await self._keep(run_id, Line(channel.join(run_id), channel, fresh=True))
+    async def _go_without(self, error: SocketRefused) -> None:
+        """If the server answers everything else, runs are looked after by polling."""
+        await self._calls.ask_json(QUEUE)
+        if not self._is_deaf:
+            logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
+        self._is_deaf = True
+        self._deaf_until = self._calls.surroundings.clock() + DEAF_SECONDS
+
+    async def add(self, run_id: str, channel: Channel | None) -> None:
+        inbox = channel.join(run_id) if channel else Inbox()
+        await self._keep(run_id, Line(inbox, channel, fresh=True))
 
     async def adopt(self, run_id: str, client_id: str | None) -> Line:
         """Listen for a run that somebody else has submitted, in the place of that client."""

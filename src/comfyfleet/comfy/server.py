@@ -111,7 +111,7 @@ class ComfyServer:
                 self._calls,
                 prompt,
                 prompt_id=prompt_id,
-                client_id=channel.client_id,
+                client_id=channel.client_id if channel else self._calls.surroundings.new_id(),
                 extra_data=extra_data,
             )
         except BaseException as error:

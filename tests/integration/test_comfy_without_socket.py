@@ -1,0 +1,79 @@
+"""A ComfyUI whose WebSocket a proxy refuses: its runs are polled."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.agentkit.plane import eventually
+from tests.agentkit.prompts import picture, steps
+from tests.agentkit.serving import serving_plane
+from tests.agentkit.workers import settings_for, working
+from tests.comfykit.proxy import meddling
+
+from comfyfleet.comfy import Cancellation, ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy.events import Cancelled, End, Started, Succeeded
+from comfyfleet.engine import Served, serving
+from comfyfleet.kernel.errors import ServerUnavailable
+
+# Much shorter than the runs below: that a run shows no progress must be no stall.
+LIMITS = Limits(max_retries=0, stall_seconds=0.4)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+@pytest.mark.parametrize("status", [403, 404, 502])
+async def test_a_run_is_polled_to_its_end_and_one_line_says_so(
+    engine: Served, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with meddling(engine.url) as proxy:
+        proxy.socket_status = status
+        async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
+            for prompt in (steps(10, 100), picture()):
+                run = await server.submit(prompt, prompt_id=str(uuid4()))
+                events = [event async for event in server.follow(run.run_id)]
+                assert any(isinstance(event, Started) for event in events)
+                assert isinstance(events[-1], Succeeded)
+                assert (await server.outputs(run.run_id)).files
+    told = [each for each in caplog.messages if "no WebSocket" in each]
+    assert len(told) == 1
+    assert str(status) in told[0]
+
+
+async def test_a_polled_run_can_be_cancelled(engine: Served) -> None:
+    async with meddling(engine.url) as proxy:
+        proxy.socket_status = 404
+        async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
+            run = await server.submit(steps(1000, 50), prompt_id=str(uuid4()))
+            end: End | None = None
+            async for event in server.follow(run.run_id):
+                if isinstance(event, Started):
+                    assert await server.cancel(run.run_id) is Cancellation.CANCELLED
+                end = event if isinstance(event, End) else end
+            assert isinstance(end, Cancelled)
+
+
+async def test_a_server_that_answers_nothing_is_not_polled(engine: Served) -> None:
+    async with meddling(engine.url) as proxy:
+        proxy.target = "http://127.0.0.1:1"
+        async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
+            with pytest.raises(ServerUnavailable):
+                await server.submit(picture(), prompt_id=str(uuid4()))
+
+
+async def test_a_worker_completes_jobs_of_a_backend_without_a_socket(
+    engine: Served, tmp_path: Path
+) -> None:
+    with serving_plane() as served:
+        async with meddling(engine.url) as proxy:
+            proxy.socket_status = 404
+            jobs = [served.plane.add(steps(3, 50)) for _ in range(2)]
+            async with working(settings_for(served.plane, proxy.url, tmp_path)):
+                await eventually(lambda: all(job.word for job in jobs))
+    assert all(job.result.outputs and job.started and job.leases == 1 for job in jobs)
