@@ -1,6 +1,8 @@
 """Databases for every test that asks: SQLite and PostgreSQL, the same tests on both; and AWS."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,7 +11,8 @@ from hypothesis import settings
 from tests.awskit.fixtures import aws, aws_url
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database
+from comfyfleet.db import Database, open_database
+from comfyfleet.db.migrating import History
 
 __all__ = ["aws", "aws_url"]
 
@@ -18,6 +21,22 @@ __all__ = ["aws", "aws_url"]
 settings.register_profile("quick", max_examples=50, deadline=None)
 settings.register_profile("thorough", max_examples=200, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+MEMORY_DISK = Path("/dev/shm")  # noqa: S108  (a folder of our own in it)
+MEMORY_DISK_BYTES_MIN = 6 * 1024**3
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary files go to memory where there is enough of it: tests kill processes, never the
+    machine, so waiting for a disk would show nothing."""
+    is_first = "PYTEST_XDIST_WORKER" not in os.environ  # the others inherit its folder
+    if not is_first or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
+        return
+    if shutil.disk_usage(MEMORY_DISK).free >= MEMORY_DISK_BYTES_MIN:
+        folder = tempfile.mkdtemp(prefix="comfyfleet-tests-", dir=MEMORY_DISK)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +66,19 @@ def databases(request: pytest.FixtureRequest) -> Databases:
 
 @pytest.fixture
 async def central(databases: Databases) -> AsyncIterator[Database]:
-    database = await databases.open("central")
-    yield database
-    await database.close()
+    async for database in _opened(databases, "central"):
+        yield database
 
 
 @pytest.fixture
 async def pool(databases: Databases) -> AsyncIterator[Database]:
-    database = await databases.open("tenant")
+    async for database in _opened(databases, "tenant"):
+        yield database
+
+
+async def _opened(databases: Databases, history: History) -> AsyncIterator[Database]:
+    url = await databases.url(history)
+    database = open_database(url)
     yield database
     await database.close()
+    await databases.give_back(url)

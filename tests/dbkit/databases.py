@@ -1,15 +1,32 @@
-"""Migrated databases, quickly: PostgreSQL copies a template, SQLite a file."""
+"""Migrated databases, quickly: PostgreSQL cleans those of earlier tests, SQLite copies a file."""
 
 import shutil
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 from sqlalchemy.engine import make_url
 from tests.dbkit.postgres import create_database
 
 from comfyfleet.db import Database, open_database
 from comfyfleet.db.migrating import History, upgrade
+
+# A test may have changed the schema: such a database is of no use to another test.
+_SCHEMA = """SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_constraint),
+    (SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_attribute)"""
+_OTHERS_GO = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+_TABLES = """SELECT quote_ident(tablename) FROM pg_tables
+    WHERE schemaname = 'public' AND tablename NOT LIKE 'comfyfleet%version'"""
+_SEQUENCES = "SELECT quote_ident(sequencename) FROM pg_sequences WHERE schemaname = 'public'"
+
+
+@dataclass
+class _Template:
+    url: str
+    schema: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -18,22 +35,34 @@ class Databases:
 
     folder: Path
     server_url: str | None = None
-    _templates: dict[str, str] = field(default_factory=dict)
+    _templates: dict[str, _Template] = field(default_factory=dict)
+    _free: dict[str, list[str]] = field(default_factory=dict)
+    _lent: dict[str, str] = field(default_factory=dict)
 
     async def url(self, history: History) -> str:
         template = self._templates.get(history) or await self._template(history)
-        if self.server_url:
-            name = make_url(template).database
-            assert name
-            return await create_database(self.server_url, template=name)
-        copy = self.folder / f"{uuid.uuid4().hex}.sqlite3"
-        shutil.copy(template.removeprefix("sqlite:///"), copy)
-        return f"sqlite:///{copy}"
+        if not self.server_url:
+            copy = self.folder / f"{uuid.uuid4().hex}.sqlite3"
+            shutil.copy(template.url.removeprefix("sqlite:///"), copy)
+            return f"sqlite:///{copy}"
+        free = self._free.setdefault(history, [])
+        name = make_url(template.url).database
+        assert name
+        url = free.pop() if free else await create_database(self.server_url, template=name)
+        self._lent[url] = history
+        return url
 
     async def open(self, history: History) -> Database:
         return open_database(await self.url(history))
 
-    async def _template(self, history: History) -> str:
+    async def give_back(self, *urls: str) -> None:
+        """Whoever needs one no longer may say so: it is emptied for the next test."""
+        for url in urls:
+            history = self._lent.pop(url, None)
+            if history and await _emptied(url, self._templates[history].schema):
+                self._free[history].append(url)
+
+    async def _template(self, history: History) -> _Template:
         if self.server_url:
             url = await create_database(self.server_url)
         else:
@@ -41,5 +70,34 @@ class Databases:
         database = open_database(url)
         await upgrade(database, history)
         await database.close()
-        self._templates[history] = url
-        return url
+        schema = await _schema_of(url) if self.server_url else ()
+        self._templates[history] = _Template(url, schema)
+        return self._templates[history]
+
+
+async def _schema_of(url: str) -> tuple[Any, ...]:
+    connection = await asyncpg.connect(url)
+    try:
+        return tuple(await connection.fetchrow(_SCHEMA))
+    finally:
+        await connection.close()
+
+
+async def _emptied(url: str, schema: tuple[Any, ...]) -> bool:
+    """Whether it is as good as new now. Migrations leave no rows."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(_OTHERS_GO)
+        if tuple(await connection.fetchrow(_SCHEMA)) != schema:
+            return False
+        tables = [row[0] for row in await connection.fetch(_TABLES)]
+        sequences = [row[0] for row in await connection.fetch(_SEQUENCES)]
+        statements = [
+            "SET session_replication_role = replica",  # the ledger's triggers refuse changes
+            *(f"DELETE FROM {table}" for table in tables),  # noqa: S608  (names of our own)
+            *(f"ALTER SEQUENCE {sequence} RESTART" for sequence in sequences),
+        ]
+        await connection.execute(";".join(statements))
+        return True
+    finally:
+        await connection.close()

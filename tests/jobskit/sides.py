@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import insert, update
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database, Pools
+from comfyfleet.db import Database, Pools, open_database
 from comfyfleet.db.central import dispatches, workflows
 from comfyfleet.dispatch.model import Lane, Waiter
 from comfyfleet.dispatch.queue import Queue
@@ -46,7 +46,8 @@ async def sides_on(
     databases: Databases, folder: Path, clock: ByHand, **settings: Any
 ) -> AsyncIterator[tuple[Sides, UUID]]:
     """With a tenant in it."""
-    central, pool = await databases.open("central"), await databases.open("tenant")
+    urls = await databases.url("central"), await databases.url("tenant")
+    central, pool = map(open_database, urls)
     given = Settings(**settings)
     queue = Queue(central, settings=given, clock=clock, new_token=uuid4)
     store = LocalStore(folder, public_url="http://c.test", secret=b"s" * 32, clock=clock)
@@ -69,6 +70,7 @@ async def sides_on(
         await queue.close()
         await central.close()
         await pool.close()
+        await databases.give_back(*urls)
 
 
 async def _seed(central: Database, tenant_id: UUID, now: datetime) -> None:

@@ -21,17 +21,19 @@ URL = "http://control.test"
 async def plane_on(
     databases: Databases, data: Path, *, clock: Clock = utc_now, **settings: Any
 ) -> AsyncIterator[Plane]:
+    central, pool = await databases.url("central"), await databases.url("tenant")
     given = Settings(
         **{
             "admin_key": ADMIN_KEY,
-            "central_database_url": await databases.url("central"),
-            "tenant_database_urls": f"main={await databases.url('tenant')}",
+            "central_database_url": central,
+            "tenant_database_urls": f"main={pool}",
             "public_url": URL,
             **settings,
         }
     )
     async with open_plane(given, data, clock) as plane:
         yield plane
+    await databases.give_back(central, pool)
 
 
 @asynccontextmanager
