@@ -26,6 +26,13 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def frames_of(path: Path) -> int:
+    try:
+        return len(decode(path).images)
+    except NodeFailed:
+        return 0
+
+
 @pytest.mark.parametrize("name", ["x.m3u8", "x.mp4", "x.png", "x"])
 @pytest.mark.parametrize("segment", ["{path}", "file://{path}", "../{parent}/{name}"])
 def test_a_playlist_opens_no_other_file(
@@ -34,8 +41,7 @@ def test_a_playlist_opens_no_other_file(
     named = segment.format(path=secret, parent=secret.parent.name, name=secret.name)
     path = tmp_path / name
     path.write_text(PLAYLIST.format(named))
-    with pytest.raises(NodeFailed):
-        decode(path)
+    assert frames_of(path) == 0
 
 
 @pytest.mark.parametrize("name", ["x.ffconcat", "x.mp4"])
@@ -43,15 +49,13 @@ def test_a_list_of_files_opens_none_of_them(tmp_path: Path, secret: Path, name: 
     (tmp_path / "beside.mp4").write_bytes(secret.read_bytes())
     path = tmp_path / name
     path.write_text("ffconcat version 1.0\nfile beside.mp4\n")
-    with pytest.raises(NodeFailed):
-        decode(path)
+    assert frames_of(path) == 0
 
 
 def test_a_pattern_in_a_name_reads_no_sequence(tmp_path: Path) -> None:
     for number in range(3):
         PIL.Image.new("RGB", (8, 8), number).save(tmp_path / f"other{number}.png")
-    with pytest.raises(NodeFailed):
-        decode(tmp_path / "other%d.png")
+    assert frames_of(tmp_path / "other%d.png") == 0
 
 
 @pytest.mark.parametrize("data", [SESSION, b"ID3\3\0\0\0\0\0\0" + SESSION])

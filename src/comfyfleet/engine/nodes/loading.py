@@ -15,7 +15,7 @@ import PIL.ImageSequence
 from comfyfleet.engine.declare import Interface, bare, choice, node
 from comfyfleet.engine.decode import decode
 from comfyfleet.engine.faults import type_name
-from comfyfleet.engine.files import content_kind, files_of, missing_file
+from comfyfleet.engine.files import files_of, missing_file
 from comfyfleet.engine.limits import require_room
 from comfyfleet.engine.node import Context, Folders, Inputs, Result
 from comfyfleet.engine.values import Image, Mask, from_bytes
@@ -30,12 +30,7 @@ IMAGE_FILE = [[], {"image_upload": True}]
 
 def load_picture(path: Path) -> tuple[Image, Mask]:
     """All frames of a picture or video, and their masks: 1 where they are transparent."""
-    try:
-        components = decode(path)
-    except NodeFailed:
-        if content_kind(path.name) != "image":
-            raise
-        return _with_pillow(path)
+    components = decode(path)
     if len(components.images) == 0:
         # FFmpeg opens animated WebP but gives no frame of it.
         return _with_pillow(path)
