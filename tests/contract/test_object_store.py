@@ -389,3 +389,18 @@ async def test_a_listing_tells_when_each_object_was_written(stage: Stage) -> Non
     assert found.keys() == {"tenants/a/one"}
     assert before < found["tenants/a/one"] < utc_now() + timedelta(seconds=2)
     assert [each async for each in stage.store.listed("tenants/c/")] == []
+
+
+async def test_a_copy_stays_as_it_was_whatever_happens_to_the_original(stage: Stage) -> None:
+    await stage.store.put("a/one.png", b"first", "image/png")
+    await stage.store.copy("a/one.png", "b/two.jpg", "image/jpeg")
+    await stage.put("a/one.png", b"later")
+    assert await stage.store.get("b/two.jpg") == b"first"
+    facts = await stage.store.head("b/two.jpg")
+    assert facts is not None
+    assert (facts.size, facts.content_type) == (5, "image/jpeg")
+    await stage.store.delete("a/one.png")
+    assert await stage.store.get("b/two.jpg") == b"first"
+    with pytest.raises(NotFound):
+        await stage.store.copy("a/one.png", "b/three.png", "image/png")
+    assert await stage.store.head("b/three.png") is None

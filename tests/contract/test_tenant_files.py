@@ -58,7 +58,7 @@ async def test_another_tenants_file_is_not_there(pool: Database) -> None:
             with pytest.raises(NotFound, match=str(file.id)):
                 await asking
         assert hashed.content_hash
-        assert await service.by_hash(tx, BOB, hashed.content_hash) is None
+        assert await service.by_hash(tx, BOB, None, hashed.content_hash) is None
         assert await service.get(tx, ADA, file.id) == file
 
 
@@ -117,10 +117,10 @@ async def test_the_same_content_is_found_by_its_hash(pool: Database) -> None:
     await added(pool, created_at=NOW + timedelta(seconds=1))
     oldest = await added(pool)
     async with pool.look() as tx:
-        assert await service.by_hash(tx, ADA, HASH) == oldest
-        assert await service.by_hash(tx, ADA, "00" * 32) is None
+        assert await service.by_hash(tx, ADA, None, HASH) == oldest
+        assert await service.by_hash(tx, ADA, None, "00" * 32) is None
         with pytest.raises(InvalidInput, match="64"):
-            await service.by_hash(tx, ADA, "blake3:" + HASH)
+            await service.by_hash(tx, ADA, None, "blake3:" + HASH)
 
 
 async def test_a_deleted_file_is_gone_and_tells_where_its_bytes_are(pool: Database) -> None:

@@ -16,7 +16,7 @@ from comfyfleet.agent.facts import choices_of, specs_of
 from comfyfleet.agent.naming import safe
 from comfyfleet.comfy import NodeProblem
 from comfyfleet.kernel.errors import InvalidInput, PromptRefused
-from comfyfleet.kernel.filetypes import sniffed
+from comfyfleet.kernel.filetypes import ENDINGS, sniffed
 
 ROOT = "comfyfleet"
 FOLDER_CHARACTERS = 32
@@ -26,25 +26,6 @@ JOIN = "StringConcatenate"
 NAME_CHARACTERS_MAX = 60
 # `cat.png [output]` names a file of another folder than that of inputs.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
-_ENDINGS: Mapping[str, str] = {
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-    "image/gif": ".gif",
-    "image/webp": ".webp",
-    "image/avif": ".avif",
-    "image/heic": ".heic",
-    "video/mp4": ".mp4",
-    "video/quicktime": ".mov",
-    "video/webm": ".webm",
-    "video/x-matroska": ".mkv",
-    "video/x-msvideo": ".avi",
-    "video/ogg": ".ogv",
-    "audio/wav": ".wav",
-    "audio/mpeg": ".mp3",
-    "audio/flac": ".flac",
-    "audio/ogg": ".ogg",
-    "audio/mp4": ".m4a",
-}
 UNKNOWN_ENDING = ".bin"
 
 
@@ -55,7 +36,7 @@ def folder_of(lease_token: UUID) -> str:
 
 def input_name(name: str, first: bytes) -> str:
     """What an input is called on the backend; its ending tells what it is, whatever it was called."""
-    ending = _ENDINGS.get(sniffed(first) or "", UNKNOWN_ENDING)
+    ending = ENDINGS.get(sniffed(first) or "", UNKNOWN_ENDING)
     return f"{safe(name)[:NAME_CHARACTERS_MAX]}{ending}"
 
 

@@ -83,10 +83,24 @@ def _completed_at(
     if place is not None:
         node_id = place.node_id
         declared = declared_at(read_entry(node_id, prompt[node_id], object_info), place.input)
+    _refuse_file_name(each, declared, node_id)
     each = _completed(each, declared, is_bound=each.binding is not None)
     _check_choices(each, node_id)
     _check_default(each, node_id)
     return each
+
+
+def _refuse_file_name(each: Property, declared: Any, node_id: str | None) -> None:
+    """What is typed there would name any file of the backend, other customers' among them."""
+    if each.is_media or declared is None:
+        return
+    options = input_spec("", declared).options
+    if any(name.endswith("_upload") and options[name] for name in options):
+        raise refused(
+            each,
+            f"{each.place} names a file, so its type is image, video or audio, not {each.type}",
+            node=node_id,
+        )
 
 
 def _check_shape(each: Property) -> None:

@@ -74,6 +74,18 @@ def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
     return f"tenants/{tenant_id}/uploads/{upload_id}/{safe_name(name)}"
 
 
+def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
+    """Where an upload is kept: no URL to write to it was ever made."""
+    return f"tenants/{tenant_id}/files/{file_id}/{version}{suffix}"
+
+
+def renamed(filename: str, suffix: str) -> str:
+    """The same name with another ending."""
+    stem, dot, ending = filename.rpartition(".")
+    is_ending = dot and 0 < len(ending) <= SUFFIX_BYTES_MAX and "/" not in ending
+    return f"{(stem if is_ending and stem else filename)[: FILENAME_CHARACTERS_MAX - 20]}{suffix}"
+
+
 def safe_name(name: str) -> str:
     """The last part of a name, fit for any file system, URL and shell; its suffix is kept."""
     last = re.split(r"[/\\]", unicodedata.normalize("NFC", name))[-1]

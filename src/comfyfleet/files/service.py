@@ -46,12 +46,20 @@ async def those_of(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[
     return {file.id: file for file in await store.find(tx, tenant_id, file_ids)}
 
 
-async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
-    """The tenant's oldest file with this content: the same bytes needn't be sent again.
+async def hold(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
+    """As `get`; whoever else wants to hold it waits until the transaction ends."""
+    found = await store.hold(tx, tenant_id, file_id)
+    if found is None:
+        raise _missing(file_id)
+    return found
+
+
+async def by_hash(tx: Tx, tenant_id: UUID, user_id: UUID | None, content_hash: str) -> File | None:
+    """The user's oldest file with this content: the same bytes needn't be sent again.
 
     It can't be removed until the transaction ends, in which something may come to name it.
     """
-    return await store.by_hash(tx, tenant_id, checked_hash(content_hash))
+    return await store.by_hash(tx, tenant_id, user_id, checked_hash(content_hash))
 
 
 async def confirm(
@@ -62,15 +70,20 @@ async def confirm(
     size: int,
     mime_type: str | None = None,
     content_hash: str | None = None,
+    path: str | None = None,
 ) -> File:
-    """An announced file has arrived. Saying so again is fine, saying otherwise is a Conflict."""
+    """An announced file has arrived. Saying so again is fine, saying otherwise is a Conflict.
+
+    It lies under `path` from now on, unless somebody else has said so before.
+    """
     if size < 0:
         raise InvalidInput(f"a file can't have {size} bytes", field="size")
     told = {"mime_type": mime_type, "content_hash": content_hash and checked_hash(content_hash)}
     facts: dict[str, Any] = {"size": size} | {
         name: value for name, value in told.items() if value is not None
     }
-    if confirmed := await store.confirm(tx, tenant_id, file_id, facts):
+    moved = {"path": path} if path else {}
+    if confirmed := await store.confirm(tx, tenant_id, file_id, {**facts, **moved}):
         return confirmed
     file = await get(tx, tenant_id, file_id)
     if any(getattr(file, name) != value for name, value in facts.items()):

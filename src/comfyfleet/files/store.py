@@ -23,11 +23,18 @@ async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File
     return [_file(row) for row in found.mappings()]
 
 
-async def by_hash(tx: Tx, tenant_id: UUID, content_hash: str) -> File | None:
+async def hold(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+    query = select(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id)
+    row = (await tx.execute(locked(tx, query))).mappings().first()
+    return None if row is None else _file(row)
+
+
+async def by_hash(tx: Tx, tenant_id: UUID, user_id: UUID | None, content_hash: str) -> File | None:
     query = (
         select(files)
         .where(
             files.c.tenant_id == tenant_id,
+            files.c.user_id == user_id if user_id else files.c.user_id.is_(None),
             files.c.content_hash == content_hash,
             files.c.size.is_not(None),
         )

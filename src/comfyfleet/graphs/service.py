@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid5
 
-from comfyfleet.db import Database, Tx
+from comfyfleet.db import Tx
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.graphs import store
@@ -30,6 +30,7 @@ from comfyfleet.graphs.stored import Head, StoredGraph
 from comfyfleet.graphs.validation import Checked, check, check_inputs
 from comfyfleet.graphs.world import catalogue_for
 from comfyfleet.graphs.writing import document_of
+from comfyfleet.jobs.arrival import REFUSALS, arrived
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, QueueFull, Unavailable
 from comfyfleet.media import service as media
 
@@ -261,7 +262,12 @@ async def _referred(graphs: Graphs, owner: Owner, name: str, value: Any) -> Any:
     file = await own_file(graphs, owner, _file_id(value))
     if file is None:
         refuse([Problem("unknown_file", f"there is no file {_file_id(value)!r:.60}", name)])
-    return reference(file) if file else value
+        return value
+    try:
+        pool = await graphs.sides.pool_of(owner.tenant_id)
+        return reference(await arrived(graphs.sides, pool, file))
+    except REFUSALS as error:
+        return refuse([Problem("unusable_file", error.message, name)])
 
 
 async def own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
@@ -271,23 +277,9 @@ async def own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
         wanted = UUID(str(named))
         async with pool.look() as tx:
             file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
-            is_own = file.user_id in (None, owner.user_id) or await media.names_file(
-                tx, owner.tenant_id, owner.user_id, file.id
-            )
     except (ValueError, NotFound):
         return None
-    if not is_own:
-        return None
-    return await _confirmed(graphs, pool, file) if file.is_announced else file
-
-
-async def _confirmed(graphs: Graphs, pool: Database, file: File) -> File | None:
-    """It has arrived, so that it is not swept away as one that never came."""
-    facts = await graphs.sides.store.head(file.path)
-    if facts is None:
-        return None
-    async with pool.begin() as tx:
-        return await files.confirm(tx, file.tenant_id, file.id, size=facts.size)
+    return file if file.user_id in (None, owner.user_id) else None
 
 
 async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:

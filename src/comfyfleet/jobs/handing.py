@@ -10,8 +10,9 @@ from comfyfleet.dispatch.model import ENDED, Lease, Requeue, Waiter
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.model import AssetRef
 from comfyfleet.files import service as files
-from comfyfleet.files.model import File, output_key
+from comfyfleet.files.model import File, output_key, renamed
 from comfyfleet.jobs import service, store
+from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.ending import fail
 from comfyfleet.jobs.model import Failure, Job, Submission, delivery_of
 from comfyfleet.jobs.settling import end_dispatch_of
@@ -136,7 +137,8 @@ async def _asset(sides: Sides, ref: AssetRef, file: File) -> wire_files.Asset:
         raise NotFound(f"the file of {ref.name!r} was never uploaded", property=ref.name)
     return wire_files.Asset(
         name=ref.name,
-        filename=file.filename,
+        # The ending that a backend goes by is told by the bytes, and never by a customer.
+        filename=renamed(file.filename, suffix_of(file.filename, file.mime_type)),
         url=await sides.store.url_to_get(file.path, seconds=sides.settings.url_seconds),
         content_hash=file.content_hash,
         size=file.size,

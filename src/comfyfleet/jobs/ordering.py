@@ -6,7 +6,7 @@ from random import SystemRandom
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from comfyfleet.db import Database, Tx
+from comfyfleet.db import Tx
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.model import PRIMARY_INPUT, SEED_MAX, Payload, Version, Workflow
@@ -15,10 +15,10 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet
+from comfyfleet.jobs import arrival
 from comfyfleet.jobs.model import Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
-from comfyfleet.media import service as media
 
 _dice = SystemRandom()
 
@@ -160,12 +160,14 @@ async def _require_files(
         try:
             async with pool.look() as tx:
                 file = await files.get(tx, tenant_id, file_id)
-                if name not in order.files:
-                    await _require_own(tx, file, order.user_id)
+            if name not in order.files:
+                _require_own(file, order.user_id)
         except NotFound:
             raise InvalidInput(f"{name}: there is no file {file_id}", property=name) from None
-        if file.is_announced:
-            await _confirm(sides, pool, name, file)
+        try:
+            file = await arrival.arrived(sides, pool, file)
+        except arrival.REFUSALS as error:
+            raise InvalidInput(f"{name}: {error.message}", property=name) from error
         if name == PRIMARY_INPUT:
             _check_limits(order, file)
 
@@ -184,17 +186,7 @@ def _check_limits(order: Order, file: File) -> None:
         )
 
 
-async def _require_own(tx: Tx, file: File, user_id: UUID | None) -> None:
-    """Operators have no user, and may name any. The same content is stored once for all users."""
-    if user_id is None or file.user_id in (None, user_id):
-        return
-    if not await media.names_file(tx, file.tenant_id, user_id, file.id):
+def _require_own(file: File, user_id: UUID | None) -> None:
+    """Operators have no user, and may name any."""
+    if user_id is not None and file.user_id not in (None, user_id):
         raise NotFound(f"there is no file {file.id}")
-
-
-async def _confirm(sides: Sides, pool: Database, name: str, file: File) -> None:
-    facts = await sides.store.head(file.path)
-    if facts is None:
-        raise InvalidInput(f"{name}: the file was never uploaded", property=name)
-    async with pool.begin() as tx:
-        await files.confirm(tx, file.tenant_id, file.id, size=facts.size)

@@ -21,6 +21,28 @@ _ISO_BRANDS: Mapping[bytes, str] = {
 }
 # How QuickTime began before it named its brand.
 _OLD_QUICKTIME = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
+# What a file of each type is called by its end.
+ENDINGS: Mapping[str, str] = {
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/gif": ".gif",
+    "image/webp": ".webp",
+    "image/avif": ".avif",
+    "image/heic": ".heic",
+    "video/mp4": ".mp4",
+    "video/quicktime": ".mov",
+    "video/webm": ".webm",
+    "video/x-matroska": ".mkv",
+    "video/x-msvideo": ".avi",
+    "video/ogg": ".ogv",
+    "audio/mp4": ".m4a",
+    "audio/webm": ".weba",
+    "audio/x-matroska": ".mka",
+    "audio/mpeg": ".mp3",
+    "audio/wav": ".wav",
+    "audio/flac": ".flac",
+    "audio/ogg": ".ogg",
+}
 
 
 def sniffed(first: bytes) -> str | None:

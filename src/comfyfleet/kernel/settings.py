@@ -37,6 +37,7 @@ class Settings:
     max_output_bytes: int = 4 * 1024**3  # of one output file
     max_upload_bytes: int = 2 * 1024**3  # of one file of a customer; an effect may take less
     max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not compared with those there are
+    max_picture_pixels: int = 64_000_000  # of one picture, by its header; the engine reads it, too
     fetch_seconds: int = 120  # within which a file at a customer's URL must have arrived
     calls_per_second: float = 20.0  # of one API key, on average
     calls_at_once: int = 100  # of one API key, after a pause

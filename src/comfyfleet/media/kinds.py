@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.filetypes import SNIFF_BYTES, sniffed
+from comfyfleet.kernel.filetypes import ENDINGS, SNIFF_BYTES, sniffed
 
 __all__ = [
     "SNIFF_BYTES",
@@ -52,6 +52,11 @@ def canonical(media_type: str) -> str:
     """Without parameters, in lower case, by the name that we use."""
     bare = media_type.partition(";")[0].strip().lower()
     return _ALIASES.get(bare, bare)
+
+
+def extension_of(media_type: str) -> str | None:
+    """With its dot; none of what is no media."""
+    return ENDINGS.get(canonical(media_type))
 
 
 def kind_of(media_type: str) -> MediaKind | None:

@@ -37,11 +37,6 @@ async def get(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID) -> Media:
     return found
 
 
-async def names_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> bool:
-    """Whether one of the user's media is this file, whoever of the tenant has sent it first."""
-    return await store.names_file(tx, tenant_id, user_id, file_id)
-
-
 async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Media | None:
     """The media whose latest job this is."""
     return await store.of_job(tx, tenant_id, job_id)

@@ -27,15 +27,6 @@ async def get(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID) -> Media |
     return _media(found) if found else None
 
 
-async def names_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> bool:
-    query = select(videos.c.id).where(
-        videos.c.tenant_id == tenant_id,
-        videos.c.user_id == user_id,
-        or_(videos.c.original_file_id == file_id, videos.c.processed_file_id == file_id),
-    )
-    return (await tx.execute(query.limit(1))).first() is not None
-
-
 async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Media | None:
     query = select(videos).where(videos.c.tenant_id == tenant_id, videos.c.job_id == job_id)
     found = (await tx.execute(query)).first()

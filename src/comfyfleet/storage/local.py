@@ -94,6 +94,10 @@ class LocalStore:
         opened.file.close()
         return ObjectFacts(opened.size, opened.content_type)
 
+    async def copy(self, key: str, target: str, content_type: str) -> None:
+        checked_content_type(content_type)
+        await asyncio.to_thread(self._folder.copy, key, target, content_type)
+
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self._folder.delete, key)
 

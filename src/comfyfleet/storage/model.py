@@ -66,6 +66,10 @@ class ObjectStore(Protocol):
 
     async def head(self, key: str) -> ObjectFacts | None: ...
 
+    async def copy(self, key: str, target: str, content_type: str) -> None:
+        """The bytes as they are now under another key too, without a way through our memory."""
+        ...
+
     async def delete(self, key: str) -> None:
         """No error if there is none."""
         ...

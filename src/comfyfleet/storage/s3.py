@@ -123,6 +123,19 @@ class S3Store:
             return None
         return ObjectFacts(found["ContentLength"], found.get("ContentType", ""))
 
+    async def copy(self, key: str, target: str, content_type: str) -> None:
+        checked_content_type(content_type)
+        await self._call(
+            key,
+            partial(
+                self._client.copy_object,
+                **self._place(target),
+                CopySource=self._place(key),
+                ContentType=content_type,
+                MetadataDirective="REPLACE",
+            ),
+        )
+
     async def delete(self, key: str) -> None:
         await self._call(key, partial(self._client.delete_object, **self._place(key)))
 

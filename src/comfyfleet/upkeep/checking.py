@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from comfyfleet.db import Database
-from comfyfleet.files import service as files
 from comfyfleet.files.model import File
+from comfyfleet.jobs.arrival import REFUSALS, arrived
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import FleetError, Unavailable
 from comfyfleet.kernel.pictures import HEADER_BYTES, picture_size
@@ -44,10 +44,12 @@ async def _check(sides: Sides, pool: Database, file: File) -> None:
     if file.is_announced and (facts is None or file.user_id is not None):
         await _give_up(sides, pool, file)
         return
-    if file.is_announced and facts is not None:
-        # An operator's upload that no job has named yet.
-        async with pool.begin() as tx:
-            file = await files.confirm(tx, file.tenant_id, file.id, size=facts.size)
+    try:
+        # Else it is an operator's upload that no job has named yet.
+        file = await arrived(sides, pool, file)
+    except REFUSALS:
+        await _give_up(sides, pool, file)
+        return
     try:
         learnt = await _facts_of(sides, file, facts)
     except Unavailable:

@@ -68,5 +68,6 @@ async def test_what_was_announced_and_never_came_goes_after_a_day(
     await check(ada.plane)
     assert await ada.has(never) == (False, False)
     assert await ada.has(unlinked) == (False, False)
-    assert await ada.has(operators) == (True, True)
-    assert (await seen(ada, operators)).size == len(PNG)
+    kept = await seen(ada, operators)
+    assert await ada.has(kept) == (True, True)
+    assert (kept.size, kept.path != operators.path) == (len(PNG), True)

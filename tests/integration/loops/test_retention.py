@@ -148,7 +148,7 @@ async def test_a_file_that_is_just_being_shared_is_not_removed(ada: Customer, ah
     old = await ada.file(content_hash="ab" * 32)
     ahead.by = timedelta(days=11)
     async with ada.pool.begin() as tx:
-        twin = await files.by_hash(tx, ada.tenant_id, "ab" * 32)
+        twin = await files.by_hash(tx, ada.tenant_id, ada.user_id, "ab" * 32)
         assert twin is not None
         retaining = asyncio.create_task(retain(ada.plane))
         await asyncio.sleep(0.3)

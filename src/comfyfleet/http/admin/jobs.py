@@ -14,6 +14,7 @@ from comfyfleet.http.admin.routing import admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.values import Text, VersionNumber
 from comfyfleet.jobs import submitting
+from comfyfleet.jobs.arrival import ANNOUNCED_SIZE
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.why import why
@@ -181,6 +182,7 @@ async def announce(plane: GivenPlane, wanted: NewUpload) -> Upload:
         path=upload_key(tenant_id, file_id, wanted.filename),
         filename=wanted.filename,
         mime_type=wanted.content_type,
+        metadata={ANNOUNCED_SIZE: wanted.size},
         created_at=plane.clock(),
     )
     async with pool.begin() as tx:

@@ -6,7 +6,7 @@ What it is, its bytes tell; what it was announced as must fit. No transaction is
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID, uuid5
@@ -16,23 +16,18 @@ from blake3 import blake3
 from comfyfleet.db import Tx
 from comfyfleet.fetching.fetcher import Fetcher, Limits, Source
 from comfyfleet.files import service as files
-from comfyfleet.files.model import FILENAME_CHARACTERS_MAX, File, upload_key
-from comfyfleet.kernel.errors import InvalidInput, LimitExceeded, NotFound, Refused
+from comfyfleet.files.model import FILENAME_CHARACTERS_MAX, File, stored_key, upload_key
+from comfyfleet.jobs import arrival
+from comfyfleet.jobs.arrival import ANNOUNCED_SIZE
+from comfyfleet.kernel.errors import InvalidInput, LimitExceeded, NotFound
+from comfyfleet.kernel.pictures import LONG_HEADER_BYTES
 from comfyfleet.media import service as media
-from comfyfleet.media.kinds import (
-    SNIFF_BYTES,
-    MediaKind,
-    canonical,
-    check_claim,
-    kind_of,
-    sniffed,
-)
+from comfyfleet.media.kinds import MediaKind, canonical, kind_of, sniffed
 from comfyfleet.media.model import Media
 from comfyfleet.plane import Plane
 from comfyfleet.storage import Presigned
 from comfyfleet.tenants.keys.model import Caller
 
-ANNOUNCED_SIZE = "announced_size"
 # The media of a file is always the same one: who links it again after a lost answer gets it again.
 LINKED = "media"
 BUFFER_BYTES = 1024 * 1024
@@ -90,17 +85,23 @@ async def announce(plane: Plane, caller: Caller, announced: Announcement) -> tup
 async def link(plane: Plane, caller: Caller, file_id: UUID) -> tuple[Media, bool]:
     """The media, and whether it is new. Another user's file is not there."""
     media_id = uuid5(file_id, LINKED)
-    async with plane.pools[caller.tenant.pool].look() as tx:
+    pool = plane.pools[caller.tenant.pool]
+    async with pool.look() as tx:
         known = await _known(tx, caller, media_id)
         if known is not None:
             return known, False
         file = await files.get(tx, caller.tenant.id, file_id)
     if file.user_id != caller.user_id:
         raise NotFound(f"there is no file {file_id}", file_id=str(file_id))
-    arrived = await _arrived(plane, file)
-    linked, is_new = await _linked(plane, caller, arrived, media_id, is_fresh=file.is_announced)
+    try:
+        kept = await arrival.arrived(plane.sides, pool, file)
+    except NotFound:
+        # Linked at the same moment, as media of an earlier file with the same content.
+        async with pool.look() as tx:
+            return await media.get(tx, caller.tenant.id, caller.user_id, media_id), False
+    linked, is_new = await _linked(plane, caller, kept, media_id, is_fresh=file.is_announced)
     if is_new and linked.original_file_id != file.id:
-        await plane.store.delete(file.path)  # the tenant has the same content already
+        await plane.store.delete(kept.path)  # the user has the same content already
     return linked, is_new
 
 
@@ -111,49 +112,14 @@ async def _known(tx: Tx, caller: Caller, media_id: UUID) -> Media | None:
         return None
 
 
-async def _arrived(plane: Plane, file: File) -> File:
-    """With its size, its type and, unless it is very large, its content's hash."""
-    facts = await plane.store.head(file.path)
-    if facts is None:
-        raise Refused("the file was not uploaded", field="file_id")
-    announced = file.metadata.get(ANNOUNCED_SIZE, facts.size)
-    if facts.size != announced:
-        raise Refused(
-            f"the file has {facts.size:,} bytes, and {announced:,} were announced", field="file_id"
-        )
-    first = await plane.store.get_start(file.path, SNIFF_BYTES)
-    return replace(
-        file,
-        size=facts.size,
-        mime_type=check_claim(file.mime_type, first),
-        content_hash=file.content_hash or await _hash_of(plane, file.path, facts.size),
-    )
-
-
-async def _hash_of(plane: Plane, key: str, size: int) -> str | None:
-    if size > plane.settings.max_hashed_bytes:
-        return None
-    hasher = blake3()
-    async for chunk in plane.store.chunks(key):
-        hasher.update(chunk)
-    return hasher.hexdigest()
-
-
 async def _linked(
     plane: Plane, caller: Caller, file: File, media_id: UUID, *, is_fresh: bool
 ) -> tuple[Media, bool]:
-    """The media, and whether it is new; of an earlier file if the tenant has one of the same content."""
+    """The media, and whether it is new; of an earlier file if the user has one of the same content."""
     async with plane.pools[caller.tenant.pool].begin() as tx:
         try:
             # Whoever links the same file at the same time waits here, and then finds the media.
-            await files.confirm(
-                tx,
-                file.tenant_id,
-                file.id,
-                size=file.size or 0,
-                mime_type=file.mime_type,
-                content_hash=file.content_hash,
-            )
+            await files.hold(tx, file.tenant_id, file.id)
         except NotFound:
             return await media.get(tx, caller.tenant.id, caller.user_id, media_id), False
         known = await _known(tx, caller, media_id)
@@ -166,10 +132,10 @@ async def _linked(
 
 
 async def _twin(tx: Tx, file: File) -> File | None:
-    """An upload with the same content, of whoever of the tenant. Outputs come and go with their jobs."""
-    found = (
-        await files.by_hash(tx, file.tenant_id, file.content_hash) if file.content_hash else None
-    )
+    """An upload of the same user with the same content. Outputs come and go with their jobs."""
+    if file.content_hash is None:
+        return None
+    found = await files.by_hash(tx, file.tenant_id, file.user_id, file.content_hash)
     if found is None or found.id == file.id or ANNOUNCED_SIZE not in found.metadata:
         return None
     return found if found.mime_type == file.mime_type else None
@@ -195,7 +161,8 @@ async def fetch(plane: Plane, caller: Caller, url: str) -> Media:
         path = Path(folder) / "fetched"
         async with fetcher.open(url, limits) as source:
             size, content_hash = await _spooled(source.chunks, path)
-        file = _fetched(plane, caller, source, size, content_hash)
+        first = await asyncio.to_thread(_start_of, path)
+        file = _fetched(plane, caller, source, size, content_hash, first)
         async with plane.pools[caller.tenant.pool].look() as tx:
             twin = await _twin(tx, file)
         if twin is None:
@@ -206,17 +173,29 @@ async def fetch(plane: Plane, caller: Caller, url: str) -> Media:
         return await _create(tx, plane, caller, twin or file, plane.sides.new_id())
 
 
-def _fetched(plane: Plane, caller: Caller, source: Source, size: int, content_hash: str) -> File:
+def _start_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(LONG_HEADER_BYTES)
+
+
+def _fetched(
+    plane: Plane, caller: Caller, source: Source, size: int, content_hash: str, first: bytes
+) -> File:
     file_id = plane.sides.new_id()
     name = source.filename[:FILENAME_CHARACTERS_MAX]
+    most = plane.settings.max_picture_pixels
+    media_type = arrival.type_by_bytes(
+        source.media_type, first, pixels_max=most, is_operators=False
+    )
+    suffix = arrival.suffix_of(name, media_type)
     return File(
         id=file_id,
         tenant_id=caller.tenant.id,
         user_id=caller.user_id,
         disk=plane.store.disk,
-        path=upload_key(caller.tenant.id, file_id, name),
+        path=stored_key(caller.tenant.id, file_id, plane.sides.new_id(), suffix),
         filename=name,
-        mime_type=source.media_type,
+        mime_type=media_type,
         size=size,
         content_hash=content_hash,
         metadata={ANNOUNCED_SIZE: size},

@@ -238,7 +238,8 @@ async def _with_urls(
     owner = service.Owner(head.tenant_id, head.user_id)
     for file_id in islice(dict.fromkeys(service.file_ids_in(outputs)), URLS_MAX):
         file = await service.own_file(plane.graphs, owner, file_id)
-        if file is not None:  # else it has expired, or is somebody else's
+        # Else it has expired, is somebody else's, or has never been looked at.
+        if file is not None and not file.is_announced:
             urls[file_id] = await url_of(plane, file)
     found: dict[str, Any] = _filled(outputs, urls)
     return found

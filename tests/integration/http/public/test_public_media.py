@@ -19,7 +19,7 @@ PUBLIC_ADDRESS = "93.184.216.34"
 
 
 async def stored(shop: Shop, customer: Customer) -> list[str]:
-    prefix = f"tenants/{customer.tenant_id}/uploads/"
+    prefix = f"tenants/{customer.tenant_id}/files/"
     return [key async for key in shop.plane.store.keys(prefix)]
 
 
@@ -80,14 +80,14 @@ async def test_linking_again_gives_the_same_media(ada: Customer) -> None:
     assert len((await ada.get("videos"))["videos"]) == 1
 
 
-async def test_the_same_content_is_stored_once_per_tenant(shop: Shop, ada: Customer) -> None:
+async def test_the_same_content_is_stored_once_per_user(shop: Shop, ada: Customer) -> None:
     colleague = await shop.customer(ada.tenant_id)
     stranger = await shop.customer()
     mine, twin_file = await ada.video(), await ada.upload()
     twin = (await link(ada, twin_file)).json()
     theirs = await colleague.video()
     assert len({mine, twin["id"], theirs}) == 3
-    assert len(await stored(shop, ada)) == 1
+    assert len(await stored(shop, ada)) == 2  # one of each user
     # The answer may have been lost: the file is gone, and its media is not.
     again = await link(ada, twin_file)
     assert (again.status_code, again.json()["id"]) == (200, twin["id"])
@@ -95,14 +95,14 @@ async def test_the_same_content_is_stored_once_per_tenant(shop: Shop, ada: Custo
     assert (await colleague.client.get(shown["original_file_url"])).content == png()
     await ada.video(png(colour=1))
     await stranger.video()
-    assert (len(await stored(shop, ada)), len(await stored(shop, stranger))) == (2, 1)
+    assert (len(await stored(shop, ada)), len(await stored(shop, stranger))) == (3, 1)
 
 
 async def test_a_name_never_becomes_a_path(shop: Shop, ada: Customer) -> None:
     await ada.video(filename="../../../etc/passwd.png")
     (key,) = await stored(shop, ada)
-    assert key.rpartition("/")[2] == "passwd.png"
-    assert ".." not in key
+    assert "passwd" not in key
+    assert key.endswith(".png")
 
 
 async def test_media_is_listed_page_by_page(ada: Customer) -> None:
@@ -198,7 +198,7 @@ async def test_media_is_fetched_from_a_url_and_stored_once(
     assert first.json()["kind"] == "image"
     assert (await customer.client.get(again.json()["original_file_url"])).content == png()
     assert first.json()["id"] != again.json()["id"]
-    assert [key.rpartition("/")[2] for key in await stored(open_shop, customer)] == ["cat.png"]
+    assert len(await stored(open_shop, customer)) == 1
     assert (await link(customer, await customer.upload())).status_code == 201
     assert len(await stored(open_shop, customer)) == 1
     job = await customer.submit(open_shop.invert, video_id=first.json()["id"])

@@ -321,7 +321,6 @@ async def test_nor_one_that_is_written_into_a_graph_or_a_pipeline(
 
 
 async def test_the_same_content_of_two_users_is_each_ones_own(shop: Shop, estate: Estate) -> None:
-    """It is stored once; who has it by media of their own may use it."""
     other = await shop.customer(estate.owner.tenant_id)
     mine = await estate.owner.video(png(colour=77))
     theirs = await other.video(png(colour=77))

@@ -1,0 +1,155 @@
+"""Files that were announced as media, and are none; uploads that change after they were looked at."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from tests.planekit import ADMIN_KEY, client_of
+from tests.planekit.customers import Customer, Shop, png
+from tests.security.test_picture_bombs import bomb
+
+from comfyfleet.files import service as files
+from comfyfleet.files.model import File
+
+PLAYLIST = b"#EXTM3U\n#EXTINF:1,\n../output/video/inverted_00001_.mp4\n#EXT-X-ENDLIST\n"
+GRAPH: dict[str, Any] = {
+    "name": "given",
+    "nodes": [
+        {"id": "photo", "type": "input", "value_type": "image"},
+        {"id": "run", "type": "workflow", "workflow": "invert"},
+        {"id": "out", "type": "output"},
+    ],
+    "connections": [
+        {"from": "photo.value", "to": "run.input"},
+        {"from": "run.output", "to": "out.value"},
+    ],
+}
+
+
+async def row_of(shop: Shop, customer: Customer, file_id: str) -> File:
+    pool = await shop.plane.sides.pool_of(customer.tenant_id)
+    async with pool.look() as tx:
+        return await files.get(tx, customer.tenant_id, UUID(file_id))
+
+
+async def run_with(customer: Customer, value: Any, kind: str = "image") -> httpx.Response:
+    node, *rest = GRAPH["nodes"]
+    document = {**GRAPH, "nodes": [{**node, "value_type": kind}, *rest]}
+    if kind != "image":
+        document |= {"nodes": [{**node, "value_type": kind}, rest[1]]}
+        document |= {"connections": [{"from": "photo.value", "to": "out.value"}]}
+    graph = await customer.client.post("/api/graphs", json=document)
+    assert graph.status_code == 201, graph.text
+    path = f"/api/graphs/{graph.json()['id']}/runs"
+    return await customer.client.post(path, json={"inputs": {"photo": value}})
+
+
+async def test_a_playlist_that_was_never_linked_is_no_input_of_a_graph(
+    shop: Shop, ada: Customer
+) -> None:
+    file_id = await ada.upload(PLAYLIST, filename="x.m3u8", content_type="video/mp4")
+    refused = await run_with(ada, {"file_id": file_id}, "video")
+    assert refused.status_code == 422, refused.text
+    assert "no media that we know" in refused.text
+    assert (await row_of(shop, ada, file_id)).is_announced
+
+
+async def test_nor_of_a_job_of_an_operator_or_a_customer_nor_media(
+    shop: Shop, ada: Customer
+) -> None:
+    file_id = await ada.upload(PLAYLIST, filename="x.m3u8", content_type="image/png")
+    async with client_of(shop.plane, ADMIN_KEY) as operator:
+        for named in ("files", "properties"):
+            body = {"workflow_slug": "invert", named: {"input": file_id}}
+            refused = await operator.post(
+                "/api/admin/jobs", json={**body, "tenant_id": str(ada.tenant_id)}
+            )
+            assert refused.status_code == 422, refused.text
+    linked = await ada.client.post("/api/videos", json={"file_id": file_id})
+    assert linked.status_code == 422
+    items = [{"properties": {}, "video_id": file_id}]
+    batch = {"effect_id": str(shop.invert.id), "items": items}
+    assert (await ada.client.post("/api/ai-jobs/batches", json=batch)).status_code in (404, 422)
+    assert (await ada.submit(shop.invert, video_id=file_id)).status_code == 404
+    assert (await row_of(shop, ada, file_id)).is_announced
+
+
+async def test_a_file_that_is_not_linked_but_good_is_taken_under_its_true_ending(
+    shop: Shop, ada: Customer
+) -> None:
+    file_id = await ada.upload(png(), filename="x.m3u8")
+    started = await run_with(ada, {"file_id": file_id})
+    assert started.status_code == 201, started.text
+    row = await row_of(shop, ada, file_id)
+    assert (row.mime_type, row.content_hash is not None) == ("image/png", True)
+    assert row.path.endswith(".png")
+    assert row.filename == "x.m3u8"
+    async with shop.yard.worker("w") as worker:
+        (asset,) = (await worker.job())["assets"]
+    assert asset["filename"] == "x.png"
+
+
+async def test_a_picture_bomb_is_refused_at_every_door(shop: Shop, ada: Customer) -> None:
+    file_id = await ada.upload(bomb(10_000))
+    linked = await ada.client.post("/api/videos", json={"file_id": file_id})
+    assert (linked.status_code, linked.json()["error"]["code"]) == (413, "limit_exceeded")
+    assert "10000x10000" in linked.text
+    assert (await run_with(ada, {"file_id": file_id})).status_code == 422
+
+
+async def test_an_upload_url_writes_nothing_any_more_once_the_file_is_linked(
+    shop: Shop, ada: Customer
+) -> None:
+    data = png()
+    body = {"filename": "cat.png", "content_type": "image/png", "size": len(data)}
+    announced = (await ada.client.post("/api/videos/uploads", json=body)).json()
+    slot = announced["upload"]
+    await ada.client.put(slot["url"], content=data, headers=slot["headers"])
+    video = await ada.client.post("/api/videos", json={"file_id": announced["file_id"]})
+    page = b"<html>".ljust(len(data))
+    await ada.client.put(slot["url"], content=page, headers=slot["headers"])
+    assert (await ada.client.get(video.json()["original_file_url"])).content == data
+    again = await ada.client.post("/api/videos", json={"file_id": announced["file_id"]})
+    assert (await ada.client.get(again.json()["original_file_url"])).content == data
+
+
+async def test_the_same_content_of_two_users_is_two_files_under_their_own_names(
+    shop: Shop, ada: Customer
+) -> None:
+    colleague = await shop.customer(ada.tenant_id)
+    mine, theirs = await ada.upload(filename="a.png"), await colleague.upload(filename="b.png")
+    for customer, file_id in ((ada, mine), (colleague, theirs)):
+        linked = await customer.client.post("/api/videos", json={"file_id": file_id})
+        assert linked.status_code == 201
+    rows = [await row_of(shop, ada, mine), await row_of(shop, ada, theirs)]
+    assert [each.filename for each in rows] == ["a.png", "b.png"]
+    assert rows[0].path != rows[1].path
+
+
+async def test_a_file_taken_by_two_doors_at_once_is_one_file(shop: Shop, ada: Customer) -> None:
+    file_id = await ada.upload()
+    link = ada.client.post("/api/videos", json={"file_id": file_id})
+    runs = [run_with(ada, {"file_id": file_id}) for _ in range(3)]
+    answers = await asyncio.gather(link, *runs)
+    assert [each.status_code for each in answers] == [201] * 4
+    kept = [key async for key in shop.plane.store.keys(f"tenants/{ada.tenant_id}/")]
+    assert kept == [(await row_of(shop, ada, file_id)).path]
+
+
+@pytest.mark.parametrize("kind", ["text", "choice"])
+async def test_no_text_of_a_customer_names_a_file_of_the_backend(shop: Shop, kind: str) -> None:
+    document = {
+        "1": {"class_type": "LoadImage", "inputs": {"image": "a.png"}},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "x"}},
+    }
+    named: dict[str, Any] = {"name": "picture", "type": kind, "binding": "1.image"}
+    if kind == "choice":
+        named |= {"choices": ["a.png", "softened_00001_.png [output]"]}
+    made = await shop.yard.register_workflow("open", document=document, properties=[named])
+    assert made.status_code == 422, made.text
+    assert "names a file" in made.text
+    placed = {"name": "picture", "type": "text", "placeholder": "a.png"}
+    made = await shop.yard.register_workflow("open", document=document, properties=[placed])
+    assert made.status_code == 422, made.text
