@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 OUTPUT = Path(os.environ.get("DEMO_OUTPUT") or ROOT / "demo-output" / "pipeline")
 COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
 START_SECONDS_MAX = 60
-PRICES = {"negative": 2, "soften": 1}
+WORKFLOWS = ("negative", "soften")
 TOKENS = 500
 BASE = 2
 
@@ -80,16 +80,9 @@ def ask(admin: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 def set_up(admin: httpx.Client) -> str:
     """A customer's key. The embedded fleet takes over each workflow that it can run by itself."""
     registered = yaml.safe_load((EXAMPLES / "properties.yaml").read_text("utf-8"))
-    for slug, price in PRICES.items():
+    for slug in WORKFLOWS:
         document = json.loads((EXAMPLES / "workflows" / f"{slug}.json").read_text("utf-8"))
-        ask(
-            admin,
-            "workflows",
-            slug=slug,
-            document=document,
-            price_tokens=price,
-            **registered[slug],
-        )
+        ask(admin, "workflows", slug=slug, document=document, **registered[slug])
     tenant = ask(admin, "tenants", name="Studio")
     wallet = f"tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
     ask(admin, wallet, amount=TOKENS, provider_transaction_id=f"demo-{tenant['id']}")

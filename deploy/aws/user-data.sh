@@ -8,7 +8,7 @@ CONTROL=https://fleet.example.com       # COMFYFLEET_PUBLIC_URL of the control p
 FLEET=gpus
 STAGE=production
 SECRET_PARAMETER=/comfyfleet/$FLEET/$STAGE/secret   # a SecureString in the Parameter Store
-VERSION=                                 # for example ==0.4.0; empty: the newest
+VERSION=" @ https://example.com/comfyfleet-0.1.0-py3-none-any.whl"  # a wheel; once released: ==0.4.0
 
 metadata=http://169.254.169.254/latest
 key=$(curl --fail --silent --show-error --retry 5 -X PUT "$metadata/api/token" \

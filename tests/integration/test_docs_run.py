@@ -29,10 +29,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 def run(command: list[str], folder: Path, **environ: str) -> "subprocess.CompletedProcess[str]":
     (folder / "examples").symlink_to(ROOT / "examples")
+    # As if it were installed for good: the pages say `comfyfleet`.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, **environ},
+        env={**os.environ, "PATH": path, **environ},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -40,16 +42,39 @@ def run(command: list[str], folder: Path, **environ: str) -> "subprocess.Complet
     )
 
 
-def test_the_quickstart_is_run_as_written(tmp_path: Path) -> None:
-    """Against a server as it comes up for the first time."""
-    script = "set -euo pipefail\n" + "\n".join(blocks("quickstart.md", "bash"))
+def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path) -> None:
+    """Against a server as it comes up for the first time; the guides begin where the quickstart ended."""
+    guides = [blocks(page, "bash") for page in ("how-to/graphs.md", "how-to/pipelines.md")]
+    quickstart = "\n".join(blocks("quickstart.md", "bash"))
+    # Each as the operator anew.
+    rest = "\n".join("(echo BEGIN\n" + "\n".join(guide) + "\n)" for guide in guides)
     with started("up", "--port", "0", folder=tmp_path) as running:
         url, key = running.hears(KEY).groups()
+        script = f"set -euo pipefail\n{quickstart}\n{rest}"
         ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-2:] == ["completed", "97"]
+    first, graphs, _ = ran.stdout.split("BEGIN\n")
+    assert first.splitlines()[-2:] == ["completed", "97"]
     with PIL.Image.open(tmp_path / "softened.png") as picture:
         assert max(picture.size) == 320
+    assert "Album: completed" in graphs + ran.stderr
+    assert list((tmp_path / "results").rglob("contact-sheet.png"))
+
+
+def test_the_drawing_in_the_graphs_page_is_what_the_command_draws(tmp_path: Path) -> None:
+    (drawing,) = blocks("how-to/graphs.md", "mermaid")
+    shown = run(["comfyfleet", "graph", "show", "examples/graphs/album.yaml"], tmp_path)
+    assert shown.stdout.strip() == drawing.strip()
+
+
+def test_the_first_commands_of_the_readme_are_run_as_written(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ \.venv/bin/(comfyfleet run examples.*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    ran = run(["bash", "-c", "set -e\n" + "\n".join(commands)], tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "output/negative_384.png" in ran.stdout.splitlines()
+    assert "output/softened.png" in ran.stdout.splitlines()
 
 
 def test_the_example_of_the_python_client_is_run_as_written(shop: Shop, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`comfyfleet admin workflows`."""
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from comfyfleet.cli.admin.client import USUALLY, Asking, control
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.files import FILE_HELP, open_file, read_file
 from comfyfleet.cli.world import InWorld, World
+from comfyfleet.effects.model import PROPERTY_TYPES
+from comfyfleet.graphs.documents import read_document
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.media import parse_json
 
@@ -30,6 +33,23 @@ PROPERTY_COLUMNS = ("name", "type", "binding", "placeholder", "default", "requir
 PROPERTY_HELP = (
     "NAME:TYPE=NODE.INPUT, such as prompt:text=6.text or input:image=10.image. "
     "TYPE is text, number, integer, boolean, choice, seed, image, video or audio. Repeatable."
+)
+
+FROM_HELP = (
+    "A file (YAML or JSON) that says it all for several workflows: a slug each, with its file, properties, "
+    "output_node_id, price_tokens. With SLUG only that one is taken."
+)
+FROM_FIELDS = frozenset(
+    {
+        "file",  # else workflows/SLUG.json or SLUG.json, beside it
+        "properties",
+        "output_node_id",
+        "required_capabilities",
+        "run_limit_seconds",
+        "price_tokens",
+        "fleet",
+        "break_effects",
+    }
 )
 
 
@@ -54,6 +74,16 @@ class Needs:
     break_effects: Annotated[
         bool, Parameter(help="Though published effects don't fit it; they refuse jobs then.")
     ] = False
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "output_node_id": self.output,
+            "required_capabilities": sorted(self.capability) or None,
+            "run_limit_seconds": self.run_limit,
+            "price_tokens": self.price,
+            "break_effects": self.break_effects or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 NO_NEEDS = Needs()
@@ -88,8 +118,8 @@ def show(slug: Slug, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
 
 @app.command
 def register(
-    slug: Slug,
-    file: Annotated[str, Parameter(help=FILE_HELP, allow_leading_hyphen=True)],
+    slug: Annotated[str | None, Parameter(help="The workflow's slug.")] = None,
+    file: Annotated[str | None, Parameter(help=FILE_HELP, allow_leading_hyphen=True)] = None,
     /,
     *,
     property_: Annotated[
@@ -102,27 +132,77 @@ def register(
             metavar="JSON", help="A file with a list of properties, with all that they have."
         ),
     ] = None,
+    from_: Annotated[
+        Path | None,
+        Parameter(name="--from", metavar="YAML", help=FROM_HELP),
+    ] = None,
     needs: Needs = NO_NEEDS,
     asking: Asking = USUALLY,
     world: InWorld,
 ) -> None:
-    """Register a workflow, or a new version of one, from any file that ComfyUI saved."""
+    """Register a workflow, or a new version of one, from any file that ComfyUI saved.
+
+    ```
+    comfyfleet admin workflows register soften soften.json --property input:image=1.image
+    comfyfleet admin workflows register --from examples/properties.yaml
+    ```
+    """
+    if from_ is not None:
+        if file or property_ or properties or needs != NO_NEEDS:
+            raise InvalidInput("--from says all of a workflow: leave out what else is given")
+        bodies = read_registrations(from_, slug, world)
+    elif slug is None or file is None:
+        raise InvalidInput("name the workflow's slug and its file, or --from a file of several")
+    else:
+        named = [*_from_file(properties), *map(parse_property, property_)]
+        bodies = [{"slug": slug, **needs.body(), **_document(file, world), "properties": named}]
+    with control(asking, world) as plane:
+        answers = [plane.post("workflows", **body) for body in bodies]
+    if asking.as_json:
+        print_json(answers[0] if from_ is None else {"workflows": answers}, world)
+        return
+    for answer in answers:
+        _registered(answer, world)
+
+
+def _document(file: str, world: World) -> dict[str, Any]:
     opened = open_file(file, world.stdin)
     for note in opened.notes:
         world.warn(note)
-    body: dict[str, Any] = {
-        "document": opened.workflow or opened.prompt,
-        "properties": [*_from_file(properties), *map(parse_property, property_)],
-        "output_node_id": needs.output,
-        "required_capabilities": sorted(needs.capability) or None,
-        "run_limit_seconds": needs.run_limit,
-        "price_tokens": needs.price,
-        "break_effects": needs.break_effects or None,
-    }
-    given = {name: value for name, value in body.items() if value is not None}
-    with control(asking, world) as plane:
-        answer = plane.post("workflows", slug=slug, **given)
-    _registered(answer, asking, world)
+    return {"document": opened.workflow or opened.prompt}
+
+
+def read_registrations(path: Path, only: str | None, world: World) -> list[dict[str, Any]]:
+    """What a file says of each workflow, or of one: slug, document, properties and terms."""
+    text = read_file(path, bytes_max=PROPERTIES_BYTES_MAX).decode("utf-8", "replace")
+    found = read_document(text)
+    if not isinstance(found, dict) or not found:
+        raise InvalidInput(f"{path} must map the slugs of workflows to what they are")
+    if only is not None and only not in found:
+        close = difflib.get_close_matches(only, map(str, found)) or sorted(map(str, found))
+        raise InvalidInput(f"{path} has no workflow {only}; it has {', '.join(close)}")
+    return [
+        _registration(path, str(slug), entry, world)
+        for slug, entry in found.items()
+        if only in (None, slug)
+    ]
+
+
+def _registration(path: Path, slug: str, entry: Any, world: World) -> dict[str, Any]:
+    fields = {} if entry is None else entry
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{path}: {slug} must be an object with properties")
+    unknown = sorted(map(str, fields.keys() - FROM_FIELDS))
+    if unknown:
+        known = ", ".join(sorted(FROM_FIELDS))
+        raise InvalidInput(f"{path}: {slug} has {unknown[0]}, which is none of {known}")
+    named = (
+        [str(fields["file"])] if "file" in fields else [f"workflows/{slug}.json", f"{slug}.json"]
+    )
+    beside = [path.parent / name for name in named]
+    file = next((each for each in beside if each.is_file()), beside[0])
+    rest = {name: value for name, value in fields.items() if name != "file"}
+    return {"slug": slug, **rest, **_document(str(file), world)}
 
 
 @app.command
@@ -196,6 +276,12 @@ def parse_property(text: str) -> dict[str, str]:
             f"--property {text!r} must be NAME:TYPE=NODE.INPUT, such as prompt:text=6.text",
             hint="comfyfleet inspect FILE shows what a workflow takes, and under which names.",
         )
+    if kind.strip() not in PROPERTY_TYPES:
+        close = difflib.get_close_matches(kind.strip(), PROPERTY_TYPES, n=1)
+        raise InvalidInput(
+            f"--property {text!r}: there is no type {kind.strip()}; there are {', '.join(PROPERTY_TYPES)}",
+            **({"hint": f"Did you mean {close[0]}?"} if close else {}),
+        )
     return {"name": name.strip(), "type": kind.strip(), "binding": binding.strip()}
 
 
@@ -211,10 +297,7 @@ def _from_file(path: Path | None) -> list[Any]:
     return found
 
 
-def _registered(answer: dict[str, Any], asking: Asking, world: World) -> None:
-    if asking.as_json:
-        print_json(answer, world)
-        return
+def _registered(answer: dict[str, Any], world: World) -> None:
     for warning in answer.get("warnings", ()):
         world.warn(warning)
     world.say(f"workflow {answer['slug']} has version {answer['version']}")

@@ -1,0 +1,77 @@
+"""`comfyfleet admin workflows register --from FILE`: what it reads, and what it says of mistakes."""
+
+from pathlib import Path
+
+import pytest
+from tests.integration.commands import EXAMPLES, NEGATIVE, comfyfleet
+
+from comfyfleet.cli.admin.workflows import parse_property, read_registrations
+from comfyfleet.cli.world import real_world
+from comfyfleet.kernel.errors import InvalidInput
+
+PROPERTIES = EXAMPLES / "properties.yaml"
+
+
+def registrations(path: Path, only: str | None = None) -> list[dict[str, object]]:
+    return read_registrations(path, only, real_world())
+
+
+def test_a_file_says_it_all_for_several_workflows() -> None:
+    found = {each["slug"]: each for each in registrations(PROPERTIES)}
+    assert list(found) == ["negative", "soften", "video"]
+    for each in found.values():
+        assert "nodes" in each["document"]  # type: ignore[operator]
+        assert each["price_tokens"]
+        assert each["properties"]
+    assert "file" not in found["soften"]
+
+
+def test_one_of_them_can_be_chosen() -> None:
+    assert [each["slug"] for each in registrations(PROPERTIES, "soften")] == ["soften"]
+    with pytest.raises(InvalidInput, match="has no workflow softn; it has soften"):
+        registrations(PROPERTIES, "softn")
+
+
+def test_a_document_is_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_bytes(Path(NEGATIVE).read_bytes())
+    file = tmp_path / "w.yaml"
+    file.write_text("mine: {file: there.json}\nthere:\n")
+    assert [each["slug"] for each in registrations(file)] == ["mine", "there"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- a\n", "must map the slugs"),
+        ("", "must map the slugs"),
+        ("a: [1]\n", "a must be an object"),
+        ("a: {propertis: []}\n", "a has propertis, which is none of"),
+        ("a: {file: none.json}\n", "there is no file"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=problem):
+        registrations(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "name the workflow's slug and its file"),
+        (("x",), "name the workflow's slug and its file"),
+        (("x", NEGATIVE, "--from", str(PROPERTIES)), "leave out what else is given"),
+        (("--from", str(PROPERTIES), "--price", "3"), "leave out what else is given"),
+    ],
+)
+def test_both_ways_at_once_or_none_are_refused(arguments: tuple[str, ...], problem: str) -> None:
+    result = comfyfleet("admin", "workflows", "register", *arguments)
+    assert result.code == 1
+    assert problem in result.err
+
+
+def test_a_type_that_is_misspelt_is_told_with_the_closest() -> None:
+    with pytest.raises(InvalidInput, match="there is no type integr") as raised:
+        parse_property("width:integr=2.width")
+    assert raised.value.details["hint"] == "Did you mean integer?"
