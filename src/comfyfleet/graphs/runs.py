@@ -159,8 +159,9 @@ class Run:
     tokens: int = 0  # of jobs that are in flight or done
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
-    size: Size = NOTHING  # of all that its executions took and gave
-    outputs_size: Size = NOTHING
+    # Of all that its executions took and gave; counted anew when it is read, so never compared.
+    size: Size = field(default=NOTHING, compare=False)
+    outputs_size: Size = field(default=NOTHING, compare=False)
 
     def record(self, key: Key) -> Record:
         found: Record = self.records.get(key, FRESH)
