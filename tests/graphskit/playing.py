@@ -105,8 +105,8 @@ class Play:
             await self.sweep()
         return done
 
-    async def deliver(self, job: dict[str, Any], worker: str = "w1") -> None:
-        """A picture of 64 × 48, as its worker would say it."""
+    async def deliver(self, job: dict[str, Any], worker: str = "w1", **more: Any) -> None:
+        """A picture of 64 × 48, as its worker would say it, and what else it says."""
         calling, slot = self.workers[worker], job["outputs"][0]
         put = await calling.client.put(slot["url"], content=b"made", headers=slot["headers"])
         assert put.status_code in (200, 201), put.text
@@ -118,7 +118,7 @@ class Play:
             "width": 64,
             "height": 48,
         }
-        answer = await calling.of(job, "complete", outputs=[said], execution_seconds=1.5)
+        answer = await calling.of(job, "complete", outputs=[said], execution_seconds=1.5, **more)
         assert answer.status_code == 200, answer.text
 
     async def answer(

@@ -11,6 +11,7 @@ from comfyfleet.cli.world import printable
 _MARKS = {
     "done": ("✓", "green"),
     "running": ("▶", "blue"),
+    "queued": ("○", ""),
     "failed": ("✗", "bold red"),
     "skipped": ("–", "dim"),
     "cancelled": ("■", "dim"),

@@ -222,6 +222,7 @@ class _Step:
                 status=run.status,
                 revision=revision,
                 tokens=run.tokens,
+                max_tokens=run.max_tokens,
                 error=run.error,
                 outputs=run.outputs,
                 changed_at=now,

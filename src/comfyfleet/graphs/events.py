@@ -58,7 +58,7 @@ class JobProgressed:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """`output` is `{images, files, width, height, prompt_id, execution_time}`."""
+    """`output` is as `hearing.output_of` makes it: files, sizes, and what was shown as text."""
 
     key: Key
     attempt: int

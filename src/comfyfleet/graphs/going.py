@@ -12,7 +12,7 @@ from comfyfleet.graphs import store
 from comfyfleet.graphs.advancing import KIND, STEPS_MAX, Graphs, change
 from comfyfleet.graphs.decide import next_actions
 from comfyfleet.graphs.draft import Advance, Draft
-from comfyfleet.graphs.events import Event, Surroundings
+from comfyfleet.graphs.events import Event, JobProgressed, JobStarted, Surroundings
 from comfyfleet.graphs.hearing import TIMED_OUT, files_of, progressed, told
 from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.news import take
@@ -84,9 +84,16 @@ async def as_of_now(graphs: Graphs, kept: Kept) -> Run:
     draft = Draft(kept.plan, kept.run, world)
     for job_id, (key, attempt) in kept.jobs.items():
         job = found.get(job_id)
-        if job is None or not job.status.is_active:
+        if job is None:
             continue
-        events: list[Event] = list(told(key, attempt, job, rows.get(job_id), {}, ()))
+        row = rows.get(job_id)
+        if not job.status.is_active:
+            # It has ended, and the run will hear of that in a moment: it doesn't fall back till then.
+            if job.status == JobStatus.COMPLETED:
+                take(JobStarted(key, attempt, (row and row.worker_id) or "", job.started_at), draft)
+                take(JobProgressed(key, attempt, 1.0), draft)
+            continue
+        events: list[Event] = list(told(key, attempt, job, row, {}, ()))
         progress = graphs.sides.progresses.of(job.lease_token)
         if progress and job.status == JobStatus.PROCESSING:
             events.append(progressed(key, attempt, progress))

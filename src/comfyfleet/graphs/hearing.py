@@ -1,5 +1,6 @@
 """What became of a run's jobs, as the run is told it."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
@@ -23,6 +24,7 @@ from comfyfleet.graphs.events import (
 from comfyfleet.graphs.runs import Key
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.wire.messages import Progress
+from comfyfleet.wire.values import clean, text_of
 
 TIMED_OUT = "node timeout"  # the raw error of a job that took longer than its node allows
 _PICTURES = "image/"
@@ -82,7 +84,7 @@ def progressed(key: Key, attempt: int, progress: Progress) -> JobProgressed:
 
 
 def output_of(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
-    """`{images, files, width, height, prompt_id, execution_time}`; files by reference."""
+    """`{images, files, width, height, text, json, values, …}`; files by reference."""
     result = job.result_metadata or {}
     outputs = [
         _reference(each, made[UUID(each["file_id"])])
@@ -96,9 +98,31 @@ def output_of(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
         "files": outputs,
         "width": first.get("width") or 0,
         "height": first.get("height") or 0,
+        **shown_by(job),
         "prompt_id": job.provider_job_id or "",
         "execution_time": result.get("execution_seconds") or 0.0,
     }
+
+
+def shown_by(job: Job) -> dict[str, Any]:
+    """What nodes showed. `values` has each by its name, and all of one node under that node's id."""
+    shown, text = job.values, text_of(job.values) or ""
+    by_name: dict[str, Any] = {}
+    for each in shown:
+        by_name.setdefault(each.name, each.value)
+    by_node: dict[str, Any] = {}
+    if len({each.node_id for each in shown}) > 1:
+        for each in shown:
+            by_node.setdefault(each.node_id, {}).setdefault(each.name, each.value)
+    return {"text": text, "json": _meant(text), "values": {**by_node, **by_name}}
+
+
+def _meant(text: str) -> Any:
+    """A number, a boolean, a list or an object that was shown as text; None for plain words."""
+    try:
+        return clean(json.loads(text)) if text else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _reference(output: Mapping[str, Any], file: File) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from uuid import UUID
 from comfyfleet.db import Tx
 from comfyfleet.graphs import store
 from comfyfleet.graphs.plan import Plan
+from comfyfleet.graphs.progress import Progress
 from comfyfleet.graphs.runs import Key, Run, job_id
 from comfyfleet.graphs.saving import restored
 from comfyfleet.graphs.snapshot import restored_plan
@@ -46,6 +47,7 @@ class Runs:
     def __init__(self) -> None:
         self._kept: OrderedDict[UUID, Kept] = OrderedDict()
         self._records = 0
+        self._told: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
     def at_hand(self, tenant_id: UUID, run_id: UUID) -> Kept | None:
         """As it was when last seen here, for who finds out before anything is written."""
@@ -80,6 +82,21 @@ class Runs:
         ):
             _, oldest = self._kept.popitem(last=False)
             self._records -= len(oldest.run.records)
+
+    def not_below(self, run: Run, found: Progress) -> Progress:
+        """Never less than was told before, while it goes on: lists grow, and jobs begin anew."""
+        if run.status.is_over:
+            self._told.pop(run.id, None)
+            return found
+        before = self._told.pop(run.id, (0.0, 0.0))
+        told = (
+            max(found.overall_percent, before[0]),
+            max(found.weighted_percent, before[1]),
+        )
+        self._told[run.id] = told
+        while len(self._told) > RUNS_KEPT_MAX:
+            self._told.popitem(last=False)
+        return found._replace(overall_percent=told[0], weighted_percent=told[1])
 
     def drop(self, run_id: UUID) -> None:
         old = self._kept.pop(run_id, None)

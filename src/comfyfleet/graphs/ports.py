@@ -64,6 +64,9 @@ RESULT = _object(
     files=list_of(FILE),
     width=INTEGER,
     height=INTEGER,
+    text=TEXT,
+    json=ANY,
+    values=ANY,
     prompt_id=TEXT,
     execution_time=NUMBER,
 )

@@ -25,12 +25,16 @@ class Progress(NamedTuple):
     weighted_percent: float  # by how long each node typically takes
     completed_nodes: int
     total_nodes: int
-    running_nodes: tuple[RunningNode, ...]
+    running_nodes: tuple[RunningNode, ...]  # that a backend works on; others wait in the queue
 
 
 def progress_of(plan: Plan, run: Run) -> Progress:
     """Skipped nodes count as completed: nothing is left to be done for them."""
-    running = tuple(_running(run, key) for key in sorted(run.in_flight))
+    running = tuple(
+        _running(run, key)
+        for key in sorted(run.in_flight)
+        if run.record(key).status == Status.RUNNING
+    )
     going: dict[str, float] = {}
     for each in running:
         going[each.node_id] = going.get(each.node_id, 0.0) + each.progress
@@ -50,7 +54,7 @@ def _running(run: Run, key: Key) -> RunningNode:
     return RunningNode(
         key.node,
         key.at,
-        record.backend if record.status == Status.RUNNING else record.affinity,
+        record.backend,
         record.progress,
         record.current_step,
     )
@@ -61,6 +65,9 @@ def part_done(plan: Plan, run: Run, node: str, going: float = 0.0) -> float:
     if run.status == RunStatus.PENDING:
         return 0.0
     tally = run.tally(node)
+    if run.status in (RunStatus.FAILED, RunStatus.CANCELLED):
+        # What will never be done is not done, though nothing of it is left to wait for.
+        return (tally.done + tally.skipped) / tally.expected if tally.expected else 0.0
     if is_settled(plan, run, node):
         return 1.0
     return min(0.999, (tally.ended + going) / tally.expected) if tally.expected else 0.0
@@ -80,8 +87,10 @@ def node_status(plan: Plan, run: Run, node: str) -> Status:
     """One word for all executions of a node."""
     tally = run.tally(node)
     if not is_settled(plan, run, node):
-        is_going = any(key.node == node for key in run.in_flight)
-        return Status.RUNNING if is_going or tally.ended else Status.PENDING
+        going = {run.record(key).status for key in run.in_flight if key.node == node}
+        if tally.ended or going - {Status.QUEUED}:
+            return Status.RUNNING
+        return Status.QUEUED if going else Status.PENDING
     if tally.failed:
         return Status.FAILED
     if tally.cancelled:

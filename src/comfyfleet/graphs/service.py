@@ -1,7 +1,7 @@
 """What people may do with graphs: keep them, ask what they cost, run, stop, retry, answer."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -20,7 +20,7 @@ from comfyfleet.graphs.hearing import reference
 from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.model import Graph, InputNode, Problem
 from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.graphs.placing import is_online
+from comfyfleet.graphs.placing import alternatives, is_online
 from comfyfleet.graphs.plan import Plan, plan_of, refuse
 from comfyfleet.graphs.ports import MEDIA, type_named
 from comfyfleet.graphs.quote import Quote, quote
@@ -31,7 +31,15 @@ from comfyfleet.graphs.validation import Checked, check, check_inputs
 from comfyfleet.graphs.world import catalogue_for
 from comfyfleet.graphs.writing import document_of
 from comfyfleet.jobs.arrival import REFUSALS, arrived
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, QueueFull, Unavailable
+from comfyfleet.kernel.errors import (
+    Conflict,
+    InsufficientTokens,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    Unavailable,
+)
+from comfyfleet.ledger import service as ledger
 from comfyfleet.media import service as media
 
 # A backend that is gone when a run is started is what the fallback is for.
@@ -165,6 +173,7 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
     plan = await _planned(graphs, stored, wanted.inputs)
     inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
+    await _require_payable(graphs, owner, plan, run)
     head = Head(
         id=run_id,
         tenant_id=owner.tenant_id,
@@ -185,6 +194,23 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
     else:  # somebody else was quicker with the same key
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await _begun(graphs, owner, run_id), is_new
+
+
+async def _require_payable(graphs: Graphs, owner: Owner, plan: Plan, run: Run) -> None:
+    """What surely can't be paid to its end is not begun: nothing is spent on half of it."""
+    least = quote(plan, run.inputs).tokens_min
+    if run.max_tokens is not None and least > run.max_tokens:
+        raise Conflict(
+            f"the run costs at least {least:,} tokens, and may spend {run.max_tokens:,}",
+            field="max_tokens",
+            required_tokens=least,
+            max_tokens=run.max_tokens,
+        )
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.look() as tx:
+        balance = await ledger.balance(tx, owner.tenant_id, owner.user_id)
+    if least > balance:
+        raise InsufficientTokens(required_tokens=least, balance=balance)
 
 
 def _run_id(graphs: Graphs, owner: Owner, graph_id: UUID, key: str | None) -> UUID:
@@ -336,7 +362,15 @@ async def cancel(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
     return await change(graphs, owner.tenant_id, run_id, decide)
 
 
-async def retry(graphs: Graphs, owner: Owner, run_id: UUID, *, backend: str | None = None) -> Kept:
+async def retry(
+    graphs: Graphs,
+    owner: Owner,
+    run_id: UUID,
+    *,
+    backend: str | None = None,
+    max_tokens: int | None = None,
+) -> Kept:
+    """`max_tokens` is a new bound in place of the run's own, never a lower one."""
     await get_run(graphs, owner, run_id)
 
     async def decide(kept: Kept, world: Surroundings) -> Advance:
@@ -344,7 +378,10 @@ async def retry(graphs: Graphs, owner: Owner, run_id: UUID, *, backend: str | No
             raise Conflict("the time of this run is up: what it had done is gone")
         if backend is not None:
             _require_known(backend, world)
-        return retry_run(kept.plan, kept.run, world, backend=backend)
+        run = kept.run
+        if max_tokens is not None and run.max_tokens is not None:
+            run = replace(run, max_tokens=max(max_tokens, run.max_tokens))
+        return retry_run(kept.plan, run, world, backend=backend)
 
     await change(graphs, owner.tenant_id, run_id, decide, fresh=True)
     return await _begun(graphs, owner, run_id)
@@ -381,7 +418,10 @@ def _require_asking(kept: Kept, key: Key) -> None:
 
 def _require_able(kept: Kept, said: Answer, world: Surroundings) -> None:
     slug = kept.plan.workflows[said.key.node].slug
-    if not said.backend or not is_online(said.backend, slug, world.backends):
+    if not said.backend:
+        others = ", ".join(alternatives(slug, world.backends)) or "none"
+        raise InvalidInput(f"name the backend; online that can run it: {others}", field="backend")
+    if not is_online(said.backend, slug, world.backends):
         raise InvalidInput(f"{said.backend} is not online, or can't run {slug}", field="backend")
 
 

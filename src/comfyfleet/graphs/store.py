@@ -174,6 +174,7 @@ async def write(
         "status": run.status,
         "revision": revision,
         "tokens": run.tokens,
+        "max_tokens": run.max_tokens,
         "error": run.error._asdict() if run.error else None,
         "outputs": None if run.outputs is None else dict(run.outputs),
         "changed_at": now,

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,7 +13,7 @@ from tests.graphskit.playing import PRICE, graph, new_owner, node, output, play_
 from comfyfleet.graphs import service
 from comfyfleet.graphs.runs import Choice, Key, RunStatus
 from comfyfleet.graphs.service import NewRun
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.kernel.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
 
 DIAMOND = graph(
     [node("top"), node("left"), node("right"), node("last"), output()],
@@ -89,6 +90,20 @@ FAN_OUT = graph(
         output(),
     ],
     "widths.value > each.items",
+    "each.item > draw.width",
+    "draw.output > all.input_0",
+    "all.output > result.value",
+)
+
+
+# How long the list is, no quote can know here.
+UNKNOWN_WIDTH = graph(
+    [
+        *FAN_OUT["nodes"],
+        {"id": "spread", "type": "fanout", "output_count": 1},
+    ],
+    "widths.value > spread.input",
+    "spread.output_0 > each.items",
     "each.item > draw.width",
     "draw.output > all.input_0",
     "all.output > result.value",
@@ -191,7 +206,7 @@ async def test_cancel_stops_the_jobs(databases: Databases, tmp_path: Path) -> No
 
 async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path, tokens=2 * PRICE + 1) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 3})
+        kept = await play.started(UNKNOWN_WIDTH, inputs={"widths": [64] * 3})
         assert kept.run.status == RunStatus.FAILED
         assert kept.run.error is not None
         assert "Insufficient token balance" in kept.run.error.message
@@ -203,7 +218,7 @@ async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path
 async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
     databases: Databases, tmp_path: Path
 ) -> None:
-    document = {**FAN_OUT, "nodes": [dict(each) for each in FAN_OUT["nodes"]]}
+    document = {**UNKNOWN_WIDTH, "nodes": [dict(each) for each in UNKNOWN_WIDTH["nodes"]]}
     document["nodes"][2]["continue_on_error"] = True
     async with play_on(databases, tmp_path, tokens=2 * PRICE) as play:
         kept = await play.started(document, inputs={"widths": [64] * 12})
@@ -216,11 +231,42 @@ async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
 
 async def test_a_run_spends_no_more_than_it_may(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 4}, max_tokens=2 * PRICE)
+        wanted: dict[str, Any] = {"inputs": {"widths": [64] * 4}, "max_tokens": 2 * PRICE}
+        kept = await play.started(UNKNOWN_WIDTH, **wanted)
         done = await play.work()
         kept = await play.now(kept)
         assert (kept.run.status, len(done)) == (RunStatus.FAILED, 2)
         assert await play.balance() == 100 - 2 * PRICE
+
+
+async def test_a_retry_may_spend_more_and_uses_what_was_paid(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        wanted: dict[str, Any] = {"inputs": {"widths": [64] * 4}, "max_tokens": 2 * PRICE}
+        kept = await play.started(UNKNOWN_WIDTH, **wanted)
+        await play.work()
+        kept = await service.retry(play.graphs, play.owner, kept.head.id, max_tokens=4 * PRICE)
+        assert len(await play.work()) == 2
+        play.graphs.runs.drop(kept.head.id)
+        kept = await play.now(kept)
+        assert (kept.run.status, kept.run.max_tokens) == (RunStatus.COMPLETED, 4 * PRICE)
+        assert await play.balance() == 100 - 4 * PRICE
+
+
+async def test_what_cannot_be_paid_to_its_end_is_not_begun(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, tokens=3 * PRICE) as play:
+        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        with pytest.raises(Conflict) as refused:
+            await play.run(made.id, inputs={"widths": [64] * 3}, max_tokens=2 * PRICE)
+        assert refused.value.details["required_tokens"] == 3 * PRICE
+        assert refused.value.details["max_tokens"] == 2 * PRICE
+        with pytest.raises(InsufficientTokens) as unpaid:
+            await play.run(made.id, inputs={"widths": [64] * 4})
+        assert unpaid.value.details == {"required_tokens": 4 * PRICE, "balance": 3 * PRICE}
+        assert (await play.count_jobs(), await play.balance()) == (0, 3 * PRICE)
 
 
 def bound(fallback: str, worker: str = "w2") -> dict[str, object]:
@@ -416,3 +462,37 @@ async def test_the_quote_tells_the_range(databases: Databases, tmp_path: Path) -
         assert (given.tokens_min, given.tokens_max) == (3 * PRICE, 3 * PRICE)
         open_ = await service.quoted(play.graphs, play.owner, made.id, {})
         assert (open_.tokens_min, open_.tokens_max) == (0, 100 * PRICE)
+
+
+TELLING = graph(
+    [
+        node("first"),
+        {
+            "id": "is_sure",
+            "type": "condition",
+            "condition": 'output.json > 100 AND output.text == "128" AND output.values.text == "128"',
+        },
+        node("wide", properties={"width": {"from": "first.output.json"}}),
+        {"id": "words", "type": "output"},
+        output(),
+    ],
+    "first.output > is_sure.input",
+    "is_sure.true > wide.like",
+    "first.output.text > words.value",
+    "wide.output > result.value",
+)
+
+
+async def test_what_a_job_shows_decides_and_feeds_the_next(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(TELLING)
+        job = await play.workers["w1"].job()
+        await play.deliver(job, values=[{"node_id": "9", "name": "text", "value": "128"}])
+        await play.sweep()
+        (second,) = await play.work()
+        assert second["prompt"]["1"]["inputs"]["width"] == 128
+        kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert (kept.run.outputs or {})["words"] == "128"

@@ -11,7 +11,8 @@ from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, pla
 from comfyfleet.graphs.buckets import Buckets
 from comfyfleet.graphs.decide import next_actions
 from comfyfleet.graphs.draft import Draft
-from comfyfleet.graphs.events import JobDone, JobProgressed, StartJob
+from comfyfleet.graphs.events import JobDone, JobProgressed, JobWaiting, StartJob
+from comfyfleet.graphs.keeping import Runs
 from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.parsing import parse_text
 from comfyfleet.graphs.plan import Plan, plan_of
@@ -102,6 +103,36 @@ def test_progress_of_items_grows_with_each_of_them() -> None:
     assert node_status(s.plan, s.run, "fix") == Status.RUNNING
 
 
+def test_a_run_that_failed_counts_what_was_completed() -> None:
+    s = Simulation(branch())
+    s.start()
+    s.failed("draw")
+    found = progress_of(s.plan, s.run)
+    assert s.run.status == RunStatus.FAILED
+    assert (found.completed_nodes, found.total_nodes) == (0, 6)
+    assert found.overall_percent == 0
+
+
+def test_a_job_that_waits_in_the_queue_is_not_running() -> None:
+    s = Simulation(branch())
+    s.start()
+    assert progress_of(s.plan, s.run).running_nodes == ()
+    assert node_status(s.plan, s.run, "draw") == Status.QUEUED
+
+
+def test_progress_is_never_told_lower_than_before() -> None:
+    s, runs = Simulation(branch()), Runs()
+    s.start()
+    s.started("draw", backend="worker:b")
+    s.tell(JobProgressed(Key("draw"), 1, 0.5, None))
+    before = runs.not_below(s.run, progress_of(s.plan, s.run))
+    s.tell(JobWaiting(Key("draw"), 1))
+    assert progress_of(s.plan, s.run).overall_percent == 0
+    assert runs.not_below(s.run, progress_of(s.plan, s.run)).overall_percent == (
+        before.overall_percent
+    )
+
+
 @pytest.mark.parametrize("name", ["album", "picture-and-clip", "soften-if-large"])
 def test_the_pictures_in_the_docs_are_those_of_the_examples(name: str) -> None:
     graph = parse_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
@@ -122,6 +153,9 @@ def test_a_drawing_escapes_what_people_wrote() -> None:
 def test_a_drawing_of_a_run_has_its_colours() -> None:
     s = Simulation(branch())
     s.start()
+    drawn = draw(s.plan.graph, plan=s.plan, run=s.run)
+    assert "class n0" not in drawn  # it waits in the queue
+    s.started("draw", backend="worker:b")
     drawn = draw(s.plan.graph, plan=s.plan, run=s.run)
     assert "class n0 running" in drawn
     assert "class n2" not in drawn

@@ -82,6 +82,12 @@ class RunPage(Answer):
 
 
 class RetryBody(Body):
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=TOKENS_MAX,
+        description="What the whole run may spend from now on, if that is more than before.",
+    )
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
 
 
@@ -158,8 +164,14 @@ async def retry(
     run_id: UUID, plane: GivenPlane, caller: Writer, body: RetryBody | None = None
 ) -> RunAnswer:
     """Goes on from where it failed; what was done is used again."""
-    backend = body.backend if body else None
-    kept = await service.retry(plane.graphs, owner_of(caller), run_id, backend=backend)
+    wanted = body or RetryBody()
+    kept = await service.retry(
+        plane.graphs,
+        owner_of(caller),
+        run_id,
+        backend=wanted.backend,
+        max_tokens=wanted.max_tokens,
+    )
     return await _answer(plane, kept)
 
 
@@ -199,7 +211,7 @@ async def _lines(plane: Plane, owner: Owner, run_id: UUID) -> AsyncIterator[str]
     begun, said_at, said = clock(), 0.0, ""
     while clock() - begun < STREAM_SECONDS_MAX:
         kept, run = await undisturbed(service.run_as_of_now(plane.graphs, owner, run_id))
-        told = json.dumps(_told(kept, run))
+        told = json.dumps(_told(plane, kept, run))
         if told != said:
             said, said_at = told, clock()
             yield f"event: progress\ndata: {told}\n\n"
@@ -226,8 +238,8 @@ async def _pause(plane: Plane, owner: Owner, run_id: UUID, said_at: float) -> No
         await plane.sides.news.changed(run_id, PROGRESS_SECONDS)
 
 
-def _told(kept: Kept, run: Run) -> dict[str, Any]:
-    progress = run_answers.progress_seen(kept, run).model_dump(mode="json")
+def _told(plane: Plane, kept: Kept, run: Run) -> dict[str, Any]:
+    progress = run_answers.progress_seen(plane, kept, run).model_dump(mode="json")
     asked = [each.model_dump(mode="json") for each in run_answers.questions(run)]
     return {
         "run_id": str(run.id),

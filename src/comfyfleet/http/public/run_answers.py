@@ -35,7 +35,7 @@ class ProgressSeen(Answer):
     weighted_percent: float = Field(description="By how long each node typically takes.")
     completed_nodes: int
     total_nodes: int
-    running_nodes: list[RunningNodeSeen]
+    running_nodes: list[RunningNodeSeen] = Field(description="That a backend works on.")
 
 
 class QuestionSeen(Answer):
@@ -125,7 +125,7 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
         outputs=await _with_urls(plane, head, run.outputs),
         error=_error(run),
         questions=list(questions(run)),
-        progress=progress_seen(kept, run),
+        progress=progress_seen(plane, kept, run),
         nodes=list(nodes_seen(kept, run)),
         executions=list(islice(_executions(kept, run), limit)),
         executions_total=len(run.records),
@@ -135,8 +135,8 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
     )
 
 
-def progress_seen(kept: Kept, run: Run) -> ProgressSeen:
-    found = progress_of(kept.plan, run)
+def progress_seen(plane: Plane, kept: Kept, run: Run) -> ProgressSeen:
+    found = plane.graphs.runs.not_below(run, progress_of(kept.plan, run))
     running = [
         RunningNodeSeen(
             node_id=each.node_id,
