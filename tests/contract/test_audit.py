@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from comfyfleet.audit import service as audit
-from comfyfleet.audit.service import EXPORT_PAGE
 from comfyfleet.db import Database, Tx
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
@@ -55,12 +54,24 @@ async def test_only_what_is_asked_for_is_found(central: Database) -> None:
     assert nobody == []
 
 
-async def test_an_export_has_every_entry_once(central: Database) -> None:
-    count = EXPORT_PAGE + 1
+async def test_lines_are_found_by_tenant_and_by_time(central: Database) -> None:
+    tenant_id = uuid4()
     async with central.begin() as tx:
-        await record_some(tx, count)
-        subjects = [entry.subject async for entry in audit.export(tx, action="lease")]
-    assert subjects == [f"dispatch:{number}" for number in reversed(range(count))]
+        await record_some(tx, 5)
+        await audit.record(
+            tx,
+            actor="operator:ada",
+            action="retry",
+            subject="dispatch:9",
+            now=NOW + timedelta(hours=1),
+            tenant_id=tenant_id,
+        )
+        of_tenant = await audit.find(tx, tenant_id=tenant_id, limit=10)
+        late = await audit.find(tx, since=NOW + timedelta(seconds=4), limit=10)
+        early = await audit.find(tx, until=NOW + timedelta(seconds=2), limit=10)
+    assert [each.actor for each in of_tenant] == ["operator:ada"]
+    assert [each.subject for each in late] == ["dispatch:9", "dispatch:4"]
+    assert [each.subject for each in early] == ["dispatch:1", "dispatch:0"]
 
 
 async def test_keys_and_secrets_are_left_out_however_deep(central: Database) -> None:

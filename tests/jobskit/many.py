@@ -79,12 +79,12 @@ async def queue_many(sides: Sides, tenant_id: UUID, count: int) -> list[UUID]:
 
 
 @contextmanager
-def counting(*databases: Database) -> Iterator[list[str]]:
-    """The statements that SQLAlchemy sends meanwhile."""
-    sent: list[str] = []
+def counting(*databases: Database) -> Iterator[list[tuple[str, Any]]]:
+    """The statements that SQLAlchemy sends meanwhile, each with its parameters."""
+    sent: list[tuple[str, Any]] = []
 
-    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        sent.append(statement)
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        sent.append((statement, parameters))
 
     for database in databases:
         event.listen(database.engine.sync_engine, "before_cursor_execute", note)

@@ -43,6 +43,7 @@ tenants = Table(
     Column("max_queued", Integer),
     Column("created_at", Moment, nullable=False),
     Column("retention_days", Integer),  # none: as the settings say
+    Column("max_storage_bytes", BigInteger),  # none: as the settings say
     Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
     Column("erased_at", Moment),
 )
@@ -223,7 +224,14 @@ _part("due", "not_before", where=f"{QUEUED} AND not_before IS NOT NULL")
 _part("expiry", "lease_expires_at", where="status = 'leased'")
 _part("held", "worker_id", where="status = 'leased'")
 _part("share", "tenant_id", "workflow_id", "stage", "provider", "priority", "rank", where=QUEUED)
-_part("ended", "ended_at", where="ended_at IS NOT NULL")
+IS_ENDED = "ended_at IS NOT NULL"
+IS_RARE = "status IN ('failed', 'cancelled')"
+_part("ended", "ended_at", where=IS_ENDED)
+# For lists, and only of what no longer changes: each of them is written once for each job.
+_part("ended_of_tenant", "tenant_id", "id", where=IS_ENDED)
+_part("ended_of_worker", "worker_id", "id", where=IS_ENDED)
+_part("rare", "status", "id", where=IS_RARE)
+_part("poisoned", "id", where="is_poisoned")
 
 audit_log = Table(
     "audit_log",
@@ -237,6 +245,25 @@ audit_log = Table(
     Column("details", Json, nullable=False),
     Index(None, "subject", "id"),
     Index(None, "action", "id"),
+    Index(None, "actor", "id"),
+    Index(None, "tenant_id", "id"),
+    # Rows come in the order of time: an index of a few pages tells where to look.
+    Index("audit_log_at", "at", postgresql_using="brin"),
+)
+
+operators = Table(
+    "operators",
+    central,
+    Column("id", Uuid, primary_key=True),
+    Column("name", String(100), nullable=False, unique=True),
+    Column("role", String(20), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("created_at", Moment, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
+    CheckConstraint("role IN ('viewer', 'operator', 'owner')", name="role"),
 )
 
 control_state = Table(

@@ -73,7 +73,12 @@ ai_jobs = Table(
     CheckConstraint(
         "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
     ),
+    # The prompt of a job that ended long ago goes; the rest of the row stays.
+    Column("prompt_removed_at", Moment),
+    Index(None, "submitted_at", "id"),
     Index(None, "tenant_id", "submitted_at", "id"),
+    Index("ai_jobs_of_user", "tenant_id", "user_id", "submitted_at", "id"),
+    Index("ai_jobs_of_user_by_status", "tenant_id", "user_id", "status", "submitted_at", "id"),
     Index(None, "batch_id", "batch_position"),
     Index(None, "run_id"),
     # A key is its user's own. To an index no user is unlike another, so theirs needs a second one.
@@ -102,6 +107,33 @@ Index(
     postgresql_where=text(IS_ACTIVE),
     sqlite_where=text(IS_ACTIVE),
 )
+IS_HELD = "is_held AND status = 'queued'"
+IS_RARE = "status IN ('failed', 'cancelled')"
+HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
+for _name, _columns, _where in (
+    ("held", ("tenant_id", "user_id", "submitted_at", "id"), IS_HELD),
+    ("rare", ("status", "submitted_at", "id"), IS_RARE),
+    ("old_prompts", ("completed_at",), HAS_OLD_PROMPT),
+):
+    Index(
+        f"ai_jobs_{_name}",
+        *(ai_jobs.c[each] for each in _columns),
+        postgresql_where=text(_where),
+        sqlite_where=text(_where),
+    )
+
+job_attempts = Table(
+    "job_attempts",
+    tenant,
+    Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("lease_number", Integer, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("worker_id", String(200), nullable=False),
+    Column("started_at", Moment, nullable=False),
+    # What the worker put into the prompt before it sent it; none once the prompt is removed.
+    Column("filled_in", Document),
+)
 
 files = Table(
     "files",
@@ -119,6 +151,7 @@ files = Table(
     Column("created_at", Moment, nullable=False),
     Column("checked_at", Moment),  # when its bytes were looked at
     Index(None, "tenant_id", "content_hash"),
+    Index("files_use", "tenant_id", "size"),  # what a tenant stores is added up from it
     Index(None, "tenant_id", "created_at"),
     Index(None, "path"),
 )
@@ -175,6 +208,13 @@ videos = Table(
     Index(None, "tenant_id", "user_id", "created_at", "id"),
     Index(None, "job_id"),
 )
+for _name in ("original_file_id", "processed_file_id"):
+    Index(
+        f"videos_{_name}",
+        videos.c[_name],
+        postgresql_where=text(f"{_name} IS NOT NULL"),
+        sqlite_where=text(f"{_name} IS NOT NULL"),
+    )
 _LIVING = "expired_at IS NULL"
 Index(
     "videos_age",

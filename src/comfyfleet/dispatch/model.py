@@ -90,6 +90,15 @@ class ActiveRow(NamedTuple):
     cancel_requested: bool
 
 
+class EndedRow(NamedTuple):
+    """As much of an ended dispatch as it takes to decide whether it may go."""
+
+    ended_at: datetime
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+
+
 class Lease(NamedTuple):
     """A worker's time-limited right to a dispatch."""
 

@@ -18,12 +18,13 @@ from comfyfleet.dispatch.model import (
     Counts,
     Depth,
     Dispatch,
+    EndedRow,
     Lane,
     NewDispatch,
     Requeue,
     Status,
 )
-from comfyfleet.dispatch.store import adding, moves, rows, upkeep
+from comfyfleet.dispatch.store import adding, lists, moves, rows, upkeep
 from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
 from comfyfleet.kernel.settings import Settings
 
@@ -66,20 +67,10 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
 
 
 async def list_(
-    tx: Tx,
-    *,
-    status: Status | None = None,
-    workflow_id: int | None = None,
-    worker_id: str | None = None,
-    is_poisoned: bool | None = None,
-    before_id: int | None = None,
-    limit: int = 100,
+    tx: Tx, *, before_id: int | None = None, limit: int = 100, **wanted: Any
 ) -> list[Dispatch]:
-    """The newest first."""
-    conditions = rows.as_asked(
-        status=status, workflow_id=workflow_id, worker_id=worker_id, is_poisoned=is_poisoned
-    )
-    return await rows.page(tx, conditions, before_id=before_id, limit=limit)
+    """The newest first; `wanted` is by column: status, workflow_id, worker_id, tenant_id, is_poisoned."""
+    return await lists.page(tx, wanted, before_id=before_id, limit=limit)
 
 
 async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
@@ -102,6 +93,18 @@ async def queued_after(
 ) -> tuple[list[ActiveRow], list[Any] | None]:
     """Page by page, those that were made before then, and where to go on; None: that was all."""
     return await upkeep.queued(tx, after, before=before, limit=limit)
+
+
+async def ended_before(
+    tx: Tx, before: datetime, *, after: EndedRow | None, limit: int
+) -> list[EndedRow]:
+    """Page by page, the longest ended first."""
+    return await upkeep.ended_before(tx, before, after=after, limit=limit)
+
+
+async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
+    """Those of them that have ended. Whoever removes one makes sure that its job has ended too."""
+    return await upkeep.remove(tx, dispatch_ids) if dispatch_ids else 0
 
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:

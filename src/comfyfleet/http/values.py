@@ -1,5 +1,6 @@
 """Numbers and texts of callers, within what every database can keep."""
 
+from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -19,3 +20,8 @@ def _storable(text: str) -> str:
 
 
 Text: TypeAlias = Annotated[str, AfterValidator(_storable)]
+
+
+def in_utc(moment: datetime) -> datetime:
+    """A time without a zone is meant as UTC."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

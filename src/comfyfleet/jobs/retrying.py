@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 from comfyfleet.jobs.model import Job, JobStatus, Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.submitting import get, submit_many
-from comfyfleet.kernel.errors import Conflict
+from comfyfleet.kernel.errors import Conflict, Refused
 
 
 async def retry(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:
@@ -28,6 +28,8 @@ def retry_id(ended: Job) -> UUID:
 
 def once_more(ended: Job) -> Submission:
     """The same prompt and files. Its batch or run has counted the old job, and knows no other."""
+    if not ended.asked.prompt:
+        raise Refused("the job ended so long ago that its prompt was removed: submit it anew")
     return replace(
         ended.asked,
         retry_of=ended.id,

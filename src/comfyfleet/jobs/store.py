@@ -21,7 +21,7 @@ from sqlalchemy import (
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import locked
 from comfyfleet.db.fixed import Fixed, FixedInsert
-from comfyfleet.db.tenant import IS_ACTIVE, ai_jobs, outbox
+from comfyfleet.db.tenant import HAS_OLD_PROMPT, IS_ACTIVE, ai_jobs, job_attempts, outbox
 from comfyfleet.db.types import Moment
 from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
 from comfyfleet.jobs.rows import SUBMITTED, job_of, just_added, row_of
@@ -93,6 +93,23 @@ async def active_after(
         query = query.where(tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id) > tuple_(*after))
     found = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
     return [(row.tenant_id, row.id) for row in found]
+
+
+async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
+    """Of jobs that ended before then, the longest ended first; with what was sent in each attempt."""
+    old = (
+        select(ai_jobs.c.id)
+        .where(text(HAS_OLD_PROMPT), ai_jobs.c.completed_at < ended_before)
+        .order_by(ai_jobs.c.completed_at)
+        .limit(limit)
+    )
+    ids = list((await tx.execute(old)).scalars())
+    if ids:
+        those = ai_jobs.c.id.in_(ids)
+        await tx.execute(update(ai_jobs).where(those).values(prompt={}, prompt_removed_at=now))
+        sent = update(job_attempts).where(job_attempts.c.job_id.in_(ids))
+        await tx.execute(sent.values(filled_in=None))
+    return len(ids)
 
 
 _COUNT_ACTIVE = Fixed(

@@ -29,8 +29,11 @@ class Settings:
     max_queued_total: int = 2_000_000  # jobs that may wait in all
     max_active_jobs_per_user: int = 5  # queued and running
     max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
-    event_keep_days: int = 7  # events of jobs, from which readers go on
-    delivery_keep_days: int = 30  # the log of deliveries to webhooks
+    event_keep_days: int = 7  # events of jobs, from which readers go on; 0: for ever
+    delivery_keep_days: int = 30  # the log of deliveries to webhooks; 0: for ever
+    audit_keep_days: int = 365  # who did what; 0: for ever
+    dispatch_keep_days: int = 30  # dispatches of jobs, after they ended; 0: for ever
+    prompt_keep_days: int = 90  # prompts of jobs, after they ended; the jobs stay; 0: for ever
     retention_days: int = 0  # then media and files go; of a tenant without its own; 0: never
     run_limit_seconds: int = 3600  # of a job, from its start; a workflow may have its own
     url_seconds: int = 900  # the life of a URL to a file; a held lease gets new ones
@@ -49,7 +52,7 @@ class Settings:
     remove_worker_after_seconds: int = 600  # and for so long, removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended
     sweep_seconds: float = 5.0  # between passes of the sweeps that keep the queue true
-    reading_keep_hours: int = 24  # how long readings of machines are kept
+    reading_keep_hours: int = 24  # how long readings of machines are kept; 0: for ever
     validate_asg_instance: bool = False  # workers i-… must be of an auto-scaling group
     metrics_key: str = ""  # a bearer key that /metrics then needs; none: anybody may read it
     cloudwatch_namespace: str = ""  # where figures of fleets go; none: nowhere
@@ -68,6 +71,19 @@ class Settings:
     def grace_seconds(self) -> int:
         """What every lease gets after an outage of ours."""
         return 3 * self.heartbeat_seconds
+
+
+# Of these, zero means for ever.
+_FOR_EVER = (
+    "event_keep_days",
+    "delivery_keep_days",
+    "audit_keep_days",
+    "dispatch_keep_days",
+    "prompt_keep_days",
+    "reading_keep_hours",
+    "retention_days",
+)
+MAY_BE_ZERO = frozenset(PREFIX + name.upper() for name in _FOR_EVER)
 
 
 def variable_of(name: str) -> str:
@@ -93,6 +109,8 @@ def _parsed(name: str, text: str, kind: object) -> str | int | float | bool:
         number = int(text) if kind in (int, "int") else float(text)
     except ValueError:
         raise InvalidInput(f"{name} must be a number, not {text!r}", field=name) from None
+    if number == 0 and name in MAY_BE_ZERO:
+        return number
     if not number > 0:
         raise InvalidInput(f"{name} must be above zero, not {text}", field=name)
     return number

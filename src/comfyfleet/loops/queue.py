@@ -24,11 +24,9 @@ from comfyfleet.plane import Plane
 log = logging.getLogger(__name__)
 WORDS_PER_PASS_MAX = 500
 DUE_PER_PASS_MAX = 1000
-READINGS_PER_PASS_MAX = 5000
 RECONCILE_SECONDS = 60.0
 # About a second of each minute, however much waits; the next pass goes on where it ended.
 RECONCILED_PER_PASS_MAX = 20_000
-READINGS_SECONDS = 600.0
 
 
 def queue_sweeps(plane: Plane) -> Iterator[Sweep]:
@@ -40,7 +38,6 @@ def queue_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("batches", partial(admit_all, plane.sides), often)
     yield Sweep("reconcile", partial(reconcile_some, plane), RECONCILE_SECONDS)
     yield Sweep("object_info", partial(learn_object_infos, plane), often)
-    yield Sweep("readings", partial(thin_readings, plane), READINGS_SECONDS)
 
 
 async def deliver_outboxes(plane: Plane) -> bool:
@@ -111,10 +108,3 @@ async def reconcile_some(plane: Plane) -> None:
     if repairs.next != after:
         async with plane.central.begin() as tx:
             await shared.note_reconciled(tx, repairs.next)
-
-
-async def thin_readings(plane: Plane) -> bool:
-    before = plane.clock() - timedelta(hours=plane.settings.reading_keep_hours)
-    async with plane.central.begin() as tx:
-        gone = await fleets.thin_readings(tx, before=before, limit=READINGS_PER_PASS_MAX)
-    return gone == READINGS_PER_PASS_MAX

@@ -2,10 +2,8 @@
 
 import logging
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import partial
 
-from comfyfleet.events import service as events
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.loops.webhooks import deliver_due
@@ -14,11 +12,10 @@ from comfyfleet.upkeep.checking import PAGE, check_files
 from comfyfleet.upkeep.erasing import erase_pending
 from comfyfleet.upkeep.leftovers import remove_leftovers
 from comfyfleet.upkeep.retaining import expire_old
+from comfyfleet.upkeep.thinning import ROWS_PER_STEP, STEPS_PER_PASS_MAX, thin
 from comfyfleet.upkeep.verifying import record, verify
-from comfyfleet.webhooks import service as webhooks
 
 log = logging.getLogger(__name__)
-ROWS_PER_PASS_MAX = 5000
 ERASING_SECONDS = 5.0
 WEBHOOK_SECONDS = 2.0
 HOUR_SECONDS = 3600.0
@@ -60,21 +57,14 @@ async def clear_leftovers(plane: Plane) -> None:
 
 
 async def prune(plane: Plane) -> bool:
-    """True: there is more. A pool that is down holds up no other."""
-    now, settings, has_more = plane.clock(), plane.settings, False
-    for name, pool in plane.pools.items():
-        try:
-            async with pool.begin() as tx:
-                before = now - timedelta(days=settings.event_keep_days)
-                gone = await events.prune(tx, before=before, limit=ROWS_PER_PASS_MAX)
-            async with pool.begin() as tx:
-                before = now - timedelta(days=settings.delivery_keep_days)
-                told = await webhooks.prune(tx, before=before, limit=ROWS_PER_PASS_MAX)
-        except FleetError as error:
-            log.warning("pool %s was not pruned: %s", name, error.message)
-            continue
-        has_more |= ROWS_PER_PASS_MAX in (gone, told)
-    return has_more
+    """True: there is more."""
+    gone = await thin(plane.sides)
+    for what, count in gone.items():
+        plane.meters.removed.labels(what).inc(count)
+    told = ", ".join(f"{count} {what}" for what, count in gone.items() if count)
+    if told:
+        log.info("removed, as they were old: %s", told)
+    return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in gone.values())
 
 
 async def check_ledger(plane: Plane) -> None:

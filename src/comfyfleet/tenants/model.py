@@ -26,6 +26,7 @@ class Tenant:
     max_queued: int | None  # None: as many as the settings allow
     created_at: datetime
     retention_days: int | None = None  # None: as the settings say
+    max_storage_bytes: int | None = None  # None: as the settings say
     erasing_at: datetime | None = None
     erased_at: datetime | None = None
 

@@ -16,6 +16,7 @@ from comfyfleet.db.tenant import (
     files,
     graph_runs,
     graphs,
+    job_attempts,
     job_events,
     users,
     videos,
@@ -37,7 +38,7 @@ PRIVATE: Mapping[str, Table] = {
     )
 }
 # Their rows go with the rows that they belong to.
-GO_ALONG = frozenset({"graph_executions", "graph_versions"})
+GO_ALONG = frozenset({"graph_executions", "graph_versions", "job_attempts"})
 # Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
 KEPT = frozenset({"ai_jobs", "users", "outbox", "token_wallets", "token_transactions"})
 _SCRUBBED: Mapping[str, Any] = {
@@ -166,6 +167,7 @@ async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int)
     if not ids:
         return None
     await tx.execute(update(ai_jobs).where(ai_jobs.c.id.in_(ids)).values(dict(_SCRUBBED)))
+    await tx.execute(delete(job_attempts).where(job_attempts.c.job_id.in_(ids)))
     return ids[-1]
 
 

@@ -1,5 +1,6 @@
 """`comfyfleet admin audit`: who did what."""
 
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,14 +12,32 @@ from comfyfleet.cli.world import InWorld
 COLUMNS = ("id", "at", "actor", "action", "subject", "details")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines."""
+
+    action: Annotated[str | None, Parameter(help="Such as submit, lease, complete, requeue.")] = (
+        None
+    )
+    subject: Annotated[str | None, Parameter(help="Such as dispatch:12 or worker:gpu-7.")] = None
+    actor: Annotated[
+        str | None, Parameter(help="Such as operator:ada, admin, sweep or worker:gpu-7.")
+    ] = None
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only what concerns it.")] = None
+    since: Annotated[
+        str | None, Parameter(metavar="TIME", help="Not before then: 2026-11-15, or with a time.")
+    ] = None
+    until: Annotated[str | None, Parameter(metavar="TIME", help="Before then.")] = None
+    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None
+
+
+ALL = Wanted()
+
+
 def audit(
     *,
-    action: Annotated[
-        str | None, Parameter(help="Such as submit, lease, complete, requeue.")
-    ] = None,
-    subject: Annotated[str | None, Parameter(help="Such as dispatch:12 or worker:gpu-7.")] = None,
-    actor: Annotated[str | None, Parameter(help="Such as admin, sweep or worker:gpu-7.")] = None,
-    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
+    wanted: Wanted = ALL,
     limit: Annotated[int, Parameter(help="At most so many.")] = 50,
     export: Annotated[
         bool, Parameter(help="All that fit, one JSON object per line, however many.")
@@ -27,14 +46,14 @@ def audit(
     world: InWorld,
 ) -> None:
     """The audit log, the newest first."""
-    wanted = {"action": action, "subject": subject, "actor": actor, "before": before}
+    query = asdict(wanted)
     with control(asking, world) as plane:
         if export:
-            for line in plane.lines("audit", "export", **wanted):
+            for line in plane.lines("audit", "export", **query):
                 world.stdout.write(f"{line}\n".encode())
             world.stdout.flush()
             return
-        answer = plane.get("audit", **wanted, limit=limit)
+        answer = plane.get("audit", **query, limit=limit)
     if asking.as_json:
         print_json(answer, world)
         return

@@ -33,6 +33,7 @@ def list_dispatches(
     ] = None,
     workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None,
     worker: Annotated[str | None, Parameter(help="Only of this worker.")] = None,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None,
     before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
     limit: Annotated[int, Parameter(help="At most so many.")] = 50,
     asking: Asking = USUALLY,
@@ -45,6 +46,7 @@ def list_dispatches(
             status=status,
             workflow=workflow,
             worker=worker,
+            tenant=tenant,
             before=before,
             limit=limit,
         )

@@ -63,29 +63,6 @@ async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
     return await found(tx, _ALL.where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs)))
 
 
-async def page(
-    tx: Tx, conditions: Iterable[ColumnElement[bool]], *, before_id: int | None, limit: int
-) -> list[Dispatch]:
-    query = _ALL.where(*conditions).order_by(d.c.id.desc()).limit(limit)
-    return await found(tx, query if before_id is None else query.where(d.c.id < before_id))
-
-
-def as_asked(
-    *,
-    status: Status | None,
-    workflow_id: int | None,
-    worker_id: str | None,
-    is_poisoned: bool | None,
-) -> list[ColumnElement[bool]]:
-    asked = {
-        d.c.status: status,
-        d.c.workflow_id: workflow_id,
-        d.c.worker_id: worker_id,
-        d.c.is_poisoned: is_poisoned,
-    }
-    return [column == value for column, value in asked.items() if value is not None]
-
-
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     held = (d.c.worker_id == worker_id) & (d.c.status == Status.LEASED)
     return await found(tx, _ALL.where(held).order_by(d.c.id))

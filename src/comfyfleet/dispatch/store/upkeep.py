@@ -5,13 +5,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import literal, select, text, tuple_
+from sqlalchemy import delete, literal, select, text, tuple_
 
 from comfyfleet.db import Tx
-from comfyfleet.db.central import QUEUED
+from comfyfleet.db.central import IS_ENDED, QUEUED
 from comfyfleet.db.central import dispatches as d
 from comfyfleet.db.dialect import among
-from comfyfleet.dispatch.model import ActiveRow
+from comfyfleet.db.types import Moment
+from comfyfleet.dispatch.model import ActiveRow, EndedRow
 
 LEASED = "status = 'leased'"
 _ROW: Any = select(d.c.id, d.c.tenant_id, d.c.tenant_job_id, d.c.cancel_requested)
@@ -55,3 +56,26 @@ async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, b
         among(tx, (d.c.tenant_id, d.c.tenant_job_id), pairs)
     )
     return {row.tenant_job_id: row.ended_at is not None for row in await tx.execute(query)}
+
+
+async def ended_before(
+    tx: Tx, before: datetime, *, after: EndedRow | None, limit: int
+) -> list[EndedRow]:
+    """The longest ended first, on from the last one of the page before."""
+    query = select(d.c.ended_at, d.c.id, d.c.tenant_id, d.c.tenant_job_id).where(
+        text(IS_ENDED), d.c.ended_at < before
+    )
+    if after is not None:
+        place = tuple_(d.c.ended_at, d.c.id)
+        query = query.where(
+            d.c.ended_at >= after.ended_at,
+            place > tuple_(literal(after.ended_at, Moment()), after.id),
+        )
+    found = await tx.execute(query.order_by(d.c.ended_at, d.c.id).limit(limit))
+    return [EndedRow(*row) for row in found]
+
+
+async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
+    """Those of them that have ended."""
+    gone = await tx.execute(delete(d).where(d.c.id.in_(dispatch_ids), text(IS_ENDED)))
+    return int(gone.rowcount)

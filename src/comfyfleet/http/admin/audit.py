@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query
+from fastapi import Depends, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -15,15 +15,12 @@ from comfyfleet.audit.model import Entry
 from comfyfleet.http.admin.routing import PAGE_MAX, Answer, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.streaming import undisturbed
+from comfyfleet.http.values import in_utc
 from comfyfleet.plane import Plane
 from comfyfleet.wire.files import RowId
 
 router = admin_router()
 EXPORT_PAGE = 500
-Action = Annotated[str | None, Query(description="Such as submit, lease, complete, revoke.")]
-Subject = Annotated[str | None, Query(description="Such as dispatch:12, worker:gpu-7.")]
-Actor = Annotated[str | None, Query(description="Such as admin, sweep, worker:gpu-7.")]
-Before = Annotated[RowId | None, Query(description="Only entries with a lower id.")]
 
 
 class EntryAnswer(Answer):
@@ -41,19 +38,41 @@ class Entries(Answer):
     next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
+def wanted_of(
+    action: Annotated[
+        str | None, Query(description="Such as submit, lease, complete, revoke.")
+    ] = None,
+    subject: Annotated[str | None, Query(description="Such as dispatch:12, worker:gpu-7.")] = None,
+    actor: Annotated[
+        str | None, Query(description="Such as operator:ada, admin, sweep, worker:gpu-7.")
+    ] = None,
+    tenant: Annotated[UUID | None, Query(description="Only what concerns this tenant.")] = None,
+    since: Annotated[datetime | None, Query(description="Not before then.")] = None,
+    until: Annotated[datetime | None, Query(description="Before then.")] = None,
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "subject": subject,
+        "actor": actor,
+        "tenant_id": tenant,
+        "since": since and in_utc(since),
+        "until": until and in_utc(until),
+    }
+
+
+Wanted = Annotated[dict[str, Any], Depends(wanted_of)]
+Before = Annotated[RowId | None, Query(description="Only entries with a lower id.")]
+
+
 @router.get("/audit")
 async def find(
     plane: GivenPlane,
-    action: Action = None,
-    subject: Subject = None,
-    actor: Actor = None,
+    wanted: Wanted,
     before: Before = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Entries:
     async with plane.central.look() as tx:
-        found = await audit.find(
-            tx, action=action, subject=subject, actor=actor, before_id=before, limit=limit + 1
-        )
+        found = await audit.find(tx, **wanted, before_id=before, limit=limit + 1)
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
     return Entries(entries=[_answer(entry) for entry in page], next=following)
@@ -64,21 +83,12 @@ async def find(
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-ndjson": {}}, "description": "All that fit."}},
 )
-async def export(
-    plane: GivenPlane,
-    action: Action = None,
-    subject: Subject = None,
-    actor: Actor = None,
-    before: Before = None,
-) -> StreamingResponse:
+async def export(plane: GivenPlane, wanted: Wanted, before: Before = None) -> StreamingResponse:
     """All that fit, the newest first, one JSON object per line."""
-    wanted = {"action": action, "subject": subject, "actor": actor}
     return StreamingResponse(_lines(plane, wanted, before), media_type="application/x-ndjson")
 
 
-async def _lines(
-    plane: Plane, wanted: dict[str, str | None], before: int | None
-) -> AsyncIterator[str]:
+async def _lines(plane: Plane, wanted: dict[str, Any], before: int | None) -> AsyncIterator[str]:
     while True:
         page = await undisturbed(_page(plane, wanted, before))
         if not page:
@@ -87,7 +97,7 @@ async def _lines(
         before = page[-1].id
 
 
-async def _page(plane: Plane, wanted: dict[str, str | None], before: int | None) -> list[Entry]:
+async def _page(plane: Plane, wanted: dict[str, Any], before: int | None) -> list[Entry]:
     """A look for each page: whoever reads slowly holds no transaction open."""
     async with plane.central.look() as tx:
         return await audit.find(tx, **wanted, before_id=before, limit=EXPORT_PAGE)

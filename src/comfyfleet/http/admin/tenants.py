@@ -63,6 +63,9 @@ class TenantAnswer(Answer):
     max_priority: int
     max_queued: int | None = Field(description="null: COMFYFLEET_MAX_QUEUED_PER_TENANT.")
     retention_days: int | None = Field(description="null: COMFYFLEET_RETENTION_DAYS.")
+    max_storage_bytes: int | None = Field(
+        description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
+    )
     erasing_at: datetime | None = Field(description="Since then its private data go.")
     erased_at: datetime | None = Field(description="Since then only its ledger is left.")
     created_at: datetime

@@ -1,0 +1,138 @@
+"""Lists are read along indexes, on PostgreSQL with enough rows that it has a choice."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import event
+from tests.dbkit.databases import Databases
+from tests.jobskit.sides import START
+
+from comfyfleet.audit import service as audit
+from comfyfleet.db import Tx
+from comfyfleet.db.migrating import History
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.model import Status
+from comfyfleet.jobs import store as jobs
+from comfyfleet.jobs.model import JobStatus
+from comfyfleet.media import store as media
+from comfyfleet.upkeep import store as upkeep
+
+ROWS = 20_000
+LATER = START + timedelta(days=3650)
+WORKFLOW = """
+    INSERT INTO workflows (id, slug, version, required_capabilities, is_active, created_at)
+    VALUES (1, 'w', 1, '[]', true, now())"""
+TENANT, USER = uuid4(), uuid4()
+DISPATCHES = """
+    INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, provider, status, priority,
+        rank, created_at, queued_at, ended_at, worker_id, is_poisoned)
+    SELECT CASE WHEN n % 100 = 0 THEN 'TENANT'::uuid ELSE gen_random_uuid() END,
+        gen_random_uuid(), 1, 'self_hosted', CASE WHEN n % 500 = 0 THEN 'cancelled'
+            WHEN n % 10 = 0 THEN 'queued' ELSE 'completed' END,
+        0, n, now(), now(), CASE WHEN n % 10 = 0 AND n % 500 <> 0 THEN NULL ELSE now() - interval '1 second' * n END,
+        'worker-' || n % 200, n % 5000 = 0
+    FROM generate_series(1, ROWS) n"""
+AUDIT = """
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT now() - interval '1 second' * (ROWS - n), 'worker:' || n % 200, 'lease',
+        'dispatch:' || n, CASE WHEN n % 100 = 0 THEN 'TENANT'::uuid ELSE gen_random_uuid() END, '{}'
+    FROM generate_series(1, ROWS) n"""
+JOBS = """
+    INSERT INTO ai_jobs (id, tenant_id, user_id, workflow_id, workflow_slug, workflow_version, stage,
+        provider, priority, status, prompt, properties, assets, submitted_at, completed_at)
+    SELECT gen_random_uuid(), 'TENANT', 'USER', 1, 'w', 1, 'production', 'self_hosted', 0,
+        CASE WHEN n % 500 = 0 THEN 'cancelled' ELSE 'completed' END, '{}', '{}', '[]',
+        now() - interval '1 second' * n, now() - interval '1 second' * n
+    FROM generate_series(1, ROWS) n"""
+MEDIA = """
+    INSERT INTO videos (id, tenant_id, user_id, kind, original_file_id, processing_details, created_at)
+    SELECT gen_random_uuid(), 'TENANT', 'USER', 'image', gen_random_uuid(), '{}', now()
+    FROM generate_series(1, ROWS) n"""
+
+
+@asynccontextmanager
+async def _filled(databases: Databases, history: History, *statements: str) -> AsyncIterator[Tx]:
+    database = await databases.open(history)
+    try:
+        async with database.begin() as tx:
+            for statement in (*statements, "ANALYZE"):
+                await tx.exec_driver_sql(_with_values(statement))
+        async with database.look() as tx:
+            yield tx
+    finally:
+        await database.close()
+
+
+def _with_values(statement: str) -> str:
+    for name, value in {"TENANT": TENANT, "USER": USER, "ROWS": ROWS}.items():
+        statement = statement.replace(name, str(value))
+    return statement
+
+
+async def require_index(tx: Tx, asking: Awaitable[Any]) -> None:
+    """What it asks is answered along an index, from few rows."""
+    sent: list[tuple[str, Any]] = []
+    connection = tx.sync_connection
+
+    def note(_connection: Any, _cursor: Any, statement: str, given: Any, *_rest: Any) -> None:
+        sent.append((statement, given))
+
+    event.listen(connection, "before_cursor_execute", note)
+    await asking
+    event.remove(connection, "before_cursor_execute", note)
+    assert sent
+    for statement, given in sent:
+        plan = await tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
+        told = str(plan.scalar_one())
+        assert "Seq Scan" not in told, told
+        assert _removed(told) < ROWS // 10, told
+
+
+def _removed(plan: str) -> int:
+    return sum(map(int, re.findall(r"Rows Removed by [A-Za-z ]+'?\"?: (\d+)", plan)))
+
+
+async def test_dispatches_are_listed_along_indexes(postgres_databases: Databases) -> None:
+    async with _filled(postgres_databases, "central", WORKFLOW, DISPATCHES) as tx:
+        for wanted in (
+            {"status": Status.CANCELLED},
+            {"status": Status.FAILED},
+            {"is_poisoned": True},
+            {"worker_id": "worker-7"},
+            {"tenant_id": TENANT},
+            {"tenant_id": TENANT, "status": Status.COMPLETED},
+        ):
+            await require_index(tx, dispatch.list_(tx, **wanted, limit=20))
+        await require_index(tx, dispatch.queued_after(tx, None, before=LATER, limit=20))
+        await require_index(tx, dispatch.ended_before(tx, LATER, after=None, limit=20))
+
+
+async def test_the_audit_is_read_along_indexes(postgres_databases: Databases) -> None:
+    async with _filled(postgres_databases, "central", AUDIT) as tx:
+        for wanted in (
+            {"actor": "worker:7"},
+            {"actor": "operator:ada"},
+            {"tenant_id": TENANT},
+            {"subject": "dispatch:77"},
+        ):
+            await require_index(tx, audit.find(tx, **wanted, limit=20))
+
+
+async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> None:
+    async with _filled(postgres_databases, "tenant", JOBS) as tx:
+        for status in (JobStatus.CANCELLED, JobStatus.COMPLETED, None):
+            page = jobs.page(tx, TENANT, USER, before=None, status=status, limit=20)
+            await require_index(tx, page)
+        await require_index(tx, jobs.active_after(tx, None, before=LATER, limit=20))
+        old = jobs.remove_prompts(tx, ended_before=START - timedelta(days=900), now=START, limit=20)
+        await require_index(tx, old)
+
+
+async def test_media_are_found_by_their_files_along_indexes(postgres_databases: Databases) -> None:
+    async with _filled(postgres_databases, "tenant", MEDIA) as tx:
+        await require_index(tx, upkeep.named_by_media(tx, TENANT, [uuid4(), uuid4()]))
+        await require_index(tx, media.names_file(tx, TENANT, USER, uuid4()))
