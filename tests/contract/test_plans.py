@@ -18,7 +18,6 @@ from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Status
 from comfyfleet.jobs import store as jobs
 from comfyfleet.jobs.model import JobStatus
-from comfyfleet.media import store as media
 from comfyfleet.upkeep import store as upkeep
 
 ROWS = 20_000
@@ -135,4 +134,3 @@ async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> N
 async def test_media_are_found_by_their_files_along_indexes(postgres_databases: Databases) -> None:
     async with _filled(postgres_databases, "tenant", MEDIA) as tx:
         await require_index(tx, upkeep.named_by_media(tx, TENANT, [uuid4(), uuid4()]))
-        await require_index(tx, media.names_file(tx, TENANT, USER, uuid4()))
