@@ -190,6 +190,7 @@ class Worker:
         facts = self._polled_facts
         return Poll(
             worker_id=self._registration.worker_id,
+            is_brief=True,
             capabilities=self._settings.capabilities,
             current_load=self._load(),
             max_concurrency=self._settings.max_concurrency,

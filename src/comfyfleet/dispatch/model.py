@@ -173,6 +173,7 @@ class Requeue(StrEnum):
     BACKEND_FAULT = "backend_fault"
     OUT_OF_MEMORY = "out_of_memory"
     BACKEND_LACKS = "backend_lacks"
+    OTHER = "other"  # in a worker's own words
     # by ourselves, never by a worker:
     EXPIRED = "expired"
     REVOKED = "revoked"

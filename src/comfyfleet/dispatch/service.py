@@ -159,6 +159,8 @@ async def requeue(
     _require_held(row, token)
     after = _after_requeue(row, reason, settings)
     told = f"Requeued: {reason}" + (f" ({detail})" if detail else "")
+    if reason is Requeue.OTHER and detail:
+        told = f"Requeued: {detail}"
     values: dict[str, Any] = {
         "attempts": after.attempts,
         "requeues": after.requeues,

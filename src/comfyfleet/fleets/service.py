@@ -126,6 +126,14 @@ async def check_known_secret(tx: Tx, secret: str) -> None:
         )
 
 
+async def by_secret(tx: Tx, secret: str) -> Fleet:
+    """Secrets are made by us and long: no two fleets have the same one."""
+    found = await store.by_secret(tx, hashed(secret))
+    if found is None:
+        raise Unauthenticated("that is the secret of no fleet here")
+    return found
+
+
 async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:
     """Only new workers need it: those that have joined go on with keys of their own."""
     return _found(await store.change(tx, fleet.id, {"secret_hash": secret_hash}), fleet.name)

@@ -1,10 +1,11 @@
 """Seven endpoints under /api/worker: register, poll, heartbeat, complete, fail, requeue, deregister."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from comfyfleet.wire.files import (
     WANTED_MAX,
@@ -38,6 +39,22 @@ RequeueReason: TypeAlias = Literal[
 ]
 
 
+REASONS = frozenset(get_args(RequeueReason))
+# The word for any other reason.
+OTHER_REASON = "other"
+REASON_CHARACTERS_MAX = 500
+
+
+def _names(value: Any) -> Any:
+    """A list of names, or an object of which those with a true value are meant."""
+    if isinstance(value, Mapping):
+        return tuple(name for name, is_there in value.items() if is_there)
+    return value
+
+
+Capabilities: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
 class Reading(Message):
     """The machine's state at one moment; what can't be read is left out."""
 
@@ -67,10 +84,10 @@ class BackendFacts(Message):
 
 class Register(Message):
     worker_id: WorkerId
-    fleet_slug: str
+    fleet_slug: str | None = None  # the secret tells, if it is that of one fleet only
     stage: str = "production"
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
-    capabilities: tuple[str, ...] = ()
+    capabilities: Capabilities = ()
     workflow_slugs: tuple[str, ...] | None = Field(default=None, min_length=1)
     providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
     protocol_version: int = Field(default=PROTOCOL_VERSION, ge=1, le=2**31 - 1)
@@ -94,7 +111,7 @@ class HeldLease(Message):
 
 class Poll(Message):
     worker_id: WorkerId
-    capabilities: tuple[str, ...] | None = None
+    capabilities: Capabilities | None = None
     current_load: int = Field(default=0, ge=0, le=LOAD_MAX)
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
     providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
@@ -104,6 +121,7 @@ class Poll(Message):
     model_set: str | None = None
     reading: Reading | None = None
     backend: BackendFacts | None = None  # when it has changed since register
+    is_brief: bool = False  # the job's fields that repeat others may be left out
 
 
 class Job(Message):
@@ -127,6 +145,30 @@ class Job(Message):
     extra_data: dict[str, Any] = Field(default_factory=dict)
     model_key: str | None = None
     model_set: str | None = None
+    # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
+    # and `workflow` (the prompt), `assets`, `output_node_id`.
+    input_url: str | None = None
+    output_url: str | None = None
+    output_headers: dict[str, str] | None = None
+    input_payload: dict[str, Any] | None = None
+
+
+def with_plain_fields(job: Job) -> Job:
+    """With those fields that say the same once more, for workers of a few lines."""
+    primary = next((each for each in job.assets if each.is_primary_input), None)
+    slot = job.outputs[0] if job.outputs else None
+    payload = {
+        "workflow": job.prompt,
+        "assets": [each.model_dump(mode="json") for each in job.assets],
+        "output_node_id": job.output_node_id,
+    }
+    plain = {
+        "input_url": primary.url if primary else None,
+        "output_url": slot.url if slot else None,
+        "output_headers": slot.headers if slot else None,
+        "input_payload": payload,
+    }
+    return job.model_copy(update=plain)
 
 
 class Polled(Message):
@@ -199,7 +241,7 @@ class Lacking(Message):
 class Requeue(Message):
     dispatch_id: RowId
     lease_token: UUID
-    reason: RequeueReason
+    reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)  # a known one, or any words
     detail: str | None = None
     code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
     lacking: Lacking | None = None  # with `backend_lacks`
@@ -213,3 +255,10 @@ class Done(Message):
     """The answer to complete, fail, requeue and deregister; the same again when said again."""
 
     ok: bool = True
+
+
+def reason_of(said: Requeue) -> tuple[str, str | None]:
+    """A reason that we know, and the detail; any other words are a detail of `other`."""
+    if said.reason in REASONS:
+        return said.reason, said.detail
+    return OTHER_REASON, ": ".join(filter(None, (said.reason, said.detail)))

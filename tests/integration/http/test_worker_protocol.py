@@ -272,3 +272,59 @@ async def test_without_a_key_nothing_is_heard(yard: Yard, path: str) -> None:
         for headers in ({"Authorization": ""}, {"Authorization": "Bearer nonsense"}):
             answer = await worker.client.post(f"/api/worker/{path}", json={}, headers=headers)
             assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "capabilities", [["big", "video"], {"big": True, "video": "yes", "audio": False, "x": None}]
+)
+async def test_capabilities_are_a_list_or_an_object_of_what_is_true(
+    yard: Yard, capabilities: Any
+) -> None:
+    assert (await yard.register(capabilities=capabilities)).status_code == 200
+    (seen,) = (await yard.admin.get("/api/admin/workers")).json()["workers"]
+    assert sorted(seen["capabilities"]) == ["big", "video"]
+
+
+async def test_the_secret_tells_the_fleet_where_none_is_named(yard: Yard) -> None:
+    body = {"worker_id": "w1", "workflow_slugs": ["invert"]}
+    headers = {"X-Fleet-Secret": yard.secret}
+    joined = await yard.admin.post("/api/worker/register", json=body, headers=headers)
+    assert joined.status_code == 200, joined.text
+    assert joined.json()["workflows_assigned"] == ["invert"]
+    wrong = {"X-Fleet-Secret": "wrong"}
+    refused = await yard.admin.post("/api/worker/register", json=body, headers=wrong)
+    assert refused.status_code == 401
+
+
+async def test_a_reason_in_any_words_is_kept_and_counts_no_attempt(yard: Yard) -> None:
+    await yard.submit()
+    async with yard.worker() as worker:
+        words = "spot_interruption: the machine is taken away"
+        said = await worker.of(await worker.job(), "requeue", reason=words, detail="at 12:00")
+        assert said.status_code == 200, said.text
+        (row,) = (await yard.admin.get("/api/admin/dispatches")).json()["dispatches"]
+        assert (row["status"], row["attempts"]) == ("queued", 0)
+        assert row["last_error"] == f"Requeued: {words}: at 12:00"
+        # What only we may say is but words of a worker.
+        await worker.of(await worker.job(), "requeue", reason="revoked")
+        (row,) = (await yard.admin.get("/api/admin/dispatches")).json()["dispatches"]
+        assert (row["attempts"], row["last_error"]) == (0, "Requeued: revoked")
+        empty = await worker.of(await worker.job(), "requeue", reason="")
+        assert empty.status_code == 422
+
+
+async def test_a_job_comes_by_plain_fields_too_unless_it_is_to_be_brief(yard: Yard) -> None:
+    await yard.submit()
+    await yard.submit()
+    async with yard.worker(max_concurrency=2) as worker:
+        job = await worker.job(max_concurrency=2)
+        brief = await worker.job(max_concurrency=2, is_brief=True)
+    assert job["input_url"] == job["assets"][0]["url"]
+    assert job["output_url"] == job["outputs"][0]["url"]
+    assert job["output_headers"] == job["outputs"][0]["headers"]
+    assert job["input_payload"] == {
+        "workflow": job["prompt"],
+        "assets": job["assets"],
+        "output_node_id": job["output_node_id"],
+    }
+    assert brief["input_payload"] is None

@@ -30,6 +30,12 @@ async def by_id(tx: Tx, fleet_id: int) -> Fleet | None:
     return _fleet(found) if found else None
 
 
+async def by_secret(tx: Tx, secret_hash: str) -> Fleet | None:
+    query = select(fleets).where(fleets.c.secret_hash == secret_hash).limit(1)
+    found = (await tx.execute(query)).first()
+    return _fleet(found) if found else None
+
+
 async def has_secret(tx: Tx, secret_hash: str) -> bool:
     query = select(fleets.c.id).where(fleets.c.secret_hash == secret_hash).limit(1)
     return (await tx.execute(query)).first() is not None

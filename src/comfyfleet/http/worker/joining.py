@@ -24,7 +24,7 @@ async def register(plane: Plane, said: Register, secret: str) -> Registered:
             field="protocol_version",
         )
     async with plane.central.look() as tx:
-        fleet = await _fleet(tx, said)
+        fleet = await _fleet(tx, said, secret)
     fleets.check_secret(fleet, secret)
     unchecked = await _refuse_strangers(plane, said.worker_id)
     key = new_key()
@@ -51,7 +51,9 @@ async def register(plane: Plane, said: Register, secret: str) -> Registered:
     )
 
 
-async def _fleet(tx: Tx, said: Register) -> Fleet:
+async def _fleet(tx: Tx, said: Register, secret: str) -> Fleet:
+    if said.fleet_slug is None:
+        return await fleets.by_secret(tx, secret)
     try:
         return await fleets.get(tx, said.fleet_slug, said.stage)
     except NotFound:

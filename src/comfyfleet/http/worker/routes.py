@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 
 from comfyfleet.dispatch.model import Requeue as Reason
+from comfyfleet.fleets.model import Worker
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.json_body import WorkerRoute
 from comfyfleet.http.worker import joining
@@ -15,6 +16,7 @@ from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
 from comfyfleet.jobs.refusals import backend_lacks
 from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import (
     Complete,
     Deregister,
@@ -27,6 +29,8 @@ from comfyfleet.wire.messages import (
     Register,
     Registered,
     Requeue,
+    reason_of,
+    with_plain_fields,
 )
 
 router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
@@ -45,7 +49,14 @@ async def register(
 async def poll(plane: GivenPlane, worker: CallingWorker, said: Poll) -> Response:
     """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
     require_self(worker, said.worker_id)
-    return LatePolled(polling.poll(plane.sides, worker, said))
+    return LatePolled(_polled(plane, worker, said))
+
+
+async def _polled(plane: Plane, worker: Worker, said: Poll) -> Polled:
+    polled = await polling.poll(plane.sides, worker, said)
+    if polled.job is None or said.is_brief:
+        return polled
+    return polled.model_copy(update={"job": with_plain_fields(polled.job)})
 
 
 @router.post("/heartbeat")
@@ -72,13 +83,14 @@ async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
 @router.post("/requeue")
 async def requeue(plane: GivenPlane, worker: CallingWorker, said: Requeue) -> Done:
     """Hands the lease back; whether that counts as an attempt depends on the reason."""
-    if said.reason == "backend_lacks":
+    reason, detail = reason_of(said)
+    if reason == "backend_lacks":
         await backend_lacks(plane.sides, worker, said)
     else:
         await ending.requeue(
-            plane.sides, said.dispatch_id, said.lease_token, Reason(said.reason), detail=said.detail
+            plane.sides, said.dispatch_id, said.lease_token, Reason(reason), detail=detail
         )
-    plane.meters.requeues.labels(worker.fleet_name, said.reason).inc()
+    plane.meters.requeues.labels(worker.fleet_name, reason).inc()
     if said.code == UnexpectedAnswer.code:
         plane.meters.unexpected.labels(worker.fleet_name).inc()
     return DONE
