@@ -154,7 +154,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: Shop) -> None:
     done = ada.says("retry", run_id, "--backend", "worker:built-in", "--watch")
     assert "A square: completed, 2 of 2 nodes, 100 %" in done.err
     (drawn,) = [each for each in ada.run(run_id)["executions"] if each["node"] == "draw"]
-    assert drawn["backend"] == "built-in"
+    assert drawn["backend"] == "worker:built-in"
     assert "only" in ada.says("retry", run_id, code=1).err
 
 

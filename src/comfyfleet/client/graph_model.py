@@ -123,7 +123,6 @@ class Execution(Message):
     inputs: dict[str, Any] | None = None
     outputs: dict[str, Any] | None = None
     error: str | None = None
-    traceback: str | None = None
     notes: tuple[str, ...] = ()
     queued_at: datetime | None = None
     started_at: datetime | None = None

@@ -35,7 +35,7 @@ class Callers:
             request.state.caller = await check(request)
         except FleetError as error:
             plane_of(request).meters.errors.labels(error.code).inc()
-            await answer_to(error)(scope, receive, send)
+            await answer_to(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -1,6 +1,7 @@
 """Our errors as HTTP answers: a status, and `{"error": {"code", "message", "details"}}`."""
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +9,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from comfyfleet.http.validation import problem_of
 from comfyfleet.kernel import errors
 from comfyfleet.plane import Meters
 
+logger = logging.getLogger(__name__)
+OPERATORS = "/api/admin/"
 UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 PROBLEMS_SHOWN_MAX = 20
@@ -46,9 +50,9 @@ _CODES = {
 
 
 def install(app: FastAPI, meters: Meters) -> None:
-    async def of_ours(_request: Request, error: errors.FleetError) -> Response:
+    async def of_ours(request: Request, error: errors.FleetError) -> Response:
         meters.errors.labels(error.code).inc()
-        return answer_to(error)
+        return answer_to(error, request.scope["path"])
 
     app.exception_handler(errors.FleetError)(of_ours)
     app.exception_handler(RequestValidationError)(_of_validation)
@@ -76,10 +80,14 @@ def answer(
     )
 
 
-def answer_to(error: errors.FleetError) -> Response:
-    return answer(
-        status_of(error), error.code, error.message, error.details, headers=_headers_of(error)
-    )
+def answer_to(error: errors.FleetError, path: str) -> Response:
+    """All of it for operators; others are not told what ails our machines: the log is."""
+    headers = _headers_of(error)
+    said = errors.said_to_customers(error)
+    if path.startswith(OPERATORS) or said == error.message:
+        return answer(status_of(error), error.code, error.message, error.details, headers=headers)
+    logger.warning("%s: %s", error.code, error.message, extra={"details": dict(error.details)})
+    return answer(status_of(error), error.code, said, headers=headers)
 
 
 def _headers_of(error: errors.FleetError) -> dict[str, str]:
@@ -99,21 +107,12 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
 
 async def _of_validation(_request: Request, error: RequestValidationError) -> Response:
     """Names the fields, and never repeats what was sent: it may have been a key."""
-    problems = [
-        {"field": _field(each["loc"]), "message": str(each["msg"])}
-        for each in error.errors()[:PROBLEMS_SHOWN_MAX]
-    ]
+    problems = [problem_of(each) for each in error.errors()[:PROBLEMS_SHOWN_MAX]]
     message = "; ".join(
         f"{each['field']}: {each['message']}" if each["field"] else each["message"]
         for each in problems
     )
     return answer(422, errors.InvalidInput.code, message, {"fields": problems})
-
-
-def _field(place: tuple[Any, ...]) -> str:
-    """`("body", "properties", 0, "name")` is `properties.0.name`: it says body only if it is all."""
-    where, *inside = place
-    return ".".join(map(str, inside)) if inside and where == "body" else ".".join(map(str, place))
 
 
 async def _of_routing(_request: Request, error: HTTPException) -> Response:

@@ -57,7 +57,7 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
     422: (
         "What was sent can't be used, or not as things stand",
         {
-            "invalid_input": ("size: Input should be greater than 0", {"fields": []}),
+            "invalid_input": ("size: must be above 0", {"fields": []}),
             "invalid_value": ("the property steps: 0 is below 1", {"property": "steps"}),
             "insufficient_tokens": ("Insufficient token balance.", _NEEDED),
         },

@@ -20,7 +20,7 @@ from comfyfleet.jobs.model import Job, JobStatus, Submission
 from comfyfleet.jobs.ordering import Order, Registered, registered, submission
 from comfyfleet.jobs.retrying import once_more, retry_id
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.jobs.why import why as why_queued
+from comfyfleet.jobs.why import why_for_customers
 from comfyfleet.kernel.errors import (
     Conflict,
     FleetError,
@@ -255,7 +255,7 @@ async def why(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> str
         row = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None:
         return "It is on its way to the queue."
-    return await why_queued(sides, row)
+    return await why_for_customers(sides, row)
 
 
 async def wait_for_end(sides: Sides, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:

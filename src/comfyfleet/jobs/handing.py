@@ -13,6 +13,7 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File, output_key, renamed
 from comfyfleet.jobs import service, store
 from comfyfleet.jobs.arrival import suffix_of
+from comfyfleet.jobs.complaints import UNKNOWN, sayable
 from comfyfleet.jobs.ending import fail
 from comfyfleet.jobs.model import Failure, Job, Submission, delivery_of
 from comfyfleet.jobs.settling import end_dispatch_of
@@ -90,7 +91,9 @@ async def _delay(sides: Sides, lease: Lease, error: FleetError) -> None:
 
 async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
     log.warning("dispatch %s can't be run: %s", lease.dispatch_id, error.message)
-    why = Failure(f"The job could not be prepared: {error.message}", f"{error.code}: {error}")
+    said = sayable(error.message)
+    message = "The job could not be prepared" + ("." if said == UNKNOWN else f": {said}")
+    why = Failure(message, f"{error.code}: {error}")
     await fail(sides, lease.dispatch_id, lease.token, why)
 
 

@@ -18,6 +18,7 @@ from comfyfleet.db import Database
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ActiveRow, Dispatch
 from comfyfleet.jobs import service, store
+from comfyfleet.jobs.complaints import UNKNOWN
 from comfyfleet.jobs.model import Failure, Job, JobStatus
 from comfyfleet.jobs.settling import align, deliver, end_dispatch_of
 from comfyfleet.jobs.sides import Sides
@@ -259,7 +260,7 @@ async def _fail_with_its_dispatch(
         row: Dispatch | None = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None or row.ended_at is None:
         return False
-    why = Failure(row.last_error or "Processing failed.", f"its dispatch is {row.status}")
+    why = Failure(UNKNOWN, f"its dispatch is {row.status}: {row.last_error}")
     async with pool.begin() as tx:
         failed, words = await service.give_up(
             tx, tenant_id, job_id, why, new_id=sides.new_id, now=sides.clock()

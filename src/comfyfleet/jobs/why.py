@@ -13,6 +13,7 @@ from comfyfleet.jobs.shortage import Ground, ground_for, nobody_can, nobody_may,
 from comfyfleet.jobs.sides import Sides
 
 SOON = timedelta(minutes=1)
+_MAINTENANCE = "Maintenance mode is on: running jobs end, and none begins."
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,23 @@ async def _situation(sides: Sides, row: Dispatch) -> Situation:
         )
 
 
+async def why_for_customers(sides: Sides, row: Dispatch) -> str:
+    """Without names of workers, fleets and models, which are the operator's."""
+    if row.status in ENDED:
+        return f"The job has ended: {row.status}."
+    if row.status == Status.LEASED:
+        return "It is being prepared." if row.started_at is None else "It is being run."
+    return sentence_for_customers(await _situation(sides, row))
+
+
+def sentence_for_customers(seen: Situation) -> str:
+    if seen.maintenance:
+        return _MAINTENANCE
+    if _held_back(seen) or _nobody_may(seen) or _affinity(seen) or _nobody_can(seen):
+        return "Nobody can run it at the moment; it waits until somebody can."
+    return _in_line(seen)
+
+
 def sentence(seen: Situation) -> str:
     """The first thing that stands in the way, from the whole system down to the line."""
     return (
@@ -78,7 +96,7 @@ def sentence(seen: Situation) -> str:
 def _held_back(seen: Situation) -> str | None:
     slug, row = seen.workflow.slug, seen.dispatch
     if seen.maintenance:
-        return "Maintenance mode is on: running jobs end, and none begins."
+        return _MAINTENANCE
     if not seen.workflow.is_active:
         return f"Workflow {slug} is not active."
     if seen.workflow.is_paused:

@@ -52,6 +52,15 @@ class FleetError(Exception):
         self.details: Mapping[str, Any] = details
 
 
+def said_to_customers(error: FleetError) -> str:
+    """Our words on what was asked for; what ails our own machines is for operators and the log."""
+    if isinstance(error, Unavailable):
+        return "a part of the service can't be reached for now; come again in a moment"
+    if isinstance(error, _ABOUT_SERVERS):
+        return "this is not available at the moment"
+    return error.message
+
+
 class InvalidInput(FleetError):
     code = "invalid_input"
 
@@ -191,3 +200,18 @@ class TooManyCalls(QueueFull):
 
 class Unavailable(FleetError):
     code = "unavailable"
+
+
+# Of servers behind us, whose names and answers are not a customer's business.
+_ABOUT_SERVERS = (
+    ServerUnavailable,
+    AccessDenied,
+    CreditsExhausted,
+    UnexpectedAnswer,
+    PromptRefused,
+    OutcomeUnknown,
+    RunFailed,
+    RunLost,
+    RunStalled,
+    CancelUnconfirmed,
+)

@@ -51,7 +51,7 @@ async def credit(
     *,
     now: datetime,
 ) -> Credited:
-    """A payment counts once: the same id again changes nothing, whatever amount comes with it."""
+    """A payment counts once: the same id again changes nothing, and another amount is refused."""
     check_amount(amount, least=1)
     check_provider_id(provider_transaction_id)
     wallet = await lock_wallet(tx, tenant_id, user_id, now=now)
@@ -65,6 +65,12 @@ async def credit(
     if paid is None or paid.user_id != user_id:
         raise Conflict(
             "this payment was credited to another user's wallet", field="provider_transaction_id"
+        )
+    if paid.amount != amount:
+        raise Conflict(
+            f"this payment was credited before, with {paid.amount} tokens and not {amount}",
+            field="amount",
+            credited=paid.amount,
         )
     return Credited(wallet.balance, is_new=False)
 

@@ -22,7 +22,14 @@ from comfyfleet.jobs.model import Job, Submission
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.settling import deliver
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import FleetError, InvalidInput, QueueFull, Refused, Unavailable
+from comfyfleet.kernel.errors import (
+    FleetError,
+    InvalidInput,
+    QueueFull,
+    Refused,
+    Unavailable,
+    said_to_customers,
+)
 from comfyfleet.pipelines import journal
 from comfyfleet.pipelines.acting import RUN_KIND
 from comfyfleet.pipelines.decide import (
@@ -146,7 +153,7 @@ async def _note_trouble(sides: Sides, pool: Database, seen: StoredRun, error: Fl
     log.warning("pipeline run %s can't go on for now: %s", seen.id, error.message)
     later = sides.clock() + timedelta(seconds=seconds)
     async with pool.begin() as tx:
-        await runs.note_look(tx, seen, {"look_at": later, "trouble": error.message})
+        await runs.note_look(tx, seen, {"look_at": later, "trouble": said_to_customers(error)})
 
 
 async def make(

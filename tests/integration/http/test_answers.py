@@ -30,7 +30,9 @@ RAISED: dict[str, Exception] = {
     "full": errors.QueueFull("too many jobs wait", retry_after_seconds=12.4),
     "fleetfull": errors.FleetFull("the fleet is full"),
     "large": errors.LimitExceeded("too large"),
-    "away": errors.Unavailable("the database can't be reached"),
+    "away": errors.Unavailable(
+        "a part of the service can't be reached for now; come again in a moment"
+    ),
     "forbidden": errors.Forbidden("not with this key"),
     "bug": ValueError("secret inner words"),
 }

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.jobs.complaints import MESSAGE_CHARACTERS_MAX, UNKNOWN, presentable
+from comfyfleet.jobs.complaints import (
+    MESSAGE_CHARACTERS_MAX,
+    OUT_OF_MEMORY,
+    UNAVAILABLE,
+    UNKNOWN,
+    presentable,
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "execution.py", line 12, in run
@@ -31,6 +37,22 @@ torch.OutOfMemoryError: Allocation on device would exceed memory
         ({}, UNKNOWN),
         ({"exception_message": ""}, UNKNOWN),
         ("===\n***", UNKNOWN),
+        ("RuntimeError: secret path /home/bob AKIAIOSFODNN7EXAMPLE", UNKNOWN),
+        ("http://user:pw@127.0.0.1:8188/prompt?token=abc failed", UNKNOWN),
+        ("full_output_folder: /etc output_dir: /data/engine/output", UNKNOWN),
+        ("[Errno 36] File name too long: '/data/x'", UNKNOWN),
+        ("OSError: db-1.internal is down", UNKNOWN),
+        ("worker gpu-7 said no", UNKNOWN),
+        ("RuntimeError: C:\\Comfy broke", UNKNOWN),
+        (
+            "Prompt refused: input ckpt_name: Value not in list; received 'tiny_a.safetensors'; "
+            "allowed: ['sd15_a.safetensors']",
+            UNAVAILABLE,
+        ),
+        ({"type": "value_not_in_list", "details": "model.gguf"}, UNAVAILABLE),
+        ({"error": {"type": "missing_node_type", "message": "MyNode"}}, UNAVAILABLE),
+        ("torch.OutOfMemoryError: CUDA out of memory on /dev/x", OUT_OF_MEMORY),
+        ("sizes of tensors must match: 64 and 32", "sizes of tensors must match: 64 and 32"),
     ],
 )
 def test_the_message_is_what_a_person_can_use(error: str | dict[str, object], message: str) -> None:

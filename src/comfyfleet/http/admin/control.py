@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
-from comfyfleet.http.admin.routing import admin_router
+from comfyfleet.http.admin.routing import Body, admin_router
 from comfyfleet.http.auth import ADMIN
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import shared
@@ -13,11 +13,11 @@ router = admin_router()
 ROWS_PER_CALL_MAX = 100_000
 
 
-class Maintenance(BaseModel):
+class Maintenance(Body):
     on: bool
 
 
-class GoOn(BaseModel):
+class GoOn(Body):
     after: str | None = Field(default=None, description="`next` of an earlier answer.")
 
 

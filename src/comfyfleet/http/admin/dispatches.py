@@ -12,7 +12,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Status
 from comfyfleet.effects import service as effects
-from comfyfleet.http.admin.routing import admin_router
+from comfyfleet.http.admin.routing import Body, admin_router
 from comfyfleet.http.auth import ADMIN
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import submitting
@@ -72,7 +72,7 @@ class DispatchWhole(BaseModel):
     attempts: list[Attempt]
 
 
-class NewPriority(BaseModel):
+class NewPriority(Body):
     priority: int = Field(ge=-1000, le=1000)
 
 

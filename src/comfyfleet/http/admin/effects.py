@@ -17,6 +17,7 @@ from comfyfleet.effects.catalogue.model import Effect, Face
 from comfyfleet.effects.model import Workflow
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.values import Tokens
 from comfyfleet.kernel.errors import InvalidInput, NotFound
 from comfyfleet.plane import Plane
 
@@ -31,7 +32,7 @@ class FaceBody(Body):
     title: str | None = Field(default=None, description="For people; else the slug.")
     description: str | None = None
     preview_url: str | None = Field(default=None, description="A picture or video of the result.")
-    price_tokens: int | None = Field(default=None, description="What a job costs; 0 at first.")
+    price_tokens: Tokens | None = Field(default=None, description="What a job costs; 0 at first.")
     overrides: dict[str, Any] | None = Field(
         default=None, description="Values of properties in place of the workflow's defaults."
     )

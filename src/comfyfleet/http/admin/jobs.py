@@ -10,7 +10,7 @@ from comfyfleet.dispatch import service as dispatch
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
-from comfyfleet.http.admin.routing import admin_router
+from comfyfleet.http.admin.routing import Body, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.values import Text, VersionNumber
 from comfyfleet.jobs import submitting
@@ -27,7 +27,7 @@ from comfyfleet.wire.values import ShownValue
 router = admin_router()
 
 
-class NewJobs(BaseModel):
+class NewJobs(Body):
     workflow_slug: str
     version: VersionNumber | None = Field(
         default=None, description="The newest, unless another is named."
@@ -151,7 +151,7 @@ async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
     )
 
 
-class NewUpload(BaseModel):
+class NewUpload(Body):
     filename: Text = Field(min_length=1, max_length=300)
     content_type: Text = Field(default="application/octet-stream", max_length=200)
     size: int = Field(ge=1, le=ROW_ID_MAX)

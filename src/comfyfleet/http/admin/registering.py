@@ -19,6 +19,7 @@ from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet
 from comfyfleet.http.admin.properties import PropertyBody
 from comfyfleet.http.admin.routing import Answer, Body
+from comfyfleet.http.values import Tokens
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
 from comfyfleet.plane import Plane
 
@@ -35,7 +36,7 @@ class TermsBody(Body):
     run_limit_seconds: int | None = Field(
         default=None, description="How long a job may run; else COMFYFLEET_RUN_LIMIT_SECONDS."
     )
-    price_tokens: int | None = Field(
+    price_tokens: Tokens | None = Field(
         default=None,
         description="Offers it in customers' graphs and pipelines, at this price; 0: for nothing.",
     )

@@ -7,17 +7,12 @@ from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.http.auth import admin
 from comfyfleet.http.json_body import JsonRoute
+from comfyfleet.http.values import Body as Body
 
 PREFIX = "/api/admin"
 PAGE_MAX = 1000
 # Who acts, for the audit; asking for it also asks for the key.
 Operator: TypeAlias = Annotated[str, Depends(admin)]
-
-
-class Body(BaseModel):
-    """What an operator sends. Fields that we don't know are let through."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Answer(BaseModel):

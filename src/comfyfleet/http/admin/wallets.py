@@ -11,6 +11,7 @@ from pydantic import Field
 from comfyfleet.audit import service as audit
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
+from comfyfleet.http.values import Tokens
 from comfyfleet.ledger import service as ledger
 from comfyfleet.ledger.model import Transaction, TransactionType
 from comfyfleet.ledger.service import PAGE_MAX
@@ -23,7 +24,7 @@ Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older
 
 
 class Payment(Body):
-    amount: int = Field(description="In tokens, above zero.", examples=[500])
+    amount: Tokens = Field(description="In tokens, above zero.", examples=[500])
     provider_transaction_id: str = Field(
         description="The payment provider's own id: the same one counts once.",
         examples=["pi_3PqK2x"],

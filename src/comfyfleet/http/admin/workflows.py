@@ -19,7 +19,7 @@ from comfyfleet.http.admin.properties import PropertyAnswer, answer_of
 from comfyfleet.http.admin.registering import NewWorkflow, Registered, TermsBody, register
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
-from comfyfleet.http.values import VersionNumber
+from comfyfleet.http.values import Tokens, VersionNumber
 from comfyfleet.plane import Plane
 
 router = admin_router()
@@ -34,7 +34,7 @@ class WorkflowAnswer(Answer):
     is_paused: bool
     required_capabilities: list[str]
     run_limit_seconds: int
-    price_tokens: int | None = Field(
+    price_tokens: Tokens | None = Field(
         description="Of a job in customers' graphs and pipelines; null: it is not offered there."
     )
     fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")

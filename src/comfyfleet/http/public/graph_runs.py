@@ -26,7 +26,7 @@ from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
 from comfyfleet.http.streaming import undisturbed
-from comfyfleet.http.values import ItemIndex, VersionNumber
+from comfyfleet.http.values import ItemIndex, Tokens, VersionNumber
 from comfyfleet.plane import Plane
 
 router = public_router("graphs")
@@ -56,7 +56,7 @@ class RunBody(Body):
     version: VersionNumber | None = Field(
         default=None, description="The newest, unless another is named."
     )
-    max_tokens: int | None = Field(
+    max_tokens: Tokens | None = Field(
         default=None, ge=0, le=TOKENS_MAX, description="Nothing starts that could cost more."
     )
     idempotency_key: Text | None = Field(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.http.json_body import JsonRoute
 from comfyfleet.http.problems import problems
+from comfyfleet.http.values import Body as Body
 from comfyfleet.http.values import Text as Text
 
 PAGE_MAX = 100
@@ -21,12 +22,6 @@ Wait: TypeAlias = Annotated[
         ge=0, le=WAIT_SECONDS_MAX, description="Answer when it has ended, or so many seconds on."
     ),
 ]
-
-
-class Body(BaseModel):
-    """What a customer sends. Fields that we don't know are let through."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Answer(BaseModel):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import Field
@@ -22,10 +22,14 @@ from comfyfleet.plane import Plane
 URLS_MAX = 1000
 
 
+# Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
+Bound = Annotated[str | None, Field(description="To which backend it is bound, if it is.")]
+
+
 class RunningNodeSeen(Answer):
     node_id: str
     index: list[int]
-    backend_id: str | None
+    backend_id: Bound
     progress: float = Field(description="0 to 1.")
     current_step: str | None
 
@@ -49,9 +53,9 @@ class QuestionSeen(Answer):
 class ErrorSeen(Answer):
     node: str
     index: list[int]
-    backend: str | None
+    backend: Bound
     message: str
-    alternatives: list[str]
+    alternatives: list[str] = Field(description="For one that is bound to a backend.")
 
 
 class NodeSeen(Answer):
@@ -72,7 +76,7 @@ class ExecutionSeen(Answer):
     index: list[int]
     status: Status
     attempts: int
-    backend: str | None
+    backend: Bound
     progress: float
     current_step: str | None
     inputs: dict[str, Any] | None
@@ -81,7 +85,6 @@ class ExecutionSeen(Answer):
         description="False: inputs and outputs were left out, as the answer would be too large."
     )
     error: str | None
-    traceback: str | None
     notes: list[str]
     queued_at: datetime | None
     started_at: datetime | None
@@ -141,7 +144,7 @@ def progress_seen(plane: Plane, kept: Kept, run: Run) -> ProgressSeen:
         RunningNodeSeen(
             node_id=each.node_id,
             index=list(each.at),
-            backend_id=each.backend_id,
+            backend_id=run.record(Key(each.node_id, each.at)).affinity,
             progress=round(each.progress, 3),
             current_step=each.current_step,
         )
@@ -172,12 +175,13 @@ def questions(run: Run) -> Iterator[QuestionSeen]:
 def _error(run: Run) -> ErrorSeen | None:
     if run.error is None:
         return None
+    bound = run.record(Key(run.error.node, run.error.at)).affinity
     return ErrorSeen(
         node=run.error.node,
         index=list(run.error.at),
-        backend=run.error.backend,
+        backend=bound,
         message=run.error.message,
-        alternatives=list(run.error.alternatives),
+        alternatives=list(run.error.alternatives) if bound else [],
     )
 
 
@@ -213,14 +217,13 @@ def execution(key: Key, record: Record, *, has_values: bool = True) -> Execution
         index=list(key.at),
         status=record.status,
         attempts=record.attempt,
-        backend=record.backend,
+        backend=record.affinity,
         progress=record.progress,
         current_step=record.current_step,
         inputs=None if inputs is None else dict(inputs),
         outputs=None if outputs is None else dict(outputs),
         has_values=has_values,
         error=record.error,
-        traceback=record.traceback,
         notes=list(record.notes),
         queued_at=record.queued_at,
         started_at=record.started_at,

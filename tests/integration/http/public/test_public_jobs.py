@@ -231,7 +231,7 @@ async def test_jobs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
 
 async def test_why_a_job_waits_is_told(shop: Shop, ada: Customer) -> None:
     job_id = await ada.job(shop.draw, properties={"width": 32})
-    assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("No worker has workflow")
+    assert (await ada.get(f"ai-jobs/{job_id}/why"))["why"].startswith("Nobody can run it")
 
 
 class Hurried:

@@ -1,0 +1,127 @@
+"""Bodies of callers with a key: misspelt, malformed, or made to break what reads them next."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.customers import Customer, Shop, shop_on
+
+ECHO = {
+    "name": "Echo",
+    "nodes": [{"id": "x", "type": "input", "value_type": "any"}, {"id": "y", "type": "output"}],
+    "connections": [{"from": "x.value", "to": "y.value"}],
+}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
+    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
+        yield shop
+
+
+@pytest.fixture
+async def plain_shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
+    async with plane_on(sqlite_databases, tmp_path) as plane, shop_on(plane) as shop:
+        yield shop
+
+
+async def echo(ada: Customer) -> str:
+    made = await ada.client.post("/api/graphs", json=ECHO)
+    assert made.status_code == 201, made.text
+    return f"/api/graphs/{made.json()['id']}/runs"
+
+
+async def post(client: httpx.AsyncClient, path: str, body: str) -> httpx.Response:
+    return await client.post(path, content=body.encode(), headers=JSON)
+
+
+async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Shop) -> None:
+    ada = await shop.customer()
+    path = await echo(ada)
+    for value, said in (
+        ('"\\ud800"', "half a character"),
+        ('"a\\u0000b"', "NUL"),
+        ('{"\\u0000": 1}', "NUL"),
+        ("NaN", "NaN is no number that JSON has"),
+        ("-Infinity", "-Infinity is no number"),
+        ("1e999", "too large"),
+        ("9" * 5000, "too large"),
+        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ("[" * 900 + "]" * 900, "nested more than 100 levels"),
+        ("[" * 100_000 + "]" * 100_000, "nested more than 100 levels"),
+    ):
+        answer = await post(ada.client, path, f'{{"inputs": {{"x": {value}}}}}')
+        assert answer.status_code == 422, (value[:20], answer.text)
+        assert said in answer.json()["error"]["message"]
+
+
+async def test_a_file_id_that_is_none_is_a_value_like_any_other(shop: Shop) -> None:
+    ada = await shop.customer()
+    path = await echo(ada)
+    for value in ("abc", "", 7, None, {"file_id": "x"}, ["y"]):
+        answer = await ada.client.post(path, json={"inputs": {"x": {"file_id": value}}})
+        assert answer.status_code in (201, 422), (value, answer.text)
+
+
+async def test_a_misspelt_field_is_refused_with_the_right_one(plain_shop: Shop) -> None:
+    ada = await plain_shop.customer()
+    path = await echo(ada)
+    wrong: list[tuple[httpx.AsyncClient, str, dict[str, Any], str]] = [
+        (ada.client, path, {"inputs": {"x": 1}, "maxtokens": 3}, "'maxtokens'; did you mean 'max_tokens'?"),
+        (ada.client, path, {"input": {"x": 1}}, "did you mean 'inputs'?"),
+        (ada.client, "/api/ai-jobs", {"efect_id": str(plain_shop.draw.id)}, "'effect_id'?"),
+        (plain_shop.yard.admin, "/api/admin/fleets", {"slug": "x", "stag": "y"}, "'stage'?"),
+        (plain_shop.yard.admin, "/api/admin/maintenance", {"onn": True}, "'on'?"),
+    ]  # fmt: skip
+    for client, where, body, said in wrong:
+        answer = await client.post(where, json=body)
+        assert answer.status_code == 422, (where, answer.text)
+        assert said in answer.json()["error"]["message"]
+
+
+async def test_a_worker_may_be_newer_than_we_are(plain_shop: Shop) -> None:
+    joined = await plain_shop.yard.register("newer", colour="green")
+    assert joined.status_code == 200
+
+
+async def test_neither_true_nor_a_text_is_an_amount(plain_shop: Shop) -> None:
+    ada = await plain_shop.customer(tokens=0)
+    path = f"/api/admin/tenants/{ada.tenant_id}/wallets/{ada.user_id}/credits"
+    for amount in (True, "5", 5.0, 1.5):
+        body = {"amount": amount, "provider_transaction_id": "x1"}
+        answer = await plain_shop.yard.admin.post(path, json=body)
+        assert answer.status_code == 422, amount
+        assert answer.json()["error"]["message"] == "amount: must be a whole number"
+    assert await ada.balance() == 0
+
+
+async def test_a_payment_told_again_with_another_amount_is_a_conflict(shop: Shop) -> None:
+    ada = await shop.customer(tokens=0)
+    path = f"/api/admin/tenants/{ada.tenant_id}/wallets/{ada.user_id}/credits"
+    statuses = []
+    for amount in (5, 5, 7):
+        body = {"amount": amount, "provider_transaction_id": "x1"}
+        statuses.append((await shop.yard.admin.post(path, json=body)).status_code)
+    assert statuses == [201, 200, 409]
+    assert await ada.balance() == 5
+
+
+async def test_what_is_wrong_is_told_in_plain_words(plain_shop: Shop) -> None:
+    ada = await plain_shop.customer()
+    for body, said in (
+        ("[1]", "body: must be an object"),
+        ("{", "the body is no JSON"),
+        ('{"effect_id": "x"}', "effect_id: must be an id (a UUID)"),
+        ("{}", "effect_id: is missing"),
+        (f'{{"effect_id": "{plain_shop.draw.id}", "properties": []}}', "properties: must be an object"),
+    ):  # fmt: skip
+        answer = await post(ada.client, "/api/ai-jobs", body)
+        assert answer.status_code == 422, body
+        assert said in answer.json()["error"]["message"]
+    refused = await plain_shop.yard.register("w", workflow_slugs={})
+    assert "workflow_slugs: must be a list" in refused.json()["error"]["message"]
