@@ -19,7 +19,7 @@ JSON_DEPTH_MAX = 6
 JSON_VALUES_MAX = 1_000
 UNKNOWN = "Processing failed."
 UNAVAILABLE = "This is not available at the moment."
-OUT_OF_MEMORY = "It needs more memory than there is."
+OUT_OF_MEMORY = "Out of memory."
 TOO_LONG = "It took too long."
 _FIELDS = ("exception_message", "error_message")
 # `RuntimeError: …`, `torch.OutOfMemoryError: …`, `"message": "…"`, `error: …`

@@ -70,7 +70,7 @@ async def test_a_failure_is_told_in_words_and_refunded(shop: Shop, ada: Customer
     await shop.fail("RuntimeError: out of memory at /srv/secret.py")
     job = await ada.get(f"ai-jobs/{job_id}")
     assert job["status"] == "failed"
-    assert job["error"].startswith("out of memory")
+    assert job["error"] == "Out of memory."
     assert (await ada.get(f"videos/{video_id}"))["error"] == job["error"]
     assert await ada.balance() == TOKENS
 
