@@ -1,5 +1,6 @@
 """What people may do with graphs: keep them, ask what they cost, run, stop, retry, answer."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,9 +56,9 @@ class Owner:
     user_id: UUID
 
 
-def document_from(text: str | Mapping[str, Any]) -> Any:
-    """JSON and YAML come as text; JSON may come as what it means."""
-    return read_document(text) if isinstance(text, str) else text
+async def document_from(text: str | Mapping[str, Any]) -> Any:
+    """JSON and YAML come as text, read in a thread; JSON may come as what it means."""
+    return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
 
 
 async def checked(graphs: Graphs, document: Any) -> tuple[Checked, Catalogue]:

@@ -44,6 +44,8 @@ class Settings:
     fetch_seconds: int = 120  # within which a file at a customer's URL must have arrived
     calls_per_second: float = 20.0  # of one API key, on average
     calls_at_once: int = 100  # of one API key, after a pause
+    max_streams_per_key: int = 50  # server-sent events that one API key follows at once
+    max_streams_per_user: int = 100  # and all keys of one user
     max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL
     max_connections: int = 20_000  # open at once; each worker and each stream holds one
     affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job

@@ -19,6 +19,7 @@ from comfyfleet.http.public import (
 )
 from comfyfleet.http.public.auth import customer_calling as customer_calling
 from comfyfleet.http.public.rates import Fetches, Rates
+from comfyfleet.http.public.streams import Streams
 from comfyfleet.plane import Plane
 
 # Batches stand before jobs: their paths would else be taken for a job's id.
@@ -43,5 +44,8 @@ def install(app: FastAPI, plane: Plane) -> None:
     settings = plane.settings
     app.state.rates = Rates(per_second=settings.calls_per_second, at_once=settings.calls_at_once)
     app.state.fetches = Fetches()
+    app.state.streams = Streams(
+        per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
+    )
     for module in _MODULES:
         app.include_router(module.router)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import Query
+from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.events import (
     HEARTBEAT_SECONDS,
     LOOK_AGAIN_SECONDS,
-    MEDIA_TYPE,
     RETRY_MILLISECONDS,
     STREAM_SECONDS_MAX,
     After,
@@ -26,6 +25,7 @@ from comfyfleet.http.public.events import (
 )
 from comfyfleet.http.public.routing import PAGE_MAX, Answer, Body, Limit, public_router
 from comfyfleet.http.public.showing import url_of
+from comfyfleet.http.public.streams import MEDIA_TYPE, EventStream, KeyWatch
 from comfyfleet.http.streaming import undisturbed
 from comfyfleet.pipelines import judging, service, viewing
 from comfyfleet.pipelines.judging import Whose
@@ -239,20 +239,24 @@ async def undo_vote(run_id: UUID, vote_id: UUID, plane: GivenPlane, caller: Writ
     responses={**DESCRIBED, **problems(404)},
 )
 async def follow(
-    run_id: UUID, plane: GivenPlane, caller: Reader, last_event_id: Since = 0, after: After = 0
+    request: Request,
+    run_id: UUID,
+    plane: GivenPlane,
+    caller: Reader,
+    last_event_id: Since = 0,
+    after: After = 0,
 ) -> StreamingResponse:
     """Goes on for as long as somebody reads: a run may be judged at any time."""
     await service.get_run(plane.sides, caller.tenant.id, caller.user_id, run_id)
     lines = _lines(plane, caller, run_id, max(last_event_id, after))
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(lines, media_type=MEDIA_TYPE, headers=headers)
+    return EventStream(request, caller, lines)
 
 
 async def _lines(plane: Plane, caller: Caller, run_id: UUID, since: int) -> AsyncIterator[str]:
-    clock = get_running_loop().time
+    clock, key = get_running_loop().time, KeyWatch(plane, caller)
     begun = said_at = clock()
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX:
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
         found = await undisturbed(
             viewing.events(
                 plane.sides, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_LOOK

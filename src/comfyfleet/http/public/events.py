@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Header, Query, Response, status
+from fastapi import Header, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
 from comfyfleet.db import Database
@@ -19,15 +19,16 @@ from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader
 from comfyfleet.http.public.routing import public_router
+from comfyfleet.http.public.streams import MEDIA_TYPE, EventStream, KeyWatch
 from comfyfleet.http.streaming import undisturbed
 from comfyfleet.jobs import customers
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Job
 from comfyfleet.plane import Plane
+from comfyfleet.tenants.keys.model import Caller
 from comfyfleet.wire.files import ROW_ID_MAX
 
 router = public_router("ai-jobs")
-MEDIA_TYPE = "text/event-stream"
 # Another control plane may have written the event: news tell of those of this one only.
 LOOK_AGAIN_SECONDS = 1.0
 # Comments keep proxies from hanging up.
@@ -57,6 +58,7 @@ After = Annotated[int, Query(ge=0, le=ROW_ID_MAX, description="As Last-Event-ID.
     responses={**DESCRIBED, **problems(404)},
 )
 async def follow(
+    request: Request,
     job_id: UUID,
     plane: GivenPlane,
     caller: Reader,
@@ -73,20 +75,20 @@ async def follow(
             left = await events.after(tx, job.tenant_id, job.id, after_id=since, limit=1)
         if not left:
             return Response(status_code=status.HTTP_204_NO_CONTENT)
-    lines = _lines(plane, pool, job, since, previews=previews)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(lines, media_type=MEDIA_TYPE, headers=headers)
+    lines = _lines(plane, caller, job, since, previews=previews)
+    return EventStream(request, caller, lines)
 
 
 async def _lines(
-    plane: Plane, pool: Database, job: Job, since: int, *, previews: bool
+    plane: Plane, caller: Caller, job: Job, since: int, *, previews: bool
 ) -> AsyncIterator[str]:
     """A look for each round: whoever reads slowly holds no transaction open."""
+    pool, key = plane.pools[caller.tenant.pool], KeyWatch(plane, caller)
     clock = get_running_loop().time
     begun = said_at = clock()
     progress: dict[str, Any] | None = None
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX:
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
         job, found = await undisturbed(_look(pool, job, since))
         if found:
             since, said_at = found[-1].id, clock()

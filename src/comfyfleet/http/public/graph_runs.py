@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query, Response, status
+from fastapi import Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -25,13 +25,14 @@ from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
+from comfyfleet.http.public.streams import MEDIA_TYPE, EventStream, KeyWatch
 from comfyfleet.http.streaming import undisturbed
 from comfyfleet.http.values import ItemIndex, Tokens, VersionNumber
 from comfyfleet.plane import Plane
+from comfyfleet.tenants.keys.model import Caller
 
 router = public_router("graphs")
 EXECUTIONS_USUAL, EXECUTIONS_MAX = 200, 20_000
-MEDIA_TYPE = "text/event-stream"
 PROGRESS_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0
 STREAM_SECONDS_MAX = 3600.0
@@ -196,20 +197,18 @@ async def _answer(plane: Plane, kept: Kept) -> RunAnswer:
     response_class=StreamingResponse,
     responses={**DESCRIBED, **problems(404)},
 )
-async def follow(run_id: UUID, plane: GivenPlane, caller: Reader) -> Response:
+async def follow(request: Request, run_id: UUID, plane: GivenPlane, caller: Reader) -> Response:
     """At most every half second while something changes; ends with the run."""
-    owner = owner_of(caller)
-    await service.get_run(plane.graphs, owner, run_id)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    lines = _lines(plane, owner, run_id)
-    return StreamingResponse(lines, media_type=MEDIA_TYPE, headers=headers)
+    await service.get_run(plane.graphs, owner_of(caller), run_id)
+    return EventStream(request, caller, _lines(plane, caller, run_id))
 
 
-async def _lines(plane: Plane, owner: Owner, run_id: UUID) -> AsyncIterator[str]:
+async def _lines(plane: Plane, caller: Caller, run_id: UUID) -> AsyncIterator[str]:
     """A look for each round: whoever reads slowly holds no transaction open."""
+    owner, key = owner_of(caller), KeyWatch(plane, caller)
     clock = get_running_loop().time
     begun, said_at, said = clock(), 0.0, ""
-    while clock() - begun < STREAM_SECONDS_MAX:
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
         kept, run = await undisturbed(service.run_as_of_now(plane.graphs, owner, run_id))
         told = json.dumps(_told(plane, kept, run))
         if told != said:

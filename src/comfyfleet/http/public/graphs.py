@@ -95,14 +95,14 @@ def owner_of(caller: Caller) -> Owner:
     return Owner(caller.tenant.id, caller.user_id)
 
 
-def _document(body: Mapping[str, Any]) -> Any:
-    return service.document_from(body.get("document", body))
+async def _document(body: Mapping[str, Any]) -> Any:
+    return await service.document_from(body.get("document", body))
 
 
 @router.post("/graphs", status_code=status.HTTP_201_CREATED)
 async def create(body: Document, plane: GivenPlane, caller: Writer) -> GraphAnswer:
     """Refused with all its problems, if it has any."""
-    return _seen(await service.create(plane.graphs, owner_of(caller), _document(body)))
+    return _seen(await service.create(plane.graphs, owner_of(caller), await _document(body)))
 
 
 @router.get("/graphs", responses=problems(404))
@@ -121,7 +121,7 @@ async def list_graphs(
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: GivenPlane, caller: Reader) -> Verdict:
     """What is wrong with a graph, before it is stored."""
-    found, _ = await service.checked(plane.graphs, _document(body))
+    found, _ = await service.checked(plane.graphs, await _document(body))
     return _verdict(found.problems)
 
 
@@ -140,7 +140,7 @@ async def new_version(
 ) -> GraphAnswer:
     """Runs that go on keep the version that they were started with."""
     owner = owner_of(caller)
-    return _seen(await service.new_version(plane.graphs, owner, graph_id, _document(body)))
+    return _seen(await service.new_version(plane.graphs, owner, graph_id, await _document(body)))
 
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))

@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import Response, status
 from pydantic import AwareDatetime, Field
 
-from comfyfleet.graphs.documents import read_document
+from comfyfleet.graphs.service import document_from
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.ai_jobs import IdempotencyKey
@@ -146,15 +146,15 @@ class Failures(Answer):
 @router.post("/pipelines", status_code=status.HTTP_201_CREATED)
 async def create(body: NewPipeline, plane: GivenPlane, caller: Writer) -> PipelineAnswer:
     """All that is wrong with it is told at once. It is never changed afterwards."""
-    made = await service.create(plane.sides, caller.tenant.id, caller.user_id, _document(body))
+    document = await _document(body)
+    made = await service.create(plane.sides, caller.tenant.id, caller.user_id, document)
     return _pipeline(made)
 
 
-def _document(body: NewPipeline) -> dict[str, Any]:
+async def _document(body: NewPipeline) -> dict[str, Any]:
     if body.document is None:
         return {"name": body.name or "", "steps": body.steps or []}
-    given = body.document
-    read = read_document(given) if isinstance(given, str) else given
+    read = await document_from(body.document)
     if not isinstance(read, dict):
         raise InvalidInput("a pipeline must be an object", field="document")
     return read

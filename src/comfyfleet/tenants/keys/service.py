@@ -52,6 +52,14 @@ async def authenticate(tx: Tx, key: str, *, now: datetime) -> Caller:
     return Caller(api_key, tenant)
 
 
+async def is_good(tx: Tx, key: ApiKey, *, now: datetime) -> bool:
+    """As it is now: it may have been revoked, or removed with its tenant, since it was read."""
+    found = await store.get(tx, key.tenant_id, key.user_id, key.id)
+    if found is None or found.revoked_at is not None:
+        return False
+    return found.expires_at is None or found.expires_at > now
+
+
 async def note_use(tx: Tx, key: ApiKey, *, now: datetime) -> None:
     await store.note_use(tx, key.id, now)
 

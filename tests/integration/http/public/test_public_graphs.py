@@ -58,7 +58,7 @@ async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer)
         job = await worker.job()
         assert job["prompt"]["1"]["inputs"]["width"] == 32
         shown = (await ada.get(f"graph-runs/{run_id}"))["progress"]["running_nodes"]
-        assert [(each["node_id"], each["backend_id"]) for each in shown] == [("draw", "w1")]
+        assert [(each["node_id"], each["backend_id"]) for each in shown] == [("draw", None)]
         await worker.deliver(job)
         await hear(shop.plane.graphs, shop.plane.pools["main"])
     events = [each for each in await following if each]
@@ -186,7 +186,7 @@ async def test_progress_is_told_while_something_changes(shop: Shop, ada: Custome
     assert {
         "node_id": "draw",
         "index": [],
-        "backend_id": "w1",
+        "backend_id": None,
         "progress": 0.75,
         "current_step": "node 3, 3 of 4",
     } in [nodes[0] for nodes in seen]

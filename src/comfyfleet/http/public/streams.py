@@ -1,0 +1,84 @@
+"""Server-sent events: so many for each key and user, and none longer than its key is good."""
+
+from asyncio import get_running_loop
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from uuid import UUID
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from comfyfleet.http.streaming import undisturbed
+from comfyfleet.kernel.errors import TooManyCalls
+from comfyfleet.plane import Plane
+from comfyfleet.tenants.keys import service as keys
+from comfyfleet.tenants.keys.model import Caller
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+KEY_SECONDS = 3.0
+RETRY_SECONDS = 10
+
+
+class Streams:
+    """Those that this process has open."""
+
+    def __init__(self, *, per_key: int, per_user: int) -> None:
+        self._per_key, self._per_user = per_key, per_user
+        self._of_keys: Counter[UUID] = Counter()
+        self._of_users: Counter[UUID] = Counter()
+
+    def take(self, caller: Caller) -> Callable[[], None]:
+        """What gives it back, to be called once."""
+        key, user = caller.key.id, caller.user_id
+        if self._of_keys[key] >= self._per_key or self._of_users[user] >= self._per_user:
+            raise TooManyCalls(
+                f"a key follows at most {self._per_key} things at once, and a user {self._per_user}",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        self._of_keys[key] += 1
+        self._of_users[user] += 1
+
+        def give_back() -> None:
+            for counter, each in ((self._of_keys, key), (self._of_users, user)):
+                counter[each] -= 1
+                if not counter[each]:
+                    del counter[each]
+
+        return give_back
+
+
+class EventStream(StreamingResponse):
+    """Counted from here to its end, whichever side ends it."""
+
+    def __init__(self, request: Request, caller: Caller, lines: AsyncIterator[str]) -> None:
+        streams: Streams = request.app.state.streams
+        self._give_back = streams.take(caller)
+        super().__init__(lines, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._give_back()
+
+
+class KeyWatch:
+    """Whether the key that opened a stream is still good; asked for again every few seconds."""
+
+    def __init__(self, plane: Plane, caller: Caller) -> None:
+        self._plane = plane
+        self._caller = caller
+        self._clock = get_running_loop().time
+        self._looked_at = self._clock()
+
+    async def holds(self) -> bool:
+        if self._clock() - self._looked_at < KEY_SECONDS:
+            return True
+        self._looked_at = self._clock()
+        return await undisturbed(self._is_good())
+
+    async def _is_good(self) -> bool:
+        async with self._plane.central.look() as tx:
+            return await keys.is_good(tx, self._caller.key, now=self._plane.clock())

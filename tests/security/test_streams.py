@@ -1,0 +1,66 @@
+"""Server-sent events end with the key that opened them, and are not without number."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.customers import Customer, Shop, shop_on
+
+from comfyfleet.http.public import streams
+from comfyfleet.tenants.keys import service as keys
+
+GRAPH = {
+    "name": "Draw",
+    "nodes": [
+        {"id": "draw", "type": "workflow", "effect": "draw", "properties": {"width": 32}},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "draw.output", "to": "picture.value"}],
+}
+PIPELINE = {"name": "Draw", "steps": [{"name": "draw", "effect": "draw", "properties": {"width": 32}}]}  # fmt: skip
+
+
+@pytest.fixture
+async def shop(
+    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shop]:
+    monkeypatch.setattr(streams, "KEY_SECONDS", 0.05)
+    async with (
+        plane_on(databases, tmp_path, max_streams_per_key=1) as plane,
+        shop_on(plane) as shop,
+    ):
+        yield shop
+
+
+async def made(ada: Customer, path: str, body: dict[str, object]) -> str:
+    answer = await ada.client.post(f"/api/{path}", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def test_streams_of_all_kinds_are_counted_and_end_with_their_key(shop: Shop) -> None:
+    ada = await shop.customer()
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    graph_id = await made(ada, "graphs", GRAPH)
+    run_id = await made(ada, f"graphs/{graph_id}/runs", {})
+    pipeline_id = await made(ada, "pipelines", PIPELINE)
+    loop_id = await made(ada, f"pipelines/{pipeline_id}/runs", {"base_candidates": 1})
+    for path in (f"ai-jobs/{job_id}", f"graph-runs/{run_id}", f"pipeline-runs/{loop_id}"):
+        await _is_watched(shop, ada, f"/api/{path}/events")
+
+
+async def _is_watched(shop: Shop, ada: Customer, path: str) -> None:
+    text, key = await shop.key(ada.tenant_id, ada.user_id)
+    headers = {"Authorization": f"Bearer {text}"}
+    async with asyncio.timeout(60):
+        both = [asyncio.create_task(ada.client.get(path, headers=headers)) for _ in range(2)]
+        done, open_still = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        assert [each.result().status_code for each in done] == [429]
+        async with shop.plane.central.begin() as tx:
+            await keys.revoke(tx, ada.tenant_id, ada.user_id, key.id, now=shop.plane.clock())
+        (ended,) = await asyncio.gather(*open_still)
+    assert ended.status_code == 200
+    assert (await ada.client.get(path, headers=headers)).status_code == 401
