@@ -77,7 +77,7 @@ async def why_for_customers(sides: Sides, row: Dispatch) -> str:
 def sentence_for_customers(seen: Situation) -> str:
     if seen.maintenance:
         return _MAINTENANCE
-    if _held_back(seen) or nobody_may(seen) or _affinity(seen) or nobody_can(seen):
+    if _held_back(seen) or nobody_may(seen.ground) or _affinity(seen) or nobody_can(seen.ground):
         return "Nobody can run it at the moment; it waits until somebody can."
     return _in_line(seen)
 
