@@ -7,7 +7,7 @@ from typing import Any
 from blake3 import blake3
 
 from comfyfleet.comfy import Description
-from comfyfleet.wire.messages import BackendFacts
+from comfyfleet.wire.messages import OBJECT_INFO_BYTES_MAX, BackendFacts
 
 MODEL_ENDINGS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".pkl")
 ENGINE_ARGUMENTS = ["comfyfleet engine"]
@@ -16,6 +16,8 @@ ENGINE_ARGUMENTS = ["comfyfleet engine"]
 def facts_of(description: Description, *, is_cloud: bool = False) -> BackendFacts:
     gpus = [device for device in description.devices if device.kind != "cpu"]
     object_info = description.object_info
+    data = object_info_bytes(object_info)
+    is_small = len(data) <= OBJECT_INFO_BYTES_MAX
     return BackendFacts(
         kind="Comfy Cloud" if is_cloud else _kind(description.system_stats),
         version=description.version,
@@ -23,7 +25,8 @@ def facts_of(description: Description, *, is_cloud: bool = False) -> BackendFact
         gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
         node_types=tuple(sorted(object_info)),
         model_files=dict(_model_files(object_info)),
-        object_info_hash=blake3(object_info_bytes(object_info)).hexdigest(),
+        object_info_hash=blake3(data).hexdigest(),
+        object_info_size=len(data) if is_small else None,
     )
 
 

@@ -1,15 +1,20 @@
 """What a fleet's backends can do, as one of its workers last reported it: kept once per content."""
 
-import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from comfyfleet.fleets.model import Fleet
-from comfyfleet.kernel.errors import InvalidInput
+from blake3 import blake3
 
+from comfyfleet.fleets.model import Fleet
+from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.storage import ObjectStore
+from comfyfleet.wire.files import OutputSlot
+from comfyfleet.wire.messages import OBJECT_INFO_BYTES_MAX, BackendFacts
+
+log = logging.getLogger(__name__)
 JSON_TYPE = "application/json"
-OBJECT_INFO_BYTES_MAX = 64 * 1024**2
 
 
 class Objects(Protocol):
@@ -22,6 +27,62 @@ class Objects(Protocol):
 
 def key_of(content_hash: str) -> str:
     return f"central/object_info/{content_hash}.json"
+
+
+def incoming_key_of(fleet: Fleet, content_hash: str) -> str:
+    """Where a worker may put it: each fleet has a place of its own until the content was checked."""
+    return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
+
+
+def is_what_was_announced(data: bytes, content_hash: str | None) -> bool:
+    return blake3(data).hexdigest() == content_hash
+
+
+async def upload_slot(
+    store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
+) -> OutputSlot | None:
+    """Only if the backend's node types are others than the fleet's last known."""
+    if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
+        return None
+    if facts.object_info_hash == fleet.object_info_hash:
+        return None
+    put = await store.url_to_put(
+        incoming_key_of(fleet, facts.object_info_hash),
+        content_type=JSON_TYPE,
+        seconds=seconds,
+        size=facts.object_info_size,
+    )
+    return OutputSlot(name="object_info", url=put.url, headers=dict(put.headers))
+
+
+async def take_in(store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
+    """The key under which all fleets find it, once its content was checked; None: not there yet.
+
+    What is not what was announced goes away, and changes nothing for anybody.
+    """
+    key, incoming = key_of(content_hash), incoming_key_of(fleet, content_hash)
+    if await _kept_before(store, key, content_hash):
+        await store.delete(incoming)
+        return key
+    try:
+        data = await store.get(incoming)
+    except NotFound:
+        return None
+    try:
+        if not is_what_was_announced(data, content_hash):
+            raise InvalidInput("it is not what was announced")
+        parse(data)
+        await store.put(key, data, JSON_TYPE)
+    finally:
+        await store.delete(incoming)
+    return key
+
+
+async def _kept_before(store: ObjectStore, key: str, content_hash: str) -> bool:
+    try:
+        return is_what_was_announced(await store.get(key), content_hash)
+    except NotFound:
+        return False
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -40,17 +101,21 @@ def parse(data: bytes) -> dict[str, Any]:
 async def keep(objects: Objects, object_info: Mapping[str, Any]) -> tuple[str, str]:
     """Key and hash, to be noted with the fleet afterwards: no transaction waits for the store."""
     data = json.dumps(object_info, ensure_ascii=False, separators=(",", ":")).encode()
-    content_hash = hashlib.sha256(data).hexdigest()
+    content_hash = blake3(data).hexdigest()
     key = key_of(content_hash)
     await objects.put(key, data, JSON_TYPE)
     return key, content_hash
 
 
 async def read(objects: Objects, fleet: Fleet) -> dict[str, Any] | None:
-    """None: none of its workers has reported one."""
-    return (
-        None if fleet.object_info_key is None else parse(await objects.get(fleet.object_info_key))
-    )
+    """None: none of its workers has reported one, or what is stored is not what was reported."""
+    if fleet.object_info_key is None:
+        return None
+    data = await objects.get(fleet.object_info_key)
+    if not is_what_was_announced(data, fleet.object_info_hash):
+        log.warning("fleet %s: the stored object_info is not what was reported", fleet.name)
+        return None
+    return parse(data)
 
 
 def _is_class(entry: Any) -> bool:

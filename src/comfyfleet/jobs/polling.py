@@ -10,11 +10,13 @@ from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Sighting, Worker, after
+from comfyfleet.fleets.objectinfo import upload_slot
 from comfyfleet.fleets.offers import Offer
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.shared import in_maintenance
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import Job, Poll, Polled
 
 NO_WORKFLOW = "no workflow is assigned to this worker"
@@ -60,7 +62,18 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
                 job=job,
                 reason=None if job else reason or "no job is queued for this worker",
                 drain=standing.worker.is_draining,
+                object_info_upload=await _upload_slot(sides, worker, asked),
             )
+
+
+async def _upload_slot(sides: Sides, worker: Worker, asked: Poll) -> OutputSlot | None:
+    """For what the backend has told anew."""
+    if asked.backend is None:
+        return None
+    async with sides.central.look() as tx:
+        fleet = await fleets.by_id(tx, worker.fleet_id)
+    seconds = sides.settings.url_seconds
+    return await upload_slot(sides.store, fleet, asked.backend, seconds=seconds)
 
 
 async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> Job | None:

@@ -2,12 +2,10 @@
 
 import logging
 
-from blake3 import blake3
-
 from comfyfleet.fleets import objectinfo
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet
-from comfyfleet.kernel.errors import FleetError, NotFound
+from comfyfleet.kernel.errors import FleetError
 from comfyfleet.plane import Plane
 
 log = logging.getLogger(__name__)
@@ -29,14 +27,8 @@ async def learn_object_infos(plane: Plane) -> None:
 
 
 async def _learn(plane: Plane, fleet: Fleet, content_hash: str) -> None:
-    key = objectinfo.key_of(content_hash)
-    try:
-        data = await plane.store.get(key)
-    except NotFound:
-        return  # not there yet
-    if blake3(data).hexdigest() != content_hash:
-        log.warning("fleet %s: the object_info is not what was announced", fleet.name)
+    key = await objectinfo.take_in(plane.store, fleet, content_hash)
+    if key is None:
         return
-    objectinfo.parse(data)
     async with plane.central.begin() as tx:
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)

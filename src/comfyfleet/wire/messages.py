@@ -24,6 +24,7 @@ CONCURRENCY_MAX = 64
 HELD_MAX = 2 * CONCURRENCY_MAX
 LOAD_MAX = 1000
 LACKING_MAX = 100
+OBJECT_INFO_BYTES_MAX = 64 * 1024**2
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 RequeueReason: TypeAlias = Literal[
@@ -79,7 +80,8 @@ class BackendFacts(Message):
     node_types: tuple[str, ...] = ()
     # input "CheckpointLoaderSimple.ckpt_name" → the files it offers
     model_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    object_info_hash: str | None = None
+    object_info_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    object_info_size: int | None = Field(default=None, ge=1, le=OBJECT_INFO_BYTES_MAX)
 
 
 class Register(Message):

@@ -88,9 +88,7 @@ def settings_of(yard: Yard, worker_id: str, engine: Served, folder: Path) -> Wor
 
 
 async def submitted(yard: Yard, count: int) -> list[UUID]:
-    made = await yard.admin.post(
-        "/api/admin/jobs", json={"workflow_slug": "paint", "count": count}
-    )
+    made = await yard.admin.post("/api/admin/jobs", json={"workflow_slug": "paint", "count": count})
     assert made.status_code == 201, made.text
     return [UUID(each) for each in made.json()["ids"]]
 
@@ -106,7 +104,10 @@ async def ended(yard: Yard, jobs: Sequence[UUID], seconds: float = 60) -> list[d
 
 async def joined(yard: Yard, worker_id: str, seconds: float = 30) -> None:
     async with asyncio.timeout(seconds):
-        while (await yard.admin.get(f"/api/admin/workers/{worker_id}")).status_code != 200:
+        while True:
+            found = await yard.admin.get(f"/api/admin/workers/{worker_id}")
+            if found.status_code == 200:
+                return
             await asyncio.sleep(0.02)
 
 

@@ -132,7 +132,8 @@ async def test_a_job_that_was_put_off_is_seen_when_it_is_due(yard: Yard, clock: 
 async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(yard: Yard) -> None:
     data = b'{"Invert": {"input": {"required": {}}}}'
     content_hash = blake3(data).hexdigest()
-    joined = (await yard.register(backend={"object_info_hash": content_hash})).json()
+    backend = {"object_info_hash": content_hash, "object_info_size": len(data)}
+    joined = (await yard.register(backend=backend)).json()
     slot = joined["object_info_upload"]
     await learn_object_infos(yard.plane)
     await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
@@ -140,12 +141,13 @@ async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(yard: Ya
     async with yard.plane.central.look() as tx:
         fleet = await fleets.get(tx, "gpu", "production")
     assert (fleet.object_info_hash, fleet.object_info_key) == (content_hash, key_of(content_hash))
-    again = (await yard.register("w2", backend={"object_info_hash": content_hash})).json()
+    again = (await yard.register("w2", backend=backend)).json()
     assert again["object_info_upload"] is None
 
 
 async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(yard: Yard) -> None:
-    joined = (await yard.register(backend={"object_info_hash": "0" * 64})).json()
+    backend = {"object_info_hash": "0" * 64, "object_info_size": 2}
+    joined = (await yard.register(backend=backend)).json()
     slot = joined["object_info_upload"]
     await yard.admin.put(slot["url"], content=b"{}", headers=slot["headers"])
     await learn_object_infos(yard.plane)

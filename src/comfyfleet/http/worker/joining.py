@@ -7,12 +7,11 @@ from comfyfleet.fleets import instances
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
-from comfyfleet.fleets.objectinfo import key_of
+from comfyfleet.fleets.objectinfo import upload_slot
 from comfyfleet.jobs.ending import requeue_all_of
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
 from comfyfleet.kernel.keys import hashed, new_key
 from comfyfleet.plane import Plane
-from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import PROTOCOL_VERSION, Heartbeat, Register, Registered
 
 
@@ -47,7 +46,9 @@ async def register(plane: Plane, said: Register, secret: str) -> Registered:
         workflows_assigned=tuple(assigned),
         lease_seconds=plane.settings.lease_seconds,
         heartbeat_seconds=plane.settings.heartbeat_seconds,
-        object_info_upload=await _object_info_slot(plane, fleet, said),
+        object_info_upload=await upload_slot(
+            plane.store, fleet, said.backend, seconds=plane.settings.url_seconds
+        ),
     )
 
 
@@ -82,17 +83,6 @@ async def _refuse_strangers(plane: Plane, worker_id: str) -> str | None:
     if not verdict.is_allowed:
         raise Refused(verdict.reason, field="worker_id")
     return verdict.reason if verdict.is_to_be_audited else None
-
-
-async def _object_info_slot(plane: Plane, fleet: Fleet, said: Register) -> OutputSlot | None:
-    """Only if the backend's node types are others than the fleet's last known."""
-    found = said.backend.object_info_hash if said.backend else None
-    if found is None or found == fleet.object_info_hash:
-        return None
-    put = await plane.store.url_to_put(
-        key_of(found), content_type="application/json", seconds=plane.settings.url_seconds
-    )
-    return OutputSlot(name="object_info", url=put.url, headers=dict(put.headers))
 
 
 async def heard(plane: Plane, worker: Worker, said: Heartbeat) -> None:

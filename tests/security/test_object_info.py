@@ -1,0 +1,99 @@
+"""What one fleet's workers say of their backends changes nothing for another fleet."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from blake3 import blake3
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import Yard, yard_on
+
+from comfyfleet.fleets import objectinfo
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Fleet
+from comfyfleet.loops.learning import learn_object_infos
+
+TRUE = json.dumps({"Invert": {"input": {}}}).encode()
+FORGED = json.dumps({"Other2": {"input": {}}}).encode()
+HASH = blake3(TRUE).hexdigest()
+
+
+@pytest.fixture
+async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
+    """With a fleet `gpu` whose object_info is known, and a fleet `rogue`."""
+    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+        slot = await slot_for(yard, "w1", HASH)
+        assert (await put(yard, slot, TRUE)).is_success
+        await learn_object_infos(plane)
+        assert await known(yard) == json.loads(TRUE)
+        made = await yard.admin.post("/api/admin/fleets", json={"slug": "rogue"})
+        yard.secret = made.json()["secret"]
+        yield yard
+
+
+async def slot_for(yard: Yard, worker_id: str, content_hash: str, **more: Any) -> dict[str, Any]:
+    backend = {"object_info_hash": content_hash, "object_info_size": len(TRUE)}
+    joined = await yard.register(worker_id, backend=backend, **more)
+    assert joined.status_code == 200, joined.text
+    slot: dict[str, Any] = joined.json()["object_info_upload"]
+    return slot
+
+
+async def put(yard: Yard, slot: dict[str, Any], data: bytes) -> httpx.Response:
+    return await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
+
+
+async def fleet_of(yard: Yard, slug: str = "gpu") -> Fleet:
+    async with yard.plane.central.look() as tx:
+        return await fleets.get(tx, slug, "production")
+
+
+async def known(yard: Yard) -> dict[str, Any] | None:
+    return await objectinfo.read(yard.plane.store, await fleet_of(yard))
+
+
+async def test_a_forged_object_info_reaches_no_other_fleet(yard: Yard) -> None:
+    slot = await slot_for(yard, "thief", HASH, fleet_slug="rogue")
+    assert len(FORGED) == len(TRUE)
+    assert (await put(yard, slot, FORGED)).is_success
+    await learn_object_infos(yard.plane)
+    assert await known(yard) == json.loads(TRUE)
+
+
+async def test_a_forged_object_info_is_not_believed_of_its_own_fleet_either(yard: Yard) -> None:
+    wanted = "0" * 64
+    slot = await slot_for(yard, "thief", wanted, fleet_slug="rogue")
+    assert (await put(yard, slot, FORGED)).is_success
+    await learn_object_infos(yard.plane)
+    rogue = await fleet_of(yard, "rogue")
+    assert rogue.object_info_hash is None
+    assert await yard.plane.store.head(objectinfo.incoming_key_of(rogue, wanted)) is None
+
+
+@pytest.mark.parametrize(
+    "content_hash", ["a/b/c", "..", "x" * 64, "A" * 64, "0" * 63, "", "0" * 65]
+)
+async def test_a_hash_that_is_none_is_refused(yard: Yard, content_hash: str) -> None:
+    backend = {"object_info_hash": content_hash, "object_info_size": 2}
+    joined = await yard.register("thief", fleet_slug="rogue", backend=backend)
+    assert joined.status_code == 422
+    assert "object_info_hash" in joined.text
+
+
+async def test_the_url_takes_the_announced_size_only(yard: Yard) -> None:
+    slot = await slot_for(yard, "thief", "1" * 64, fleet_slug="rogue")
+    assert (await put(yard, slot, TRUE + b" ")).status_code >= 400
+    large = {"object_info_hash": "1" * 64, "object_info_size": 65 * 1024**2}
+    assert (await yard.register("t2", fleet_slug="rogue", backend=large)).status_code == 422
+    unsized = {"object_info_hash": "1" * 64}
+    joined = await yard.register("t3", fleet_slug="rogue", backend=unsized)
+    assert joined.json()["object_info_upload"] is None
+
+
+async def test_what_was_changed_in_the_store_is_not_read(yard: Yard) -> None:
+    await yard.plane.store.put(objectinfo.key_of(HASH), FORGED, objectinfo.JSON_TYPE)
+    assert await known(yard) is None
