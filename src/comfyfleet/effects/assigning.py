@@ -14,6 +14,9 @@ from comfyfleet.fleets.offers import Missing
 from comfyfleet.kernel.errors import Refused
 from comfyfleet.wire.messages import BackendFacts
 
+UNABLE_NAMED_MAX = 5
+NOTHING_TOLD = BackendFacts()
+
 
 @dataclass(frozen=True, slots=True)
 class Lack:
@@ -44,7 +47,7 @@ class Lack:
 async def assign(
     tx: Tx, fleet: Fleet, slugs: Collection[str], *, now: datetime
 ) -> tuple[Assignment, list[str]]:
-    """These workflows and no others; also says what could not be checked.
+    """These workflows and no others; also says what could not be checked, and who can't run what.
 
     Refused if none of the workers that have told what they have can run a workflow that is new here.
     """
@@ -60,24 +63,25 @@ async def assign(
             )
         elif all(lacks.values()):
             raise _nobody_can(slug, fleet, lacks)
+        elif any(lacks.values()):
+            warnings.append(_some_can(slug, fleet, lacks))
     return await fleets.assign(tx, fleet, set(wanted.values()), now=now), warnings
 
 
 async def lacks_of(
     tx: Tx, fleet: Fleet, workflow: Workflow, version: Version | None = None
 ) -> dict[str, Lack]:
-    """By worker, of those of the fleet that serve the workflow and have told what they have."""
+    """By worker, of those of the fleet that serve the workflow and of which something is known."""
     workers = [
         worker
         for worker in await fleets.workers_of(tx, fleet)
         if worker.workflow_ids is None or workflow.id in worker.workflow_ids
     ]
-    facts = await fleets.facts_of(tx, workers)
-    if workflow.is_open or not facts:
+    if workflow.is_open or not workers:
         return {}
     if version is None:
         version = await effects.get_version(tx, workflow)
-    return lacks(workflow, version, workers, facts)
+    return lacks(workflow, version, workers, await fleets.facts_of(tx, workers))
 
 
 def lacks(
@@ -86,18 +90,19 @@ def lacks(
     workers: Iterable[Worker],
     facts: Mapping[str, BackendFacts],
 ) -> dict[str, Lack]:
-    return {
+    """Capabilities are known of every worker; what its backend has, of those that have told it."""
+    found = {
         worker.worker_id: Lack(
-            missing_on(version, facts[worker.worker_id]),
+            missing_on(version, facts.get(worker.worker_id, NOTHING_TOLD)),
             tuple(sorted(workflow.required_capabilities - worker.capabilities)),
         )
         for worker in workers
-        if worker.worker_id in facts
     }
+    return {name: lack for name, lack in found.items() if lack or name in facts}
 
 
 async def doubts(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
-    """Where a workflow is assigned and nobody can run this version of it."""
+    """Where a workflow is assigned and somebody, or nobody, can't run this version of it."""
     found = []
     for fleet in await fleets.fleets_with(tx, workflow.id):
         known = await lacks_of(tx, fleet, workflow, version)
@@ -106,7 +111,19 @@ async def doubts(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
                 f"No worker of {fleet.name} can run version {version.version}: it lacks "
                 f"{least(known.values()).in_words()}."
             )
+        elif any(known.values()):
+            found.append(_some_can(workflow.slug, fleet, known))
     return found
+
+
+def _some_can(slug: str, fleet: Fleet, lacks: Mapping[str, Lack]) -> str:
+    unable = {name: lack for name, lack in sorted(lacks.items()) if lack}
+    some = [f"{name} lacks {lack.in_words()}" for name, lack in unable.items()][:UNABLE_NAMED_MAX]
+    more = f"; and {len(unable) - len(some)} more" if len(unable) > len(some) else ""
+    return (
+        f"{len(unable)} of {len(lacks)} workers of {fleet.name} can't run {slug} as it is "
+        f"registered: {'; '.join(some)}{more}."
+    )
 
 
 def least(lacks: Iterable[Lack]) -> Lack:

@@ -16,6 +16,7 @@ from comfyfleet.workflow.setting.changing import declared_at
 from comfyfleet.workflow.setting.entries import Entry, as_link, read_entry
 from comfyfleet.workflow.setting.problems import choices_of
 from comfyfleet.workflow.setting.wording import closest
+from comfyfleet.workflow.setting.wording import hint as hint_of
 from comfyfleet.workflow.specs import input_spec
 from comfyfleet.workflow.widgettypes import WIDGET_TYPES
 
@@ -107,7 +108,10 @@ def _check_shape(each: Property) -> None:
     if not NAME.fullmatch(each.name):
         raise refused(each, "a name begins with a letter, then letters, digits, _, . and -")
     if each.type not in PROPERTY_TYPES:
-        raise refused(each, f"{each.type!r} is no type; there are: {', '.join(PROPERTY_TYPES)}")
+        near = closest(each.type, PROPERTY_TYPES)
+        meant = f", did you mean {near[0]}?" if near else ";"
+        listed = ", ".join(PROPERTY_TYPES)
+        raise refused(each, f"{shown(each.type)} is no type{meant} There are: {listed}")
     if (each.binding is None) == (each.placeholder is None):
         raise refused(each, 'it needs either a binding "node.input" or a placeholder')
     if each.placeholder is not None and not 0 < len(each.placeholder) <= PLACEHOLDER_CHARACTERS_MAX:
@@ -148,8 +152,9 @@ def _bound_place(
     entry = read_entry(place.node_id, prompt[place.node_id], object_info)
     # What a node of an unknown type takes is not known either.
     if entry.info and place.input not in entry.inputs and declared_at(entry, place.input) is None:
-        near = closest(place.input, [*entry.declared(), *entry.inputs])
-        hint = f"; it has {', '.join(near)}" if near else ""
+        known = dict.fromkeys([*entry.declared(), *entry.inputs])
+        bindable = [name for name in known if _socket_at(entry, name) is None]
+        hint = hint_of(place.input, bindable, "it has")
         raise refused(
             each, f"node {entry.name} has no input {shown(place.input)}{hint}", node=entry.id
         )
@@ -158,17 +163,24 @@ def _bound_place(
 
 
 def _refuse_socket(each: Property, entry: Entry, place: Place) -> None:
-    declared = declared_at(entry, place.input)
-    current = entry.inputs.get(place.input)
-    if declared is None or (place.input in entry.inputs and as_link(current) is None):
-        return
-    spec = input_spec(place.input, declared)
-    if {spec.widget_type, *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"}):
+    kind = _socket_at(entry, place.input)
+    if kind is not None:
         raise refused(
             each,
-            f"{place.input} of node {entry.name} takes {spec.type} from another node, and no value",
+            f"{place.input} of node {entry.name} takes {kind} from another node, and no value",
             node=entry.id,
         )
+
+
+def _socket_at(entry: Entry, name: str) -> str | None:
+    """What an input takes from another node, if it takes no value."""
+    declared = declared_at(entry, name)
+    current = entry.inputs.get(name)
+    if declared is None or (name in entry.inputs and as_link(current) is None):
+        return None
+    spec = input_spec(name, declared)
+    takes_value = not {spec.widget_type, *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"})
+    return None if takes_value else spec.type
 
 
 def _placeholder_place(

@@ -33,10 +33,12 @@ def draft(
     properties: Sequence[Property],
     output_node_id: str | None,
     object_info: Mapping[str, Any],
+    is_reported: bool = True,
 ) -> Draft:
     """`document` is a workflow, a prompt, or whatever holds one. Raises InvalidInput and its kin.
 
     Node types that `object_info` lacks are no reason to refuse: the fleet that has them may come later.
+    `is_reported`: a worker has told it, so that what is missing there is worth a warning.
     """
     check_slug(slug)
     kind, found = find_document(document)
@@ -60,7 +62,8 @@ def draft(
         output_node_id=output_node_id,
         node_types=node_types,
         models=(*models_of(usual), *unnamed),
-        warnings=tuple(_warnings(node_types, object_info)),
+        warnings=tuple(_warnings(node_types, object_info)) if is_reported else (),
+        notes=() if is_reported else tuple(_notes(node_types, object_info)),
     )
 
 
@@ -154,6 +157,14 @@ def _with_unknown_types(
 
 def _links(node: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in node["inputs"].items() if as_link(value)}
+
+
+def _notes(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:
+    if any(name not in object_info for name in node_types):
+        yield (
+            "No worker has told yet what its backend has. Whether this workflow can be run is known "
+            "as soon as one has joined."
+        )
 
 
 def _warnings(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:

@@ -120,6 +120,7 @@ class Draft:
     node_types: tuple[str, ...]
     models: tuple[ModelUse, ...]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what will be known later
 
     @property
     def document_key(self) -> str:

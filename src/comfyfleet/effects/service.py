@@ -20,6 +20,7 @@ from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.kernel.texts import is_storable
+from comfyfleet.workflow.setting.wording import hint
 
 __all__ = [
     "activate",
@@ -30,6 +31,7 @@ __all__ = [
     "get",
     "get_version",
     "missing_on",
+    "named",
     "offered_slugs",
     "open_workflow_of",
     "pause",
@@ -87,6 +89,15 @@ async def get(tx: Tx, workflow_id: int) -> Workflow:
 
 async def by_slug(tx: Tx, slug: str) -> Workflow:
     return _found(await store.by_slug(tx, slug) if is_storable(slug) else None, repr(slug))
+
+
+async def named(tx: Tx, slug: str) -> Workflow:
+    """For operators: one that isn't there is refused with the names that were probably meant."""
+    found = await store.by_slug(tx, slug) if is_storable(slug) else None
+    if found is not None:
+        return found
+    known = [each.slug for each in await store.all_of(tx, with_open=False)]
+    raise NotFound(f"there is no workflow {slug!r}{hint(slug, known, 'there are')}")
 
 
 async def all_of(tx: Tx, *, with_open: bool = False) -> list[Workflow]:

@@ -36,6 +36,7 @@ from comfyfleet.fleets.workers import (
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from comfyfleet.kernel.keys import fits, hashed
 from comfyfleet.kernel.texts import is_storable
+from comfyfleet.workflow.setting.wording import hint
 
 __all__ = [
     "all_of",
@@ -195,8 +196,11 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown:
+        near = await store.slugs(tx)
         raise InvalidInput(
-            f"there is no workflow {', '.join(unknown)}", field="workflow_slugs", unknown=unknown
+            f"there is no workflow {', '.join(unknown)}{hint(unknown[0], near, 'there are')}",
+            field="workflow_slugs",
+            unknown=unknown,
         )
     return known
 

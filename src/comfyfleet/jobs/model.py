@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.dispatch.model import Lane, NewDispatch, Status
@@ -96,6 +96,13 @@ class Job:
     @property
     def wants_dispatch(self) -> bool:
         return self.status.is_active and not self.asked.is_held
+
+
+class Shortage(NamedTuple):
+    """Why nobody can run a job. `message` names everything, for operators; `told` is for customers."""
+
+    message: str
+    told: str
 
 
 @dataclass(frozen=True, slots=True)

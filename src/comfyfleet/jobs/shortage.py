@@ -3,23 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Lane
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.model import Version, Workflow
+from comfyfleet.effects.models import models_of
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
 from comfyfleet.fleets.offers import Missing, ModelUse
+from comfyfleet.jobs.model import Shortage, Submission
 from comfyfleet.jobs.sides import Sides
-
-
-class Shortage(NamedTuple):
-    """`message` names everything and is for operators; `told` is for customers."""
-
-    message: str
-    told: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +77,19 @@ async def ground_for(tx: Tx, sides: Sides, wanted: Wanted) -> Ground:
         now - timedelta(seconds=sides.settings.offline_after_seconds),
         {name: each for name, each in lacks.items() if each},
     )
+
+
+async def shortage_for(sides: Sides, asked: Submission) -> Shortage | None:
+    """Of a job that is submitted. Jobs alike are looked at once in a while, as they are many."""
+    key = (asked.lane, asked.workflow_version, asked.model_set)
+
+    async def look() -> Shortage | None:
+        async with sides.central.look() as tx:
+            models = models_of(asked.prompt)
+            wanted = await wanted_by(tx, asked.lane, models, asked.workflow_version)
+            return await shortage_of(tx, sides, wanted)
+
+    return await sides.shortages.get(key, look, now=sides.clock())
 
 
 async def shortage_of(tx: Tx, sides: Sides, wanted: Wanted) -> Shortage | None:

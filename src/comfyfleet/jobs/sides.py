@@ -15,6 +15,7 @@ from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.jobs import store
 from comfyfleet.jobs.caps import Caps
 from comfyfleet.jobs.keeping import Documents, Lately, Prompts
+from comfyfleet.jobs.model import Shortage
 from comfyfleet.jobs.news import News
 from comfyfleet.jobs.progress import Progresses
 from comfyfleet.jobs.tallies import Tallies
@@ -26,6 +27,7 @@ from comfyfleet.tenants import service as tenants
 
 log = logging.getLogger(__name__)
 ALONE_FRESH = timedelta(seconds=2)
+SHORTAGE_FRESH = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Sides:
     abilities: Abilities = field(default_factory=Abilities)
     # Whether a worker is the only one who may run what it may run.
     alone: Lately[bool] = field(default_factory=lambda: Lately(ALONE_FRESH))
+    # Whether nobody can run jobs of a kind.
+    shortages: Lately[Shortage | None] = field(default_factory=lambda: Lately(SHORTAGE_FRESH))
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

@@ -7,8 +7,10 @@ from datetime import timedelta
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
 from comfyfleet.effects import service as effects
+from comfyfleet.effects.assigning import lacks, least
 from comfyfleet.effects.model import Workflow
 from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Fleet, Worker
 from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import BackendFacts
 
@@ -28,25 +30,24 @@ class Assigning:
         plane = self._plane
         async with plane.central.look() as tx:
             fleet = await fleets.get(tx, self._slug, self._stage)
-            facts = await self._facts(tx)
+            workers = await self._workers(tx, fleet)
+            facts = await fleets.facts_of(tx, workers)
             workflows = [each for each in await effects.all_of(tx) if each.is_active]
-            situation = _situation(workflows, facts)
+            situation = _situation(workflows, workers)
             if not facts or situation == self._looked_at:
                 return
-            runnable = [each for each in workflows if await _all_can_run(tx, each, facts)]
+            runnable = [each for each in workflows if await _can_run(tx, each, workers, facts)]
             assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
         wanted = assigned | {each.id for each in runnable}
         if wanted != assigned:
             await self._assign(wanted, [each.slug for each in runnable if each.id not in assigned])
         self._looked_at = situation
 
-    async def _facts(self, tx: Tx) -> Mapping[str, BackendFacts]:
-        """Of the workers that are there now."""
+    async def _workers(self, tx: Tx, fleet: Fleet) -> list[Worker]:
+        """Those that are there now."""
         plane = self._plane
-        fleet = await fleets.get(tx, self._slug, self._stage)
         seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
-        workers = await fleets.workers_of(tx, fleet, seen_since=seen_since)
-        return await fleets.facts_of(tx, workers)
+        return await fleets.workers_of(tx, fleet, seen_since=seen_since)
 
     async def _assign(self, workflow_ids: set[int], new: Sequence[str]) -> None:
         plane, now = self._plane, self._plane.clock()
@@ -66,27 +67,25 @@ class Assigning:
         logger.info("fleet %s now runs %s", fleet.name, ", ".join(new))
 
 
-async def _all_can_run(tx: Tx, workflow: Workflow, facts: Mapping[str, BackendFacts]) -> bool:
-    """All, as workers of one fleet stand in for each other: a job goes to any of them."""
+async def _can_run(
+    tx: Tx, workflow: Workflow, workers: Sequence[Worker], facts: Mapping[str, BackendFacts]
+) -> bool:
+    """One of them is enough: only those that can run a job get it."""
     version = await effects.get_version(tx, workflow)
-    lacking = {
-        worker: missing
-        for worker, fact in facts.items()
-        if (missing := effects.missing_on(version, fact))
-    }
-    for worker, missing in lacking.items():
+    known = lacks(workflow, version, workers, facts)
+    if all(known.values()):
         logger.warning(
-            "workflow %s is not assigned: worker %s lacks %s",
+            "workflow %s is not assigned: it lacks %s",
             workflow.slug,
-            worker,
-            missing.in_words(),
+            least(known.values()).in_words(),
         )
-    return not lacking
+        return False
+    return True
 
 
-def _situation(workflows: Sequence[Workflow], facts: Mapping[str, BackendFacts]) -> object:
+def _situation(workflows: Sequence[Workflow], workers: Sequence[Worker]) -> object:
     """While it is the same, there is nothing to do."""
     return (
-        frozenset((each.id, each.version) for each in workflows),
-        frozenset((worker, fact.object_info_hash) for worker, fact in facts.items()),
+        frozenset((each.id, each.version, each.required_capabilities) for each in workflows),
+        frozenset((each.worker_id, each.facts_hash, each.capabilities) for each in workers),
     )

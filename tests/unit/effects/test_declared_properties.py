@@ -16,7 +16,9 @@ from tests.fleetkit.prompts import (
     drafted,
 )
 
+from comfyfleet.effects.drafting import draft
 from comfyfleet.effects.model import Property
+from comfyfleet.effects.objectinfo import engine_object_info
 from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.kernel.errors import InvalidInput, InvalidWorkflow
 
@@ -152,3 +154,17 @@ def test_node_types_that_nobody_knows_are_told_and_not_refused() -> None:
 def test_a_node_id_and_an_input_may_both_hold_dots() -> None:
     document = {"a.b": {"class_type": "Unknown", "inputs": {"x.y": "old"}}}
     assert drafted(Property("x", "text", binding="a.b.x.y"), document=document, output_node_id=None)
+
+
+def test_a_binding_that_is_none_is_told_with_all_that_could_be_bound() -> None:
+    prompt = {"2": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64}}}
+    with pytest.raises(InvalidInput) as refused:
+        draft(
+            slug="x",
+            document={**prompt, "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0]}}},
+            properties=[Property("depth", "integer", binding="2.depth")],
+            output_node_id=None,
+            object_info=engine_object_info(),
+        )
+    for name in ("width", "height", "batch_size", "color"):
+        assert f'"{name}"' in refused.value.message

@@ -141,7 +141,10 @@ class _Errand:
             "backend_affinity": placing.affinity,
         }
         given = {name: value for name, value in body.items() if value is not None}
-        ids: list[str] = self.plane.post("jobs", **given)["ids"]
+        answer = self.plane.post("jobs", **given)
+        for warning in answer.get("warnings", ()):
+            self.world.warn(warning)
+        ids: list[str] = answer["ids"]
         return ids
 
     def _uploaded(self, path: Path) -> str:

@@ -300,6 +300,8 @@ def _from_file(path: Path | None) -> list[Any]:
 def _registered(answer: dict[str, Any], world: World) -> None:
     for warning in answer.get("warnings", ()):
         world.warn(warning)
+    for note in answer.get("notes", ()):
+        world.say(note)
     world.say(f"workflow {answer['slug']} has version {answer['version']}")
 
 

@@ -136,6 +136,12 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     return {row.slug: row.id for row in await tx.execute(query)}
 
 
+async def slugs(tx: Tx) -> list[str]:
+    """Of the workflows that operators have registered."""
+    query = select(workflows.c.slug).where(workflows.c.is_open.is_(False))
+    return list(await tx.scalars(query.order_by(workflows.c.slug)))
+
+
 async def known_workflow_ids(tx: Tx, ids: Collection[int]) -> set[int]:
     return set(await tx.scalars(select(workflows.c.id).where(workflows.c.id.in_(ids))))
 

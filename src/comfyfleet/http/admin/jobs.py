@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from comfyfleet.dispatch import service as dispatch
+from comfyfleet.effects import service as effects
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
@@ -17,6 +18,7 @@ from comfyfleet.jobs import submitting
 from comfyfleet.jobs.arrival import ANNOUNCED_SIZE
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.ordering import Order, submission
+from comfyfleet.jobs.shortage import shortage_for
 from comfyfleet.jobs.why import why
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
@@ -46,6 +48,7 @@ class NewJobs(Body):
 
 class JobIds(BaseModel):
     ids: list[UUID]
+    warnings: list[str] = Field(default_factory=list, description="Why nobody can run them now.")
 
 
 class OutputSeen(BaseModel):
@@ -80,6 +83,8 @@ class JobSeen(BaseModel):
 async def submit(plane: GivenPlane, wanted: NewJobs) -> JobIds:
     """One job, or several alike; each draws its own seed."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
+    async with plane.central.look() as tx:
+        await effects.named(tx, wanted.workflow_slug)
     order = Order(
         slug=wanted.workflow_slug,
         version=wanted.version,
@@ -95,7 +100,9 @@ async def submit(plane: GivenPlane, wanted: NewJobs) -> JobIds:
         for _ in range(wanted.count)
     }
     added = await submitting.submit_many(plane.sides, tenant_id, asked)
-    return JobIds(ids=[job.id for job in added])
+    short = await shortage_for(plane.sides, added[0].asked) if added else None
+    warnings = [] if short is None else [short.message]
+    return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
 @router.get("/jobs/{job_id}")

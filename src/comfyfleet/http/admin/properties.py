@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from comfyfleet.effects.model import Property, PropertyType
+from comfyfleet.effects.model import PROPERTY_TYPES, Property, PropertyType
 from comfyfleet.http.admin.routing import Answer
 
 
@@ -16,7 +16,8 @@ class PropertyBody(BaseModel):
     name: str = Field(
         description="The one named `input`, of image or video, takes the user's media."
     )
-    type: PropertyType
+    # A text, so that a type that isn't one is told in a sentence, with all that there are.
+    type: str = Field(json_schema_extra={"enum": list(PROPERTY_TYPES)})
     binding: str | None = Field(
         default=None, description='"<node id>.<input>", ids as in the prompt.'
     )

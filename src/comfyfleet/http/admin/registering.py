@@ -80,11 +80,13 @@ class Registered(Answer):
     slug: str
     version: int
     warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
+    notes: list[str] = Field(default_factory=list, description="What will be known later.")
 
 
 async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered:
     """Checked as a whole, then the document is kept, then the rows are written."""
-    made = await asyncio.to_thread(_draft, body, await _object_infos(body, plane))
+    reported, usual = await _object_infos(body, plane)
+    made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
     await documents.keep(plane.store, made)
     now = plane.clock()
     async with plane.central.begin() as tx:
@@ -114,6 +116,7 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
         slug=workflow.slug,
         version=version.version,
         warnings=[*told, *made.warnings, *doubts],
+        notes=list(made.notes),
     )
 
 
@@ -122,7 +125,7 @@ async def _broken(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
     return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
 
 
-def _draft(body: NewWorkflow, object_infos: list[Mapping[str, Any]]) -> Draft:
+def _draft(body: NewWorkflow, object_infos: list[Mapping[str, Any]], is_reported: bool) -> Draft:
     """Takes a while for a large workflow: not for the loop that serves everybody."""
     known = best_object_info(body.document, object_infos)
     output = None if body.output_node_id is None else str(body.output_node_id)
@@ -132,11 +135,14 @@ def _draft(body: NewWorkflow, object_infos: list[Mapping[str, Any]]) -> Draft:
         properties=[each.parsed() for each in body.properties],
         output_node_id=output,
         object_info=known if known is not None else {},
+        is_reported=is_reported,
     )
 
 
-async def _object_infos(body: NewWorkflow, plane: Plane) -> list[Mapping[str, Any]]:
-    """What the fleets last reported, and the built-in engine's if it is installed."""
+async def _object_infos(
+    body: NewWorkflow, plane: Plane
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """What the fleets last reported, and the built-in engine's if it is installed and of use."""
     async with plane.central.look() as tx:
         found = [await _named(tx, body.fleet)] if body.fleet else await fleets.all_of(tx)
     keys = {each.object_info_key: each for each in found if each.object_info_key}
@@ -144,16 +150,18 @@ async def _object_infos(body: NewWorkflow, plane: Plane) -> list[Mapping[str, An
     reported: list[Mapping[str, Any]] = []
     for fleet in newest:
         try:
-            reported.append(await objectinfo.read(plane.store, fleet) or {})
+            found_there = await objectinfo.read(plane.store, fleet)
         except NotFound:
             continue
+        if found_there is not None:
+            reported.append(found_there)
     if body.fleet and reported:
-        return reported
+        return reported, []
     try:
-        return [*reported, engine_object_info()]
+        return reported, [engine_object_info()]
     except Refused:
         if reported or "nodes" not in body.document:
-            return reported
+            return reported, []
         raise
 
 

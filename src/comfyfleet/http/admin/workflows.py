@@ -99,7 +99,7 @@ async def list_workflows(plane: GivenPlane) -> Workflows:
 @router.get("/workflows/{slug}")
 async def show(slug: Slug, plane: GivenPlane, version: Number = None) -> WorkflowDetail:
     async with plane.central.look() as tx:
-        workflow = await effects.by_slug(tx, slug)
+        workflow = await effects.named(tx, slug)
         found = await effects.get_version(tx, workflow, version)
         return WorkflowDetail(
             **(await _answer(tx, workflow)).model_dump(),
@@ -117,7 +117,7 @@ async def show(slug: Slug, plane: GivenPlane, version: Number = None) -> Workflo
 async def document(slug: Slug, plane: GivenPlane, version: Number = None) -> dict[str, Any]:
     """As it was registered."""
     async with plane.central.look() as tx:
-        found = await effects.get_version(tx, await effects.by_slug(tx, slug), version)
+        found = await effects.get_version(tx, await effects.named(tx, slug), version)
     return await documents.read(plane.store, found)
 
 
@@ -125,7 +125,7 @@ async def document(slug: Slug, plane: GivenPlane, version: Number = None) -> dic
 async def able_workers(slug: Slug, plane: GivenPlane, version: Number = None) -> AbleWorkers:
     """Which workers of its fleets can run it, and what is missing where."""
     async with plane.central.look() as tx:
-        workflow = await effects.by_slug(tx, slug)
+        workflow = await effects.named(tx, slug)
         found = await effects.get_version(tx, workflow, version)
         rows = [
             AbleWorker(worker_id=name, fleet=fleet.name, can_run=not lack, missing=lack.as_json())
@@ -199,7 +199,7 @@ async def _acted(
     details: dict[str, Any] | None = None,
 ) -> WorkflowAnswer:
     async with plane.central.begin() as tx:
-        workflow = await change(tx, await effects.by_slug(tx, slug))
+        workflow = await change(tx, await effects.named(tx, slug))
         await audit.record(
             tx, actor=operator, action=action, subject=workflow.subject, now=now, details=details
         )

@@ -25,11 +25,13 @@ from comfyfleet.http.public.routing import (
 from comfyfleet.jobs import customers
 from comfyfleet.jobs.customers import Application
 from comfyfleet.jobs.model import Job, JobStatus
+from comfyfleet.jobs.shortage import shortage_for
 from comfyfleet.plane import Plane
 from comfyfleet.wire.values import text_of
 
 router = public_router("ai-jobs")
 KEY_CHARACTERS_MAX = 200
+WAITS = "No backend can run this at the moment: the job waits until one can."
 IdempotencyKey = Annotated[
     Text | None,
     Field(
@@ -81,6 +83,9 @@ class JobAnswer(JobSummary):
     processed_file_url: str | None = Field(description="The first output's.")
     values: list[showing.Value] = showing.VALUES
     text: str | None = showing.TEXT
+    warnings: list[str] = Field(
+        default_factory=list, description="At submit: that it will wait, as nobody can run it now."
+    )
 
 
 class Jobs(Answer):
@@ -117,7 +122,9 @@ async def submit(
     )
     job, is_new = await customers.apply(plane.sides, caller.tenant.id, caller.user_id, wanted)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _answer(plane, await _waited(plane, job, wait), now)
+    answer = await _answer(plane, await _waited(plane, job, wait), now)
+    short = await shortage_for(plane.sides, job.asked) if answer.status == "queued" else None
+    return answer if short is None else answer.model_copy(update={"warnings": [WAITS]})
 
 
 @router.get("/ai-jobs", responses=problems(404))

@@ -1,0 +1,93 @@
+"""Operators are told when nobody, or not everybody, can run a workflow; and what they misspelt."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import PROMPT, Yard, yard_on
+
+from comfyfleet.fleets import service as fleets
+from comfyfleet.loops.assigning import Assigning
+
+ALL_TYPES = ["LoadImage", "ImageInvert", "SaveImage"]
+
+
+@pytest.fixture
+async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
+    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+        yield yard
+
+
+async def test_assigning_names_the_workers_that_can_not_run_it(yard: Yard) -> None:
+    await yard.assign()
+    await yard.register("good", backend={"node_types": ALL_TYPES})
+    await yard.register("bad", backend={"node_types": ["LoadImage", "SaveImage"]})
+    assigned = (await yard.assign("invert")).json()
+    assert assigned["warnings"] == [
+        "1 of 2 workers of gpu/production can't run invert as it is registered: "
+        "bad lacks node ImageInvert."
+    ]
+    again = (await yard.register_workflow("invert")).json()
+    assert "bad lacks node ImageInvert" in again["warnings"][0]
+
+
+async def test_a_capability_that_no_worker_has_is_refused_of_every_fleet(yard: Yard) -> None:
+    await yard.register_workflow("large", required_capabilities=["80gb"])
+    await yard.register("w1")
+    refused = await yard.assign("invert", "large")
+    assert refused.status_code == 422
+    assert "missing capability 80gb" in refused.text
+
+
+async def test_what_is_assigned_by_itself_can_be_run(yard: Yard) -> None:
+    await yard.assign()
+    await yard.register_workflow("large", required_capabilities=["80gb"])
+    sweep = Assigning(yard.plane, "gpu", "production")
+    await yard.register("w1", backend={"node_types": ALL_TYPES})
+    await yard.register("w2", backend={"node_types": ["LoadImage"]})
+    await sweep()
+    async with yard.plane.central.look() as tx:
+        fleet = await fleets.get(tx, "gpu", "production")
+        assert [each.slug for each in await fleets.assigned_to(tx, fleet)] == ["invert"]
+    await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
+    await sweep()
+    async with yard.plane.central.look() as tx:
+        assert len(await fleets.assigned_to(tx, fleet)) == 2
+
+
+async def test_before_a_worker_has_joined_registering_is_no_reason_to_warn(yard: Yard) -> None:
+    prompt = {**PROMPT, "4": {"class_type": "KSampler", "inputs": {}}}
+    made = (await yard.register_workflow("paint", document=prompt)).json()
+    assert made["warnings"] == []
+    (note,) = made["notes"]
+    assert note.startswith("No worker has told yet what its backend has.")
+
+
+async def test_submitting_says_what_is_missing_where(yard: Yard) -> None:
+    body = {"workflow_slug": "invert", "files": {"input": await yard.upload()}}
+    made = (await yard.admin.post("/api/admin/jobs", json=body)).json()
+    assert made["warnings"] == [
+        "No worker has workflow invert: fleet gpu/production has no workers."
+    ]
+
+
+async def test_a_workflow_that_was_misspelt_is_suggested(yard: Yard) -> None:
+    for method, path, body in (
+        ("GET", "workflows/inver", None),
+        ("POST", "jobs", {"workflow_slug": "inver"}),
+        ("PUT", "fleets/gpu/production/workflows", {"workflow_slugs": ["inver"]}),
+    ):
+        answer = await yard.admin.request(method, f"/api/admin/{path}", json=body)
+        assert answer.status_code in (404, 422)
+        assert 'there are: "invert"' in answer.json()["error"]["message"]
+
+
+async def test_a_type_that_is_none_is_told_in_a_sentence(yard: Yard) -> None:
+    wrong = [{"name": "width", "type": "integr", "binding": "1.image"}]
+    answer = await yard.register_workflow("x", properties=wrong)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"].startswith(
+        "the property width: 'integr' is no type, did you mean integer? There are: text,"
+    )
