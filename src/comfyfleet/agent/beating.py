@@ -91,7 +91,8 @@ class Heart:
             except LeaseLost:
                 return
             except FleetError as error:
-                logger.warning("a heartbeat was not answered", extra=self._ids(error))
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "a heartbeat was not answered", extra=self._ids(error))
                 await asyncio.sleep(min(RETRY_SECONDS, self._seconds) * self._jitter())
                 self._changed.set()
 

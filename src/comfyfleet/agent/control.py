@@ -1,5 +1,6 @@
 """The control plane as a worker sees it: seven calls over HTTP."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from comfyfleet.comfy.causes import in_words
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.kernel.errors import (
     Conflict,
@@ -60,6 +62,8 @@ class Control:
         self, url: str, *, key: str | None = None, surroundings: Surroundings | None = None
     ) -> None:
         self.key = key
+        self._url = url.rstrip("/")
+        self._is_away = False
         self._around = surroundings or Surroundings()
         self._client = httpx.AsyncClient(
             base_url=f"{url.rstrip('/')}/api/worker",
@@ -143,6 +147,31 @@ class Control:
         headers: Mapping[str, str],
         patience: httpx.Timeout | None = None,
     ) -> Answer:
+        """One line tells that nobody answers, and one that somebody does again."""
+        is_away = False
+        try:
+            return await self._ask_once(endpoint, message, kind, headers, patience)
+        except asyncio.CancelledError:
+            is_away = self._is_away
+            raise
+        except Unavailable as error:
+            is_away = True
+            if not self._is_away:
+                logger.warning("the control plane at %s doesn't answer: %s", self._url, error)
+            raise
+        finally:
+            if self._is_away and not is_away:
+                logger.warning("the control plane at %s answers again", self._url)
+            self._is_away = is_away
+
+    async def _ask_once(
+        self,
+        endpoint: str,
+        message: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str],
+        patience: httpx.Timeout | None,
+    ) -> Answer:
         try:
             response = await self._client.post(
                 f"/{endpoint}",
@@ -151,8 +180,7 @@ class Control:
                 timeout=patience or self._client.timeout,
             )
         except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
-            raise Unavailable(f"{endpoint}: no answer from the control plane: {reason}") from error
+            raise Unavailable(f"{endpoint} at {self._url}: {in_words(error)}") from error
         if response.status_code // 100 != 2:
             raise trouble_of(endpoint, response)
         try:

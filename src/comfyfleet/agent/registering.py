@@ -13,7 +13,7 @@ from comfyfleet.agent.naming import WORKER_ID_CHARACTERS_MAX
 from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.comfy import Description
 from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.kernel.errors import Conflict, FleetFull, Unavailable
+from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, Unavailable
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import BackendFacts, Provider, Register, Registered
 
@@ -44,6 +44,15 @@ class Registration:
     def provider(self) -> Provider:
         return "cloud" if self._settings.is_cloud else "self_hosted"
 
+    def check_secret(self) -> None:
+        """Before all else: without a secret only a key from before helps."""
+        known = self._journal.identity()
+        if not self._settings.secret and (known is None or not self._is_ours(known)):
+            raise InvalidInput(
+                "the fleet's secret is not set",
+                hint="export COMFYFLEET_FLEET_SECRET=…, as `comfyfleet admin fleets create` showed it.",
+            )
+
     def take_up(self) -> bool:
         """Whether there is a key from before."""
         known = self._journal.identity()
@@ -66,7 +75,8 @@ class Registration:
             except Conflict as error:
                 await self._taken(error)
             except (FleetFull, Unavailable) as error:
-                logger.warning("not registered yet", extra={"reason": error.message})
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "not registered yet", extra={"reason": error.message})
                 await self._around.back_off(min(attempt, 6))
         self.worker_id = registered.worker_id
         self._heed(registered.heartbeat_seconds)

@@ -21,7 +21,7 @@ from comfyfleet.agent.registering import Registration, upload_object_info
 from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.agent.stopping import Stop, heed
 from comfyfleet.comfy import Backend, Description
-from comfyfleet.kernel.errors import FleetError, NotOffered, Unauthenticated
+from comfyfleet.kernel.errors import FleetError, NotOffered, Unauthenticated, Unavailable
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import (
     BackendFacts,
@@ -105,6 +105,7 @@ class Worker:
     async def _begin(self) -> bool:
         journal = self._workshop.journal
         await asyncio.to_thread(journal.open)
+        self._registration.check_secret()
         await self._health.until_answering()
         await self._describe()
         if not self._registration.take_up():
@@ -170,7 +171,8 @@ class Worker:
             await self._register()
             return None
         except FleetError as error:
-            logger.warning("a poll was not answered", extra={"reason": error.message})
+            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            logger.log(level, "a poll was not answered", extra={"reason": error.message})
             await self._workshop.surroundings.back_off(min(failures + 1, 6))
             return None
         finally:
@@ -325,6 +327,7 @@ class Worker:
     async def _leave(self) -> None:
         why = Halt(self.stop.reason or "shutdown")
         self._hand_back_unstarted(why)
+        self._tell_of_waiting()
         await self._finish(lambda: self.stop.seconds_left - self.stop.reserve_seconds)
         why = Halt(self.stop.reason or "shutdown")
         for holding in [*self._holdings]:
@@ -337,6 +340,15 @@ class Worker:
         if told:
             await asyncio.to_thread(self._workshop.journal.forget_identity)
         logger.info("stopped", extra={"deregistered": told, "leases_left": len(self._holdings)})
+
+    def _tell_of_waiting(self) -> None:
+        count = sum(each.halted is None for each in self._holdings)
+        if count and self.stop.seconds_left > 0:
+            logger.warning(
+                "waiting up to %.0f s for what still runs (jobs: %d); a second Ctrl-C ends it now",
+                self.stop.seconds_left,
+                count,
+            )
 
     async def _finish(self, seconds_left: Callable[[], float]) -> None:
         """Until all leases have ended or time is up; the time may be cut short meanwhile."""

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import httpx
 
+from comfyfleet.comfy.causes import in_words
 from comfyfleet.comfy.meter import Meter
 from comfyfleet.comfy.settings import Limits
 from comfyfleet.comfy.shapes import cut, parse_json
@@ -125,18 +126,21 @@ class Calls:
         try:
             yield note
         except BaseException as error:
-            failure = type(error).__name__
+            failure = in_words(error)
             raise
         finally:
             seconds = self.surroundings.clock() - started
             ok = failure is None and (note.status or 0) < 400
             self.meter.called(call.operation, ok=ok, seconds=seconds)
-            _log(call, note.status, failure, seconds)
+            _log(call, self.place, note.status, failure, seconds)
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return f"{self.client.base_url.host}:{self.client.base_url.port or ''}".rstrip(":")
 
     def unavailable(self, call: Call, error: Exception) -> ServerUnavailable:
-        place = f"{self.client.base_url.host}:{self.client.base_url.port or ''}".rstrip(":")
-        reason = str(error) or type(error).__name__
-        return ServerUnavailable(f"{call.operation} at {place} failed: {reason}")
+        return ServerUnavailable(f"{call.operation} at {self.place} failed: {in_words(error)}")
 
     def _request(self, call: Call) -> httpx.Request:
         for part in (call.files or {}).values():
@@ -184,12 +188,14 @@ def json_of(call: Call, response: httpx.Response) -> Any:
     return parse_json(response.content, f"the answer to {call.operation}")
 
 
-def _log(call: Call, status: int | None, failure: str | None, seconds: float) -> None:
-    level = logging.WARNING if failure or (status or 0) >= 400 else logging.INFO
+def _log(call: Call, place: str, status: int | None, failure: str | None, seconds: float) -> None:
+    """That nobody answers is told by whoever waits, once; not with every attempt."""
+    level = logging.WARNING if (status or 0) >= 400 else logging.INFO
     logger.log(
         level,
         "backend call",
         extra={
+            "backend": place,
             "method": call.method,
             "path": call.path or call.route,
             "status": status,

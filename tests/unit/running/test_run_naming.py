@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from comfyfleet.cli.running.naming import check_folder, numbered, readable_name, reserve
+from comfyfleet.cli.running.progress import Plan
+from comfyfleet.cli.running.session import names_of
+from comfyfleet.comfy import OutputFile
 from comfyfleet.kernel.errors import InvalidInput
 
 
@@ -68,3 +71,15 @@ def test_a_file_on_the_way_to_the_folder_is_told_before_the_run(tmp_path: Path) 
     (tmp_path / "a").write_text("")
     with pytest.raises(InvalidInput, match="is no folder"):
         check_folder(tmp_path / "a" / "b")
+
+
+def test_previews_of_equal_titles_are_told_apart_by_their_nodes() -> None:
+    plan = Plan({"7": "Preview Mask", "12:3": "Preview Mask", "9": "Save Image"})
+    files = [OutputFile(node, "images", "a.png") for node in ("12:3", "7", "7", "9", "unknown")]
+    assert names_of(files, plan) == {
+        "12:3": "Preview Mask node 12:3",
+        "7": "Preview Mask node 7",
+        "9": "Save Image",
+    }
+    preview = readable_name("ComfyUI_temp_abcde_00001_.png", node_name="Preview Mask node 12:3")
+    assert preview == "Preview Mask node 12_3.png"

@@ -1,7 +1,8 @@
 """One run from its files to its outputs, on any backend."""
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ class Session:
         outputs = await self._backend.outputs(run_id)
         kept = [file for file in outputs.files if file.folder != "temp"]
         files = kept or list(outputs.files)
-        paths = [await self._save(file, plan.names.get(file.node_id)) for file in files]
+        names = names_of(files, plan)
+        paths = [await self._save(file, names.get(file.node_id)) for file in files]
         for value in outputs.values:
             self._reporter.shown(value)
         seconds = self._world.clock() - began
@@ -171,6 +173,18 @@ class Session:
             found = run_id or prompt_id
             hint = f"Look after it with: comfyfleet watch {found} {self._target.options}"
         return type(error)(error.message, **{**error.details, "hint": hint})
+
+
+def names_of(files: Sequence[OutputFile], plan: Plan) -> dict[str, str]:
+    """Of the nodes that made them; those of equal titles are told apart by their ids."""
+    titles = {
+        each.node_id: plan.names[each.node_id] for each in files if each.node_id in plan.names
+    }
+    counts = Counter(titles.values())
+    return {
+        node_id: title if counts[title] == 1 else f"{title} node {node_id}"
+        for node_id, title in titles.items()
+    }
 
 
 def check_end(end: End | None, plan: Plan, run_id: str) -> None:

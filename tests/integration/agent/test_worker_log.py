@@ -1,0 +1,94 @@
+"""What a worker's log tells of those that don't answer, and of its own leaving."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from tests.agentkit.plane import SECRET, Plane, eventually
+from tests.agentkit.prompts import picture, steps
+from tests.agentkit.workers import settings_for, working
+from tests.integration.commands import comfyfleet
+
+from comfyfleet.agent.assembling import open_worker
+from comfyfleet.agent.control import Control
+from comfyfleet.engine import serving
+from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.kernel.errors import InvalidInput, Unavailable
+from comfyfleet.wire.messages import Register
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    found = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    return [each.getMessage() for each in found if word in each.getMessage()]
+
+
+async def test_a_backend_that_is_not_there_is_told_once_and_that_it_is_back(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = plane.add(picture())
+    place = f"127.0.0.1:{unused_tcp_port}"
+    async with working(settings_for(plane, f"http://{place}", tmp_path)):
+        calls = "comfyfleet.comfy.calls"
+        await eventually(lambda: sum(each.name == calls for each in caplog.records) >= 2)
+        with serving(port=unused_tcp_port):
+            await eventually(lambda: job.word)
+            told = lines(caplog, place)
+    assert len(told) == 2
+    assert told[0].startswith(f"waiting for the backend at http://{place}: ")
+    assert told[0].endswith("connection refused")
+    assert told[1] == f"the backend at http://{place} answers"
+
+
+async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
+    unused_tcp_port: int, plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    control = Control(url)
+    said = Register(worker_id="w", fleet_slug="gpus")
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await control.register(said, SECRET)
+    await control.aclose()
+    assert lines(caplog, "control plane") == [
+        f"the control plane at {url} doesn't answer: register at {url}: connection refused"
+    ]
+    plane.errors["register"] = 1
+    control = Control(plane.url)
+    with pytest.raises(Unavailable):
+        await control.register(said, SECRET)
+    await control.register(said, SECRET)
+    await control.aclose()
+    assert lines(caplog, "control plane")[-1] == f"the control plane at {plane.url} answers again"
+
+
+async def test_a_worker_without_a_secret_says_that_it_is_not_set(
+    plane: Plane, tmp_path: Path
+) -> None:
+    settings = settings_for(plane, "http://127.0.0.1:1", tmp_path, secret="")
+    async with open_worker(settings, {}) as worker:
+        with pytest.raises(InvalidInput, match="secret is not set"):
+            await worker.work()
+
+
+def test_the_command_names_the_variable_that_is_not_set(plane: Plane, tmp_path: Path) -> None:
+    where = ("--control", plane.url, "--fleet", "gpus", "--backend", "http://127.0.0.1:1")
+    result = comfyfleet("worker", *where, "--state", str(tmp_path))
+    assert result.code == 1
+    assert "secret is not set" in result.err
+    assert "COMFYFLEET_FLEET_SECRET" in result.err
+
+
+async def test_who_stops_while_a_job_runs_tells_that_it_waits(
+    plane: Plane, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = plane.add(steps(20, 50))
+    async with open_worker(settings_for(plane, engine.url, tmp_path), {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually(lambda: job.started)
+        worker.stop.ask("shutdown", 10)
+        await work
+    assert job.result.outputs
+    (told,) = lines(caplog, "second Ctrl-C")
+    assert "jobs: 1" in told

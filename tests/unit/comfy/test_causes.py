@@ -1,0 +1,43 @@
+"""Why a call was not answered, in words."""
+
+import socket
+
+import httpx
+import pytest
+
+from comfyfleet.comfy.causes import in_words
+
+
+def caused(error: Exception, *causes: BaseException) -> Exception:
+    for outer, inner in zip((error, *causes), causes, strict=False):
+        outer.__cause__ = inner
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (caused(httpx.ConnectError("All failed"), ConnectionRefusedError()), "connection refused"),
+        (
+            caused(
+                httpx.ConnectError("All failed"),
+                OSError(),
+                ExceptionGroup("several", [ConnectionRefusedError(), OSError()]),
+            ),
+            "connection refused",
+        ),
+        (caused(httpx.ConnectError("x"), socket.gaierror()), "its name can't be resolved"),
+        (httpx.ReadTimeout(""), "no answer within the time allowed"),
+        (httpx.ConnectError("as it says"), "as it says"),
+        (httpx.ReadError(""), "ReadError"),
+    ],
+)
+def test_the_cause_is_told(error: Exception, words: str) -> None:
+    assert in_words(error) == words
+
+
+async def test_a_closed_port_is_a_refused_connection(unused_tcp_port: int) -> None:
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(httpx.ConnectError) as caught:
+            await client.get(f"http://127.0.0.1:{unused_tcp_port}/")
+    assert in_words(caught.value) == "connection refused"
