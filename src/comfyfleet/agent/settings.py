@@ -45,6 +45,14 @@ class WorkerSettings:
     max_retries: int = RETRIES_MAX
 
     @property
+    def place(self) -> str:
+        """Where the backend is, for people: without a key that may stand in its address."""
+        if self.backend_url is None:
+            return "Comfy Cloud"
+        scheme, _, rest = self.backend_url.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    @property
     def is_cloud(self) -> bool:
         return self.backend_url is None
 

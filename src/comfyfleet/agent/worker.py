@@ -67,7 +67,7 @@ class Worker:
         self._registration = Registration(settings, control, workshop.journal)
         self._health = Health(
             probe,
-            place=settings.backend_url or "Comfy Cloud",
+            place=settings.place,
             folder=settings.state,
             owned=owned,
             changed=self._wake,

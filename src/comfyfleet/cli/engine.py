@@ -67,6 +67,7 @@ def engine(
 def _serve(host: str, port: int, data: Path | None, world: World, *, pace: bool) -> None:
     # Here, so that help and the other commands do without numpy and its friends.
     from comfyfleet.engine.features import COMFYUI_VERSION
+    from comfyfleet.engine.limits import limit_memory, limits_of
     from comfyfleet.engine.nodes import registry
     from comfyfleet.engine.pacing import paced
     from comfyfleet.engine.serve import listen, serve, url_of
@@ -76,6 +77,7 @@ def _serve(host: str, port: int, data: Path | None, world: World, *, pace: bool)
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
         nodes = paced(registry()) if pace else registry()
         engine = _engine_in(root, nodes)
+        limit_memory(limits_of(world.environ))
         kept = "" if data else " (until it stops)"
         world.print_line(
             f"Engine at {url_of(listener)}, as ComfyUI {COMFYUI_VERSION} with "

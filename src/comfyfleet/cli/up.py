@@ -1,10 +1,10 @@
-"""`comfyfleet up`: everything in one process, on one machine, with no services."""
+"""`comfyfleet up`: everything by one command, on one machine, with no services."""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from comfyfleet.agent.settings import WorkerSettings, concurrency_of, heartbeat_
 from comfyfleet.agent.surveying import surveying
 from comfyfleet.agent.worker import Worker
 from comfyfleet.cli.engine import Port, require_engine
+from comfyfleet.cli.engine_process import engine_process
 from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.serve import DATA, Data, Host, greet, serve_plane, settings_at
 from comfyfleet.cli.servers import base_url, shown
@@ -102,7 +103,8 @@ class _Everything:
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
             ]
             if with_engine:
-                backends.append((BUILT_IN, stack.enter_context(_engine(self.data / ENGINE_FOLDER))))
+                engine = engine_process(self.world.environ, self.data / ENGINE_FOLDER)
+                backends.append((BUILT_IN, stack.enter_context(engine)))
             workers = [await self._hired(name, url, secret, stack) for name, url in backends]
             await stack.enter_async_context(running(_sweeps(plane)))
             self._tell_next(backends)
@@ -158,13 +160,3 @@ class _Everything:
 def _sweeps(plane: Plane) -> Sweeps:
     own = Sweep("assign", Assigning(plane, FLEET, STAGE), ASSIGN_SECONDS)
     return Sweeps([*sweeps_of(plane), own], plane.turns, plane.meters, plane.clock)
-
-
-@contextmanager
-def _engine(data: Path) -> Iterator[str]:
-    """Its URL. In a thread: what it computes must not hold up the control plane's answers."""
-    from comfyfleet.engine import serving
-
-    data.mkdir(parents=True, exist_ok=True)
-    with serving(data=data.resolve()) as served:
-        yield served.url

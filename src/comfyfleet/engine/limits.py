@@ -1,12 +1,16 @@
 """How much one prompt may take of the machine. Set once, by the process that the engine runs in."""
 
+import logging
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
 from comfyfleet.kernel.pictures import PIXELS_MAX, Size, require_pixels
+
+log = logging.getLogger(__name__)
 
 MEMORY, PIXELS = "COMFYFLEET_ENGINE_MEMORY_BYTES", "COMFYFLEET_MAX_PICTURE_PIXELS"
 MEMORY_BYTES_MAX = 8 * 1024**3
@@ -42,6 +46,29 @@ def limits_of(environ: Mapping[str, str]) -> EngineLimits:
 def use_limits(limits: EngineLimits) -> None:
     global _limits
     _limits = limits
+
+
+def limit_memory(limits: EngineLimits) -> None:
+    """Of this process, where the system can: what wants more fails, and nothing else does.
+
+    After everything was imported: what is there by then is not counted.
+    """
+    use_limits(limits)
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = _data_bytes() + limits.memory_bytes
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    except (ImportError, OSError, ValueError):
+        log.warning("the memory of the engine can't be limited on this system")
+
+
+def _data_bytes() -> int:
+    """What the process has of its own, heap and stacks; Linux counts the limit by that."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_room(*shape: int) -> None:

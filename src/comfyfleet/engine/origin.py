@@ -10,6 +10,8 @@ def is_foreign(headers: Mapping[str, str]) -> bool:
     if headers.get("sec-fetch-site") == "cross-site":
         return True
     host, origin = headers.get("host"), headers.get("origin")
+    if origin == "null":  # a page without an origin, such as one in a sandbox
+        return True
     if not host or not origin:
         return False
     return _is_other_site(host.lower(), origin.lower())
@@ -28,6 +30,15 @@ def _is_other_site(host: str, origin: str) -> bool:
     if None in ports:
         return own.hostname != other.hostname
     return own.netloc != other.netloc
+
+
+def is_local_name(host: str | None) -> bool:
+    """Whether a request names this machine by a name that no page of another site can have."""
+    try:
+        named = urlsplit(f"//{host or ''}".lower()).hostname
+    except ValueError:
+        return False
+    return bool(named) and _is_loopback(named or "")
 
 
 def _is_loopback(hostname: str) -> bool:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from comfyfleet.engine.app import create_app
 from comfyfleet.engine.engine import DataFolder, Engine
+from comfyfleet.engine.guard import Guard, is_local
 from comfyfleet.engine.node import NodeType
 from comfyfleet.engine.nodes import registry
 from comfyfleet.kernel.errors import ServerUnavailable
@@ -55,14 +56,15 @@ def serving(
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = Engine(DataFolder(root), registry() if nodes is None else nodes, mortal=mortal)
         listener = stack.enter_context(listen(host, port))
-        server = uvicorn.Server(_config(app_of(engine)))
+        server = uvicorn.Server(_config(Guard(app_of(engine), is_local(listener))))
         stack.enter_context(_in_thread(server, listener))
         yield Served(url_of(listener), engine)
 
 
-def serve(engine: Engine, listener: socket.socket, app_of: AppOf = create_app) -> None:
+def serve(engine: Engine, listener: socket.socket, *, key: str | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
-    _StoppableServer(_config(app_of(engine))).run(sockets=[listener])
+    guarded = Guard(create_app(engine), is_local(listener), key)
+    _StoppableServer(_config(guarded)).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

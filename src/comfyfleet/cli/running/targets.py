@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter, validators
 
 from comfyfleet.cli.engine import require_engine
+from comfyfleet.cli.engine_process import engine_process
 from comfyfleet.cli.nodetypes import SERVER_VARIABLE, KnownTypes, types_of_server
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World, counted
@@ -83,7 +84,7 @@ def chosen_target(options: TargetOptions, world: World) -> Iterator[Target]:
     if urls:
         yield server_target(least_busy(urls, limits, world), limits)
         return
-    with _built_in_url() as url:
+    with _built_in_url(world.environ) as url:
         yield replace(server_target(url, limits), name=BUILT_IN, options=None)
 
 
@@ -186,10 +187,7 @@ async def _queue_length(url: str, limits: Limits) -> int | FleetError:
 
 
 @contextlib.contextmanager
-def _built_in_url() -> Iterator[str]:
+def _built_in_url(environ: Mapping[str, str]) -> Iterator[str]:
     require_engine(". Or name a ComfyUI: --server http://127.0.0.1:8188")
-    # Imported late: numpy and its friends take longer than a conversion.
-    from comfyfleet.engine import serving
-
-    with serving() as served:
-        yield served.url
+    with engine_process(environ) as url:
+        yield url
