@@ -12,6 +12,7 @@ from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.callers import Callers, Check
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
+from comfyfleet.http.wrong_keys import WrongKeys
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
 from comfyfleet.storage.signing import OBJECTS_PATH
@@ -29,7 +30,7 @@ TAGS = [
     {"name": "wallet", "description": "Tokens: what there is, and how it came to that."},
     {"name": "keys", "description": "A user's own API keys."},
     {"name": "webhooks", "description": "Where a user's server is told how jobs ended."},
-    {"name": "admin", "description": "For operators; needs the admin key."},
+    {"name": "admin", "description": "For operators; needs an operator's key, or the admin key."},
     {"name": "worker", "description": "For workers; needs a worker's key."},
     {"name": "objects", "description": "Files by signed URLs, where the store is a local folder."},
     {"name": "health", "description": "For whatever watches the process."},
@@ -59,6 +60,7 @@ def create_app(plane: Plane) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.plane = plane
+    app.state.wrong_keys = WrongKeys()
     errors.install(app, plane.meters)
     problems.install(app)
     # Routes are tried one after the other: first those that are called most.

@@ -70,6 +70,12 @@ async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
     return _found(await store.change(tx, tenant_id, values), tenant_id)
 
 
+async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> Tenant:
+    """How much it may store; None: as the settings say."""
+    values = {"max_storage_bytes": max_storage_bytes}
+    return _found(await store.change(tx, tenant_id, values), tenant_id)
+
+
 async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
     """From now on it gets nothing new; asked again, it stays as it was first asked."""
     if tenant_id == DEFAULT_TENANT:

@@ -10,6 +10,7 @@ from comfyfleet.cli.admin import (
     fleets,
     jobs,
     ledger,
+    operators,
     submit,
     tenants,
     upkeep,
@@ -18,7 +19,7 @@ from comfyfleet.cli.admin import (
 )
 
 app = App(name="admin", help=helps.ADMIN, help_format="markdown")
-for _group in (fleets, workflows, effects, workers, tenants, ledger, dispatches, jobs):
+for _group in (fleets, workflows, effects, workers, tenants, ledger, dispatches, jobs, operators):
     app.command(_group.app)
 app.command(submit.submit)
 app.command(audit.audit)

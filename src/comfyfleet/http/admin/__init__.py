@@ -1,4 +1,4 @@
-"""The operators' API: everything under /api/admin, behind the admin key."""
+"""The operators' API: everything under /api/admin, behind an operator's key."""
 
 from comfyfleet.http.admin import (
     audit,
@@ -7,6 +7,7 @@ from comfyfleet.http.admin import (
     effects,
     fleets,
     jobs,
+    operators,
     tenants,
     upkeep,
     users,
@@ -30,5 +31,6 @@ ROUTERS = tuple(
         jobs,
         control,
         audit,
+        operators,
     )
 )

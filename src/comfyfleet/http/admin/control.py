@@ -3,8 +3,7 @@
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
-from comfyfleet.http.admin.routing import Body, admin_router
-from comfyfleet.http.auth import ADMIN
+from comfyfleet.http.admin.routing import Body, Operator, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import shared
 from comfyfleet.jobs.reconciling import reconcile as repair
@@ -36,13 +35,15 @@ async def maintenance(plane: GivenPlane) -> Maintenance:
 
 
 @router.post("/maintenance")
-async def set_maintenance(plane: GivenPlane, wanted: Maintenance) -> Maintenance:
+async def set_maintenance(
+    plane: GivenPlane, wanted: Maintenance, operator: Operator
+) -> Maintenance:
     """On: no new leases, running jobs end. Off: work goes on."""
     async with plane.central.begin() as tx:
         await shared.set_maintenance(tx, is_on=wanted.on)
         await audit.record(
             tx,
-            actor=ADMIN,
+            actor=operator,
             action="maintenance",
             subject="control",
             now=plane.clock(),

@@ -12,8 +12,7 @@ from comfyfleet.audit import service as audit
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Status
 from comfyfleet.effects import service as effects
-from comfyfleet.http.admin.routing import Body, admin_router
-from comfyfleet.http.auth import ADMIN
+from comfyfleet.http.admin.routing import Body, Operator, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.retrying import retry as retry_job
@@ -101,11 +100,11 @@ async def _row(plane: Plane, dispatch_id: RowId) -> Dispatch:
         return await dispatch.get(tx, dispatch_id)
 
 
-async def _note(plane: Plane, row: Dispatch, action: str, **details: object) -> None:
+async def _note(plane: Plane, row: Dispatch, action: str, operator: str, **details: object) -> None:
     async with plane.central.begin() as tx:
         await audit.record(
             tx,
-            actor=ADMIN,
+            actor=operator,
             action=action,
             subject=f"dispatch:{row.id}",
             now=plane.clock(),
@@ -163,29 +162,33 @@ async def why_not_running(plane: GivenPlane, dispatch_id: RowId) -> Why:
 
 
 @router.post("/{dispatch_id}/cancel")
-async def cancel(plane: GivenPlane, dispatch_id: RowId) -> DispatchSeen:
+async def cancel(plane: GivenPlane, dispatch_id: RowId, operator: Operator) -> DispatchSeen:
     """Queued: ends at once. Leased: the worker is told with its next heartbeat."""
     row = await _row(plane, dispatch_id)
-    await _note(plane, row, "cancel")
+    await _note(plane, row, "cancel", operator)
     await submitting.cancel(plane.sides, row.tenant_id, row.job_id)
     (shown,) = await _seen(plane, [await _row(plane, dispatch_id)])
     return shown
 
 
 @router.post("/{dispatch_id}/retry", status_code=201)
-async def retry(plane: GivenPlane, dispatch_id: RowId) -> Retried:
+async def retry(plane: GivenPlane, dispatch_id: RowId, operator: Operator) -> Retried:
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.sides, row.tenant_id, row.job_id)
-    await _note(plane, row, "retry", new_job=str(job.id))
+    await _note(plane, row, "retry", operator, new_job=str(job.id))
     return Retried(job_id=job.id)
 
 
 @router.post("/{dispatch_id}/reprioritise")
-async def reprioritise(plane: GivenPlane, dispatch_id: RowId, wanted: NewPriority) -> DispatchSeen:
+async def reprioritise(
+    plane: GivenPlane, dispatch_id: RowId, wanted: NewPriority, operator: Operator
+) -> DispatchSeen:
     """Only while it is queued. An operator is not bound by the tenant's range."""
     async with plane.central.begin() as tx:
-        row = await dispatch.reprioritise(tx, dispatch_id, wanted.priority, now=plane.clock())
+        row = await dispatch.reprioritise(
+            tx, dispatch_id, wanted.priority, now=plane.clock(), actor=operator
+        )
     plane.sides.queue.arrived([row])
     (shown,) = await _seen(plane, [row])
     return shown

@@ -6,12 +6,13 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from comfyfleet.audit import service as audit
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.effects import service as effects
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
-from comfyfleet.http.admin.routing import Body, admin_router
+from comfyfleet.http.admin.routing import Body, Operator, admin_router
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.values import Text, VersionNumber
 from comfyfleet.jobs import submitting
@@ -80,7 +81,7 @@ class JobSeen(BaseModel):
 
 
 @router.post("/jobs", status_code=201)
-async def submit(plane: GivenPlane, wanted: NewJobs) -> JobIds:
+async def submit(plane: GivenPlane, wanted: NewJobs, operator: Operator) -> JobIds:
     """One job, or several alike; each draws its own seed."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     async with plane.central.look() as tx:
@@ -100,6 +101,16 @@ async def submit(plane: GivenPlane, wanted: NewJobs) -> JobIds:
         for _ in range(wanted.count)
     }
     added = await submitting.submit_many(plane.sides, tenant_id, asked)
+    async with plane.central.begin() as tx:
+        await audit.record(
+            tx,
+            actor=operator,
+            action="submit_jobs",
+            subject=f"tenant:{tenant_id}",
+            now=plane.clock(),
+            tenant_id=tenant_id,
+            details={"workflow": wanted.workflow_slug, "jobs": [job.id for job in added[:10]]},
+        )
     short = await shortage_for(plane.sides, added[0].asked) if added else None
     warnings = [] if short is None else [short.message]
     return JobIds(ids=[job.id for job in added], warnings=warnings)

@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict
 
-from comfyfleet.http.auth import admin
+from comfyfleet.http.auth import admin, owner
 from comfyfleet.http.json_body import JsonRoute
 from comfyfleet.http.values import Body as Body
 
@@ -13,6 +13,7 @@ PREFIX = "/api/admin"
 PAGE_MAX = 1000
 # Who acts, for the audit; asking for it also asks for the key.
 Operator: TypeAlias = Annotated[str, Depends(admin)]
+Owner: TypeAlias = Annotated[str, Depends(owner)]
 
 
 class Answer(BaseModel):

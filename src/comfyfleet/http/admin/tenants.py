@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 from fastapi import status
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
-from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
+from comfyfleet.http.admin.routing import Answer, Body, Operator, Owner, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.values import INTEGER_MAX
 from comfyfleet.tenants import service as tenants
@@ -18,6 +18,7 @@ from comfyfleet.tenants.keys import service as keys
 from comfyfleet.tenants.keys.model import NewKey, new_api_key
 from comfyfleet.tenants.model import PRIORITY_MAX, PRIORITY_MIN, Tenant, check_name
 from comfyfleet.tenants.users import service as users
+from comfyfleet.wire.files import ROW_ID_MAX
 
 router = admin_router()
 FIRST_KEY = "first key"
@@ -52,6 +53,13 @@ class Retention(Body):
     retention_days: int | None = Field(
         description="Media and files go after so many days; null: COMFYFLEET_RETENTION_DAYS.",
         examples=[30],
+    )
+
+
+class Quota(Body):
+    max_storage_bytes: Annotated[int, Field(ge=0, le=ROW_ID_MAX)] | None = Field(
+        description="So much may it store; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
+        examples=[50 * 1024**3],
     )
 
 
@@ -127,6 +135,17 @@ async def set_retention(
     async with plane.central.begin() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
         await _record(tx, tenant, "set_retention", operator, now, body.model_dump())
+    return answer_of(tenant)
+
+
+@router.put("/tenants/{tenant_id}/quota")
+async def set_quota(
+    tenant_id: UUID, body: Quota, plane: GivenPlane, now: GivenNow, owner: Owner
+) -> TenantAnswer:
+    """How many bytes it may store, uploads that are only announced among them. Takes an owner."""
+    async with plane.central.begin() as tx:
+        tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
+        await _record(tx, tenant, "set_quota", owner, now, body.model_dump())
     return answer_of(tenant)
 
 

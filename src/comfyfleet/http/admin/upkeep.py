@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import Query, status
 from pydantic import Field
 
-from comfyfleet.http.admin.routing import Answer, Operator, admin_router
+from comfyfleet.http.admin.routing import Answer, Owner, admin_router
 from comfyfleet.http.admin.tenants import TenantAnswer, answer_of
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.ledger.model import Fault
@@ -31,13 +31,11 @@ class Books(Answer):
 
 
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
-async def erase(
-    tenant_id: UUID, plane: GivenPlane, now: GivenNow, operator: Operator
-) -> TenantAnswer:
+async def erase(tenant_id: UUID, plane: GivenPlane, now: GivenNow, operator: Owner) -> TenantAnswer:
     """Removes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
 
     Its keys are dead with the answer and nothing new is taken. Jobs that are active are cancelled and
-    refunded, and the rest is done by a sweep: `erased_at` of the tenant tells when. There is no way back.
+    refunded, and the rest is done by a sweep: `erased_at` of the tenant tells when. There is no way back. Takes an owner.
     """
     return answer_of(await erasing.begin(plane.sides, tenant_id, actor=operator, now=now))
 

@@ -9,7 +9,7 @@ from fastapi import Query, Response, status
 from pydantic import Field
 
 from comfyfleet.audit import service as audit
-from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
+from comfyfleet.http.admin.routing import Answer, Body, Owner, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.values import Tokens
 from comfyfleet.ledger import service as ledger
@@ -65,10 +65,10 @@ async def credit(
     body: Payment,
     plane: GivenPlane,
     now: GivenNow,
-    operator: Operator,
+    operator: Owner,
     response: Response,
 ) -> Balance:
-    """A payment counts once, however often it is told."""
+    """A payment counts once, however often it is told. Takes an owner."""
     pool = await plane.sides.pool_of(tenant_id)
     async with pool.begin() as tx:
         await users.get(tx, tenant_id, user_id)

@@ -14,6 +14,7 @@ from comfyfleet.http.given import now_of, plane_of
 from comfyfleet.http.public.rates import Fetches, Rates
 from comfyfleet.kernel.errors import Forbidden, Unauthenticated
 from comfyfleet.kernel.keys import fits
+from comfyfleet.operators import service as operators
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.keys import service as keys
 from comfyfleet.tenants.keys.model import Caller, Scope
@@ -67,11 +68,13 @@ async def _known(tx: Tx, plane: Plane, key: str, now: datetime) -> Caller:
 async def _is_of_another_face(tx: Tx, plane: Plane, key: str) -> bool:
     if fits(key, plane.admin_key.key_hash):
         return True
-    try:
-        await fleets.authenticate(tx, key)
-    except Unauthenticated:
-        return False
-    return True
+    for authenticate in (fleets.authenticate, operators.authenticate):
+        try:
+            await authenticate(tx, key)
+        except Unauthenticated:
+            continue
+        return True
+    return False
 
 
 def _with(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:

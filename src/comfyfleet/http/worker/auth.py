@@ -7,14 +7,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
-from comfyfleet.http.callers import caller_of
+from comfyfleet.http.callers import SECRET_HEADER, caller_of
 from comfyfleet.http.given import plane_of
 from comfyfleet.kernel.errors import Forbidden, Unauthenticated
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
-
-
-SECRET_HEADER = "X-Fleet-Secret"  # noqa: S105 - its name
 
 
 async def worker_calling(request: Request) -> Worker:

@@ -1,0 +1,143 @@
+"""Operators are people: what each role may, who did it, and what wrong keys meet with."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import ADMIN_KEY, URL, client_of, plane_on
+
+from comfyfleet.http.app import create_app
+from comfyfleet.http.wrong_keys import FREE_TRIES, WrongKeys
+from comfyfleet.plane import Plane
+
+
+@pytest.fixture
+async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+    async with plane_on(databases, tmp_path) as plane:
+        yield plane
+
+
+@pytest.fixture
+async def admin(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(plane) as client:
+        yield client
+
+
+async def added(admin: httpx.AsyncClient, name: str, role: str) -> dict[str, str]:
+    made = await admin.post("/api/admin/operators", json={"name": name, "role": role})
+    assert made.status_code == 201, made.text
+    assert made.json()["key"].startswith("cfo_")
+    return {"Authorization": f"Bearer {made.json()['key']}"}
+
+
+READ = ("GET", "/api/admin/fleets", None)
+ACT = ("POST", "/api/admin/maintenance", {"on": True})
+OWN: tuple[tuple[str, str, Any], ...] = (
+    ("POST", "/api/admin/operators", {"name": "eve", "role": "owner"}),
+    ("POST", "/api/admin/operators/ada/revoke", None),
+    ("POST", f"/api/admin/tenants/{uuid4()}/erase", None),
+    (
+        "POST",
+        f"/api/admin/tenants/{uuid4()}/wallets/{uuid4()}/credits",
+        {"amount": 5, "provider_transaction_id": "x"},
+    ),
+    ("PUT", f"/api/admin/tenants/{uuid4()}/quota", {"max_storage_bytes": 5}),
+)
+
+
+async def test_each_role_may_what_it_includes_and_no_more(admin: httpx.AsyncClient) -> None:
+    keys = {role: await added(admin, role, role) for role in ("viewer", "operator", "owner")}
+    refused: dict[str, list[str]] = {role: [] for role in keys}
+    for role, headers in keys.items():
+        for method, path, body in (READ, ACT, *OWN):
+            answer = await admin.request(method, path, json=body, headers=headers)
+            assert answer.status_code != 401, answer.text
+            if answer.status_code == 403:
+                refused[role].append(path)
+    owned = [path for _, path, _ in OWN]
+    assert refused == {"viewer": [ACT[1], *owned], "operator": owned, "owner": []}
+
+
+async def test_the_audit_names_the_person_and_is_filtered_by_them(admin: httpx.AsyncClient) -> None:
+    ada = await added(admin, "ada", "operator")
+    await admin.post("/api/admin/maintenance", json={"on": True}, headers=ada)
+    await admin.post("/api/admin/maintenance", json={"on": False})
+    found = await admin.get("/api/admin/audit", params={"actor": "operator:ada"})
+    assert [each["action"] for each in found.json()["entries"]] == ["maintenance"]
+    (made,) = (await admin.get("/api/admin/audit?action=add_operator")).json()["entries"]
+    assert (made["actor"], made["subject"]) == ("admin", "operator:ada")
+
+
+async def test_a_revoked_operator_is_out_at_once_on_every_control_plane(
+    databases: Databases, tmp_path: Path
+) -> None:
+    if not databases.server_url:
+        pytest.skip("SQLite means one process")
+    async with plane_on(databases, tmp_path / "a") as a:
+        places = {
+            name: getattr(a.settings, name)
+            for name in ("central_database_url", "tenant_database_urls")
+        }
+        async with (
+            plane_on(databases, tmp_path / "b", **places) as b,
+            client_of(a) as at_a,
+            client_of(b) as at_b,
+        ):
+            ada = await added(at_a, "ada", "viewer")
+            assert (await at_b.get("/api/admin/fleets", headers=ada)).status_code == 200
+            await at_a.post("/api/admin/operators/ada/revoke")
+            assert (await at_b.get("/api/admin/fleets", headers=ada)).status_code == 401
+
+
+async def test_a_name_is_one_persons_for_ever_and_no_key_is_told_twice(
+    admin: httpx.AsyncClient, plane: Plane
+) -> None:
+    ada = await added(admin, "ada", "viewer")
+    await admin.post("/api/admin/operators/ada/revoke")
+    again = await admin.post("/api/admin/operators", json={"name": "ada", "role": "owner"})
+    assert again.status_code == 409
+    for name in ("admin", "a b", "", "x" * 101):
+        refused = await admin.post("/api/admin/operators", json={"name": name})
+        assert refused.status_code == 422, name
+    listed = await admin.get("/api/admin/operators")
+    assert ada["Authorization"].split()[1] not in listed.text
+    assert listed.json()["operators"][0]["revoked_at"]
+
+
+class Sleeping:
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "header"),
+    [
+        ("GET", "/api/admin/fleets", "Authorization"),
+        ("GET", "/api/effects", "Authorization"),
+        ("POST", "/api/worker/register", "X-Fleet-Secret"),
+        ("POST", "/api/worker/poll", "Authorization"),
+    ],
+)
+async def test_wrong_keys_are_slowed_down_and_the_right_one_is_not(
+    plane: Plane, method: str, path: str, header: str
+) -> None:
+    app, sleeping = create_app(plane), Sleeping()
+    app.state.wrong_keys = WrongKeys(sleeping)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
+        for number in range(FREE_TRIES + 5):
+            answer = await client.request(method, path, headers={header: f"Bearer {number}"})
+            assert answer.status_code == 401, answer.text
+        assert len(sleeping.seconds) == 5
+        right = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        assert (await client.get("/api/admin/fleets", headers=right)).status_code == 200
+        nobody = await client.request(method, path)
+        assert nobody.status_code == 401
+        assert len(sleeping.seconds) == 5, "whoever sends no key guesses nothing"
