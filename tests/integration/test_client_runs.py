@@ -81,6 +81,7 @@ async def test_a_graph_is_priced_run_followed_and_downloaded(shop: Shop, tmp_pat
     assert {each.id: each.status for each in run.nodes}["soften"] == "done"
     assert {each.node: each.attempts for each in run.executions}["draw"] == 1
     assert len(files) == len(run.files) == 3
+    assert [each.name.partition("_")[0] for each in files] == ["1", "2", "3"]
     with PIL.Image.open(files[0]) as picture:
         assert picture.format == "PNG"
 
@@ -98,7 +99,10 @@ async def test_a_graph_with_problems_is_told_all_of_them(shop: Shop) -> None:
 
 async def test_graphs_versions_and_runs_are_found_again(shop: Shop) -> None:
     async with shop.client() as client:
+        offered = {(each.kind, each.name): each for each in await client.graphs.offered()}
+        assert offered["workflow", "negative"].properties
         first = await client.graphs.create(one_node("negative"))
+        assert (await client.graphs.create(one_node("negative"))).id == first.id
         second = await client.graphs.new_version(first, one_node("negative", priority=3))
         assert (second.id, second.version) == (first.id, 2)
         assert (await client.graphs.get(first.id, version=1)).version == 1

@@ -16,10 +16,40 @@ GraphRunStatus: TypeAlias = Literal[
 Choice: TypeAlias = Literal["backend", "retry", "skip", "fail"]
 
 
+class OfferedProperty(Message):
+    """What a node may set or connect."""
+
+    name: str
+    type: str
+    default: Any = None
+    minimum: float | None = None
+    maximum: float | None = None
+    step: float | None = None
+    choices: tuple[Any, ...] | None = None
+    required: bool = False
+    description: str = ""
+
+
+class WorkflowOffer(Message):
+    """What a node of a graph, or a step of a pipeline, may name."""
+
+    kind: Literal["effect", "workflow"]  # the field that names it
+    name: str
+    version: int
+    price_tokens: int
+    typical_seconds: float | None = None
+    properties: tuple[OfferedProperty, ...] = ()
+
+
+class WorkflowOffers(Message):
+    workflows: tuple[WorkflowOffer, ...]
+
+
 class GraphEntry(Message):
     """A graph as lists have it."""
 
     id: UUID
+    user_id: UUID | None = None  # who made it
     name: str
     version: int  # the newest
     created_at: datetime
@@ -102,6 +132,7 @@ class NodeState(Message):
     id: str
     type: str
     workflow: str | None = None
+    effect: str | None = None
     status: str
     expected: int = 0  # how often it runs, as far as that is known
     done: int = 0
@@ -122,6 +153,7 @@ class Execution(Message):
     current_step: str | None = None
     inputs: dict[str, Any] | None = None
     outputs: dict[str, Any] | None = None
+    has_values: bool = True  # False: they were left out of the answer, as it was too large
     error: str | None = None
     notes: tuple[str, ...] = ()
     queued_at: datetime | None = None
@@ -135,6 +167,7 @@ class GraphRunEntry(Message):
     id: UUID
     graph_id: UUID
     graph_version: int
+    name: str = ""
     status: GraphRunStatus
     tokens: int = 0
     max_tokens: int | None = None

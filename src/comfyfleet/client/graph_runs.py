@@ -128,9 +128,12 @@ class GraphRunHandle:
         """Stops its jobs, on the backends too; one that is over stays as it is."""
         return await self._act("cancel", {}, is_repeatable=True)
 
-    async def retry(self, *, backend: str | None = None) -> GraphRun:
-        """Goes on from where it failed, on `worker:ID` if named; what was done is used again."""
-        return await self._act("retry", {"backend": backend})
+    async def retry(self, *, backend: str | None = None, max_tokens: int | None = None) -> GraphRun:
+        """Goes on from where it failed, on `worker:ID` if named; what was done is used again.
+
+        `max_tokens`: what the whole run may spend from now on, if that is more than before.
+        """
+        return await self._act("retry", {"backend": backend, "max_tokens": max_tokens})
 
     async def answer(
         self,
@@ -151,11 +154,16 @@ class GraphRunHandle:
         return self._heard(parsed(GraphRun, await self._calls.ask(call)))
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
-        """Saves all files among its outputs; nothing is overwritten."""
+        """Saves all files among its outputs; nothing is overwritten.
+
+        Several have their number in front, `01_`, so that a folder has them in the album's order.
+        """
         run = await self.refresh(executions=0)  # for URLs that are good from now on
         saved: list[Path] = []
-        for file in run.files:
-            path = free_path(folder, file.filename)
+        width = len(str(len(run.files)))
+        for number, file in enumerate(run.files, start=1):
+            front = f"{number:0{width}}_" if len(run.files) > 1 else ""
+            path = free_path(folder, front + file.filename)
             saved.append(await fetch(self._calls, file.url, path, progress))
         return saved
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from comfyfleet.client.answers import parsed
@@ -15,6 +16,8 @@ from comfyfleet.client.graph_model import (
     GraphRunPage,
     Quote,
     Verdict,
+    WorkflowOffer,
+    WorkflowOffers,
 )
 from comfyfleet.client.graph_runs import GraphRunHandle
 from comfyfleet.client.model import Media
@@ -22,15 +25,26 @@ from comfyfleet.client.paging import PAGE, pages
 
 
 class Graphs:
-    """A document is a mapping, or a text in JSON or YAML. A graph is named by itself or its id."""
+    """A document is a mapping, or a text in JSON or YAML. A graph is named by itself, its id or its name."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     async def create(self, document: Mapping[str, Any] | str) -> Graph:
-        """Raises InvalidInput with all problems in `details["problems"]`."""
+        """Raises InvalidInput with all problems in `details["problems"]`. The same name and content
+        are stored once: again, they are the same graph."""
         body = {"document": _document(document)}
         return parsed(Graph, await self._calls.ask(Call("POST", "/api/graphs", body)))
+
+    async def delete(self, graph: Graph | UUID | str) -> None:
+        """Only who made it may; its runs stay."""
+        await self._calls.ask(Call("DELETE", _path(graph)))
+
+    async def offered(self) -> list[WorkflowOffer]:
+        """All that a node may name: published effects and offered workflows, with their properties."""
+        return list(
+            parsed(WorkflowOffers, await self._calls.ask(Call("GET", "/api/workflows"))).workflows
+        )
 
     async def new_version(
         self, graph: Graph | UUID | str, document: Mapping[str, Any] | str
@@ -96,6 +110,26 @@ class Graphs:
         run = parsed(GraphRun, await self._calls.ask(call))
         return GraphRunHandle(self._calls, run, idempotency_key=key)
 
+    async def run_document(
+        self,
+        document: Mapping[str, Any] | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        max_tokens: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> GraphRunHandle:
+        """As `run`; the graph is stored with its first run, and not if that is refused."""
+        key = idempotency_key or str(uuid4())
+        body = {
+            "document": _document(document),
+            "inputs": _plain(inputs or {}),
+            "max_tokens": max_tokens,
+            "idempotency_key": key,
+        }
+        call = Call("POST", "/api/graph-runs", body, is_repeatable=True)
+        run = parsed(GraphRun, await self._calls.ask(call))
+        return GraphRunHandle(self._calls, run, idempotency_key=key)
+
     async def get_run(self, run_id: UUID | str) -> GraphRunHandle:
         answer = await self._calls.ask(Call("GET", f"/api/graph-runs/{run_id}"))
         return GraphRunHandle(self._calls, parsed(GraphRun, answer))
@@ -120,7 +154,7 @@ def _id(graph: Graph | UUID | str) -> str:
 
 
 def _path(graph: Graph | UUID | str) -> str:
-    return f"/api/graphs/{_id(graph)}"
+    return f"/api/graphs/{quote(_id(graph), safe='')}"
 
 
 def _document(given: Mapping[str, Any] | str) -> Any:

@@ -29,6 +29,10 @@ class Pipelines:
         answer = await self._calls.ask(Call("GET", f"/api/pipelines/{_id(pipeline)}"))
         return parsed(Pipeline, answer)
 
+    async def delete(self, pipeline: Pipeline | UUID | str) -> None:
+        """Its runs stay, and go on."""
+        await self._calls.ask(Call("DELETE", f"/api/pipelines/{_id(pipeline)}"))
+
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
         async for page in pages(self._calls, "/api/pipelines", PipelinePage, {"limit": page_size}):

@@ -29,6 +29,7 @@ pipelines = Table(
     Column("name", String(200), nullable=False),
     Column("document", Document, nullable=False),  # as it was given; never changed
     Column("created_at", Moment, nullable=False),
+    Column("deleted_at", Moment),  # its runs stay
     Index(None, "tenant_id", "user_id", "created_at", "id"),
 )
 
@@ -116,6 +117,7 @@ pipeline_candidates = Table(
     Column("status", String(20), nullable=False),
     Column("child_count", Integer, nullable=False),
     Column("created_at", Moment, nullable=False),
+    Column("text", Text),  # what its job showed, beside the file or in its place
     UniqueConstraint("job_id", "output_index"),
     UniqueConstraint("run_id", "path"),
     CheckConstraint("status IN ('active', 'approved', 'rejected', 'winner')", name="status"),

@@ -307,6 +307,7 @@ graphs = Table(
     Column("name", String(200), nullable=False),
     Column("version", Integer, nullable=False),  # the newest
     Column("created_at", Moment, nullable=False),
+    Column("deleted_at", Moment),  # its runs stay
     Index(None, "tenant_id", "created_at", "id"),
 )
 

@@ -18,6 +18,8 @@ from comfyfleet.graphs.catalogue import (
 )
 from comfyfleet.kernel.errors import NotFound
 
+OFFERS_MAX = 500
+
 
 async def offered(tx: Tx, named: Iterable[Named]) -> Catalogue:
     """As much of it as is named; what is not offered is left out, as is what isn't there."""
@@ -35,6 +37,15 @@ async def with_names(tx: Tx, found: Catalogue) -> Catalogue:
         workflow_names=tuple(await effects.offered_slugs(tx)),
         effect_names=tuple(await catalogue.open_slugs(tx)),
     )
+
+
+async def all_offered(tx: Tx) -> list[WorkflowFacts]:
+    """Effects and workflows, by name; of each what a job gets if no version is named."""
+    found = [facts_of_effect(each) for each in await catalogue.catalogue(tx, limit=OFFERS_MAX)]
+    slugs = (await effects.offered_slugs(tx))[:OFFERS_MAX]
+    for slug in slugs:
+        found += [each for each in await _of_workflow(tx, slug) if each.is_current]
+    return found
 
 
 async def _of_workflow(tx: Tx, slug: str) -> list[WorkflowFacts]:

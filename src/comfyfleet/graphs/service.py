@@ -34,6 +34,7 @@ from comfyfleet.graphs.writing import document_of
 from comfyfleet.jobs.arrival import REFUSALS, arrived
 from comfyfleet.kernel.errors import (
     Conflict,
+    Forbidden,
     InsufficientTokens,
     InvalidInput,
     NotFound,
@@ -45,6 +46,7 @@ from comfyfleet.media import service as media
 
 # A backend that is gone when a run is started is what the fallback is for.
 FILES_GIVEN_MAX = 10_000
+SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
 _OF_BACKENDS = frozenset({"unknown_backend", "unable_backend"})
 
 
@@ -75,8 +77,17 @@ async def _sound(graphs: Graphs, document: Any) -> Graph:
 
 
 async def create(graphs: Graphs, owner: Owner, document: Any) -> StoredGraph:
+    """What the user has stored under that name already, and with that content, is not stored again."""
+    made, _ = await stored_once(graphs, owner, document)
+    return made
+
+
+async def stored_once(graphs: Graphs, owner: Owner, document: Any) -> tuple[StoredGraph, bool]:
+    """The graph, and whether it is new."""
     graph = await _sound(graphs, document)
     sides = graphs.sides
+    if same := await _same_graph(graphs, owner, graph):
+        return same, False
     made = StoredGraph(
         sides.new_id(),
         owner.tenant_id,
@@ -89,12 +100,52 @@ async def create(graphs: Graphs, owner: Owner, document: Any) -> StoredGraph:
     pool = await sides.pool_of(owner.tenant_id)
     async with pool.begin() as tx:
         await store.add_graph(tx, made)
-    return made
+    return made, True
+
+
+async def _same_graph(graphs: Graphs, owner: Owner, graph: Graph) -> StoredGraph | None:
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.look() as tx:
+        found = await store.graphs_named(
+            tx, owner.tenant_id, graph.name, user_id=owner.user_id, limit=SAME_NAME_MAX
+        )
+    document = document_of(graph)
+    return next((each for each in found if dict(each.document) == document), None)
+
+
+async def named(graphs: Graphs, owner: Owner, text: str) -> UUID:
+    """A graph by its id, or by its name: the user's own before the tenant's, the newest first."""
+    try:
+        return UUID(text)
+    except ValueError:
+        pass
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.look() as tx:
+        found = await store.graphs_named(
+            tx, owner.tenant_id, text, user_id=owner.user_id, limit=1
+        ) or await store.graphs_named(tx, owner.tenant_id, text, limit=1)
+    if not found:
+        raise NotFound(f"there is no graph {text!r:.100}")
+    return found[0].id
+
+
+async def delete(graphs: Graphs, owner: Owner, graph_id: UUID) -> None:
+    """Runs that go on end as they would have."""
+    _require_own(await get(graphs, owner, graph_id), owner)
+    pool = await graphs.sides.pool_of(owner.tenant_id)
+    async with pool.begin() as tx:
+        await store.delete_graph(tx, owner.tenant_id, graph_id, now=graphs.sides.clock())
+
+
+def _require_own(graph: StoredGraph, owner: Owner) -> None:
+    """Colleagues run each other's graphs, and pay for that: only who made one changes it."""
+    if graph.user_id != owner.user_id:
+        raise Forbidden("only who made this graph may change it; store one of your own")
 
 
 async def new_version(graphs: Graphs, owner: Owner, graph_id: UUID, document: Any) -> StoredGraph:
     """Runs that go on keep theirs."""
-    await get(graphs, owner, graph_id)
+    _require_own(await get(graphs, owner, graph_id), owner)
     graph = await _sound(graphs, document)
     pool = await graphs.sides.pool_of(owner.tenant_id)
     async with pool.begin() as tx:
@@ -126,9 +177,9 @@ async def get(
     return found
 
 
-async def _planned(graphs: Graphs, stored: StoredGraph, inputs: Mapping[str, Any]) -> Plan:
+async def _planned(graphs: Graphs, document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Plan:
     """The graph as it can be run now; its workflows may have changed since it was stored."""
-    found, catalogue = await checked(graphs, dict(stored.document))
+    found, catalogue = await checked(graphs, dict(document))
     problems = [each for each in found.problems if each.code not in _OF_BACKENDS]
     refuse([*problems, *check_inputs(found.graph, inputs)])
     return plan_of(found.graph, catalogue)
@@ -171,10 +222,7 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
         await _require_same(graphs, owner, before, wanted)
         return before, False
     stored = await get(graphs, owner, graph_id, wanted.version)
-    plan = await _planned(graphs, stored, wanted.inputs)
-    inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
-    run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
-    await _require_payable(graphs, owner, plan, run)
+    plan, run = await _startable(graphs, owner, stored.document, run_id, wanted)
     head = Head(
         id=run_id,
         tenant_id=owner.tenant_id,
@@ -195,6 +243,28 @@ async def start(graphs: Graphs, owner: Owner, graph_id: UUID, wanted: NewRun) ->
     else:  # somebody else was quicker with the same key
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await _begun(graphs, owner, run_id), is_new
+
+
+async def run_document(
+    graphs: Graphs, owner: Owner, document: Any, wanted: NewRun
+) -> tuple[Kept, bool]:
+    """A run of a graph that is stored with it, if it isn't yet; nothing is if the run is refused."""
+    graph = await _sound(graphs, document)
+    if await _same_graph(graphs, owner, graph) is None:
+        await _startable(graphs, owner, document_of(graph), graphs.sides.new_id(), wanted)
+    stored = await create(graphs, owner, document)
+    return await start(graphs, owner, stored.id, wanted)
+
+
+async def _startable(
+    graphs: Graphs, owner: Owner, document: Mapping[str, Any], run_id: UUID, wanted: NewRun
+) -> tuple[Plan, Run]:
+    """Raises all that speaks against the run; writes nothing of it."""
+    plan = await _planned(graphs, document, wanted.inputs)
+    inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
+    run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
+    await _require_payable(graphs, owner, plan, run)
+    return plan, run
 
 
 async def _require_payable(graphs: Graphs, owner: Owner, plan: Plan, run: Run) -> None:

@@ -62,7 +62,9 @@ async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> in
     """Counted up while the row is ours: two new versions at once get two numbers."""
     changed = await tx.execute(
         update(graphs)
-        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .where(
+            graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id, graphs.c.deleted_at.is_(None)
+        )
         .values(version=graphs.c.version + 1, name=name)
         .returning(graphs.c.version)
     )
@@ -73,17 +75,44 @@ async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> in
 async def get_graph(
     tx: Tx, tenant_id: UUID, graph_id: UUID, version: int | None
 ) -> StoredGraph | None:
+    query = _stored(tenant_id, version).where(graphs.c.id == graph_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _graph(row) if row else None
+
+
+async def graphs_named(
+    tx: Tx, tenant_id: UUID, name: str, *, user_id: UUID | None = None, limit: int
+) -> list[StoredGraph]:
+    """Of the tenant, or of one user; the newest first."""
+    query = _stored(tenant_id, None).where(graphs.c.name == name)
+    if user_id is not None:
+        query = query.where(graphs.c.user_id == user_id)
+    newest = (graphs.c.created_at.desc(), graphs.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_graph(row) for row in found.mappings()]
+
+
+async def delete_graph(tx: Tx, tenant_id: UUID, graph_id: UUID, *, now: datetime) -> None:
+    """Its runs stay, each with the graph as it was at their start."""
+    await tx.execute(
+        update(graphs)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .values(deleted_at=now)
+    )
+
+
+def _stored(tenant_id: UUID, version: int | None) -> Select[Any]:
     number = graphs.c.version if version is None else version
     joined = graphs.join(graph_versions, graph_versions.c.graph_id == graphs.c.id)
-    query = (
+    return (
         select(graphs, graph_versions.c.document, graph_versions.c.version.label("found"))
         .select_from(joined)
-        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None))
         .where(graph_versions.c.version == number)
     )
-    row = (await tx.execute(query)).mappings().one_or_none()
-    if row is None:
-        return None
+
+
+def _graph(row: RowMapping) -> StoredGraph:
     return StoredGraph(
         row["id"],
         row["tenant_id"],
@@ -224,7 +253,9 @@ async def graphs_of(
     tx: Tx, tenant_id: UUID, *, before: GraphEntry | None, limit: int
 ) -> list[GraphEntry]:
     """The newest first."""
-    query = _entries(graphs, GraphEntry).where(graphs.c.tenant_id == tenant_id)
+    query = _entries(graphs, GraphEntry).where(
+        graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None)
+    )
     found = await tx.execute(_newest(graphs, query, before, limit))
     return [GraphEntry(**row) for row in found.mappings()]
 
@@ -248,7 +279,7 @@ async def runs_of(
     limit: int,
 ) -> list[RunEntry]:
     """The newest first."""
-    query = _entries(graph_runs, RunEntry).where(
+    query = _run_entries().where(
         graph_runs.c.tenant_id == tenant_id, graph_runs.c.user_id == user_id
     )
     if graph_id:
@@ -260,7 +291,7 @@ async def runs_of(
 
 
 async def run_entry(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunEntry | None:
-    query = _entries(graph_runs, RunEntry).where(
+    query = _run_entries().where(
         graph_runs.c.tenant_id == tenant_id,
         graph_runs.c.user_id == user_id,
         graph_runs.c.id == run_id,
@@ -269,8 +300,15 @@ async def run_entry(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> Run
     return _run_entry(row) if row else None
 
 
-def _entries(table: Table, entry: type[GraphEntry] | type[RunEntry]) -> Select[Any]:
+def _entries(table: Table, entry: type[GraphEntry]) -> Select[Any]:
     return select(*(table.c[each.name] for each in fields(entry)))
+
+
+def _run_entries() -> Select[Any]:
+    """With the names of their graphs, deleted ones too."""
+    own = (graph_runs.c[each.name] for each in fields(RunEntry) if each.name != "name")
+    joined = graph_runs.join(graphs, graphs.c.id == graph_runs.c.graph_id)
+    return select(*own, graphs.c.name).select_from(joined)
 
 
 def _newest(

@@ -66,6 +66,7 @@ class GraphEntry:
     """A graph in a list: without its document."""
 
     id: UUID
+    user_id: UUID
     name: str
     version: int
     created_at: datetime
@@ -78,6 +79,7 @@ class RunEntry:
     id: UUID
     graph_id: UUID
     graph_version: int
+    name: str  # of its graph, as that is called now
     status: RunStatus
     tokens: int
     max_tokens: int | None

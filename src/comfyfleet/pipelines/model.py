@@ -124,6 +124,7 @@ class StoredPipeline:
     pipeline: Pipeline
     document: Mapping[str, Any]
     created_at: datetime
+    deleted_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

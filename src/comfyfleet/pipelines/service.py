@@ -97,9 +97,26 @@ async def _own_pipeline(
     tx: Tx, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
 ) -> StoredPipeline:
     found = await runs.pipeline(tx, tenant_id, pipeline_id)
-    if found is None or found.user_id != user_id:
+    if found is None or found.user_id != user_id or found.deleted_at is not None:
         raise NotFound(f"there is no pipeline {pipeline_id}")
     return found
+
+
+async def delete_pipeline(sides: Sides, tenant_id: UUID, user_id: UUID, pipeline_id: UUID) -> None:
+    """Its runs stay, and go on."""
+    await get_pipeline(sides, tenant_id, user_id, pipeline_id)
+    pool = await sides.pool_of(tenant_id)
+    async with pool.begin() as tx:
+        await runs.delete_pipeline(tx, pipeline_id, now=sides.clock())
+
+
+async def names_of(
+    sides: Sides, tenant_id: UUID, listed: Sequence[StoredRun]
+) -> Mapping[UUID, str]:
+    """Of the pipelines that runs were made with, deleted ones too."""
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        return await runs.names_of(tx, {each.pipeline_id for each in listed})
 
 
 async def pipelines_of(

@@ -16,6 +16,7 @@ from comfyfleet.http.public import (
     videos,
     wallet,
     webhooks,
+    workflows,
 )
 from comfyfleet.http.public.auth import customer_calling as customer_calling
 from comfyfleet.http.public.rates import Fetches, Rates
@@ -30,6 +31,7 @@ _MODULES = (
     batches,
     ai_jobs,
     events,
+    workflows,
     graphs,
     graph_runs,
     wallet,

@@ -22,7 +22,7 @@ from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import run_answers
 from comfyfleet.http.public.auth import Reader, Writer
-from comfyfleet.http.public.graphs import TOKENS_MAX, owner_of
+from comfyfleet.http.public.graphs import TOKENS_MAX, GraphName, named, owner_of
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.http.public.run_answers import RunAnswer
 from comfyfleet.http.public.streams import MEDIA_TYPE, EventStream, KeyWatch
@@ -65,10 +65,17 @@ class RunBody(Body):
     )
 
 
+class NewRunBody(RunBody):
+    document: dict[str, Any] | str = Field(
+        description="The graph, as an object or as a text in JSON or YAML."
+    )
+
+
 class RunSummary(Answer):
     id: UUID
     graph_id: UUID
     graph_version: int
+    name: str = Field(description="Of its graph, as that is called now.")
     status: RunStatus
     tokens: int = Field(description="Of jobs that are in flight or done.")
     max_tokens: int | None
@@ -108,13 +115,36 @@ class AnswerBody(Body):
     },
 )
 async def start(
-    graph_id: UUID, body: RunBody, plane: GivenPlane, caller: Writer, response: Response
+    graph_id: GraphName, body: RunBody, plane: GivenPlane, caller: Writer, response: Response
 ) -> RunAnswer:
     """The caller pays: each job reserves its price when it is started."""
-    wanted = NewRun(body.inputs, body.version, body.max_tokens, body.idempotency_key)
-    kept, is_new = await service.start(plane.graphs, owner_of(caller), graph_id, wanted)
+    found = await named(plane, caller, graph_id)
+    kept, is_new = await service.start(plane.graphs, owner_of(caller), found, _wanted(body))
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _answer(plane, kept)
+
+
+@router.post(
+    "/graph-runs",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": RunAnswer, "description": "It was started before, by the same key"},
+        **problems(409),
+    },
+)
+async def start_document(
+    body: NewRunBody, plane: GivenPlane, caller: Writer, response: Response
+) -> RunAnswer:
+    """The graph is stored with its first run, once; what is refused stores nothing."""
+    document = await service.document_from(body.document)
+    owner = owner_of(caller)
+    kept, is_new = await service.run_document(plane.graphs, owner, document, _wanted(body))
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _answer(plane, kept)
+
+
+def _wanted(body: RunBody) -> NewRun:
+    return NewRun(body.inputs, body.version, body.max_tokens, body.idempotency_key)
 
 
 @router.get("/graph-runs", responses=problems(404))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Body as FromBody
-from fastapi import status
+from fastapi import Path, Response, status
 from pydantic import Field
 
 from comfyfleet.graphs import listing, service
@@ -21,6 +21,7 @@ from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, public_router
 from comfyfleet.http.values import VersionNumber
+from comfyfleet.plane import Plane
 from comfyfleet.tenants.keys.model import Caller
 
 router = public_router("graphs")
@@ -33,6 +34,10 @@ EXAMPLE = {
     ],
     "connections": [{"from": "draw.output", "to": "picture.value"}],
 }
+GraphName = Annotated[
+    str,
+    Path(max_length=200, description="Its id, or its name: one's own before the tenant's."),
+]
 Document = Annotated[
     dict[str, Any],
     FromBody(
@@ -64,6 +69,7 @@ class GraphAnswer(Answer):
 
 class GraphSummary(Answer):
     id: UUID
+    user_id: UUID = Field(description="Who made it, and alone may change it.")
     name: str
     version: int = Field(description="The newest.")
     created_at: datetime
@@ -95,14 +101,26 @@ def owner_of(caller: Caller) -> Owner:
     return Owner(caller.tenant.id, caller.user_id)
 
 
+async def named(plane: Plane, caller: Caller, text: str) -> UUID:
+    return await service.named(plane.graphs, owner_of(caller), text)
+
+
 async def _document(body: Mapping[str, Any]) -> Any:
     return await service.document_from(body.get("document", body))
 
 
-@router.post("/graphs", status_code=status.HTTP_201_CREATED)
-async def create(body: Document, plane: GivenPlane, caller: Writer) -> GraphAnswer:
-    """Refused with all its problems, if it has any."""
-    return _seen(await service.create(plane.graphs, owner_of(caller), await _document(body)))
+@router.post(
+    "/graphs",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": GraphAnswer, "description": "You have it stored already"}},
+)
+async def create(
+    body: Document, plane: GivenPlane, caller: Writer, response: Response
+) -> GraphAnswer:
+    """Refused with all its problems, if it has any. The same name and content are stored once."""
+    made, is_new = await service.stored_once(plane.graphs, owner_of(caller), await _document(body))
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return _seen(made)
 
 
 @router.get("/graphs", responses=problems(404))
@@ -127,35 +145,51 @@ async def validate(body: Document, plane: GivenPlane, caller: Reader) -> Verdict
 
 @router.get("/graphs/{graph_id}", responses=problems(404))
 async def show(
-    graph_id: UUID, plane: GivenPlane, caller: Reader, version: VersionNumber | None = None
+    graph_id: GraphName, plane: GivenPlane, caller: Reader, version: VersionNumber | None = None
 ) -> GraphAnswer:
-    return _seen(await service.get(plane.graphs, owner_of(caller), graph_id, version))
+    found = await named(plane, caller, graph_id)
+    return _seen(await service.get(plane.graphs, owner_of(caller), found, version))
+
+
+@router.delete(
+    "/graphs/{graph_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def delete(graph_id: GraphName, plane: GivenPlane, caller: Writer) -> None:
+    """By who made it. Its runs stay, and those that go on end as they would have."""
+    await service.delete(plane.graphs, owner_of(caller), await named(plane, caller, graph_id))
 
 
 @router.post(
     "/graphs/{graph_id}/versions", status_code=status.HTTP_201_CREATED, responses=problems(404)
 )
 async def new_version(
-    graph_id: UUID, body: Document, plane: GivenPlane, caller: Writer
+    graph_id: GraphName, body: Document, plane: GivenPlane, caller: Writer
 ) -> GraphAnswer:
-    """Runs that go on keep the version that they were started with."""
-    owner = owner_of(caller)
-    return _seen(await service.new_version(plane.graphs, owner, graph_id, await _document(body)))
+    """By who made it. Runs that go on keep the version that they were started with."""
+    owner, found = owner_of(caller), await named(plane, caller, graph_id)
+    return _seen(await service.new_version(plane.graphs, owner, found, await _document(body)))
 
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))
-async def validate_stored(graph_id: UUID, plane: GivenPlane, caller: Reader) -> Verdict:
+async def validate_stored(graph_id: GraphName, plane: GivenPlane, caller: Reader) -> Verdict:
     """Whether it could be run now: workflows and workers may have changed since it was stored."""
-    stored = await service.get(plane.graphs, owner_of(caller), graph_id)
+    found_id = await named(plane, caller, graph_id)
+    stored = await service.get(plane.graphs, owner_of(caller), found_id)
     found, _ = await service.checked(plane.graphs, dict(stored.document))
     return _verdict(found.problems)
 
 
 @router.post("/graphs/{graph_id}/quote", responses=problems(404))
-async def quote(graph_id: UUID, body: QuoteBody, plane: GivenPlane, caller: Reader) -> QuoteAnswer:
+async def quote(
+    graph_id: GraphName, body: QuoteBody, plane: GivenPlane, caller: Reader
+) -> QuoteAnswer:
     """What a run would cost, at least and at most, and how long it would take."""
     found = await service.quoted(
-        plane.graphs, owner_of(caller), graph_id, body.inputs, version=body.version
+        plane.graphs,
+        owner_of(caller),
+        await named(plane, caller, graph_id),
+        body.inputs,
+        version=body.version,
     )
     return QuoteAnswer(
         tokens_min=found.tokens_min,

@@ -90,6 +90,7 @@ class StepAnswer(Answer):
 class RunSummary(Answer):
     id: UUID
     pipeline_id: UUID
+    pipeline: str = Field(description="Its name.")
     status: RunStatus
     pause_reason: str | None
     reason: str | None = Field(
@@ -107,7 +108,6 @@ class RunSummary(Answer):
 
 
 class RunAnswer(RunSummary):
-    pipeline: str = Field(description="Its name.")
     steps: list[StepAnswer]
     jobs: dict[str, int] = Field(description="How many there were, by state.")
     queued: int = Field(description="Jobs that wait for a worker.")
@@ -179,6 +179,14 @@ async def show_pipeline(pipeline_id: UUID, plane: GivenPlane, caller: Reader) ->
     return _pipeline(found)
 
 
+@router.delete(
+    "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def delete_pipeline(pipeline_id: UUID, plane: GivenPlane, caller: Writer) -> None:
+    """Its runs stay, and go on until they are cancelled."""
+    await service.delete_pipeline(plane.sides, caller.tenant.id, caller.user_id, pipeline_id)
+
+
 @router.post(
     "/pipelines/{pipeline_id}/runs",
     status_code=status.HTTP_201_CREATED,
@@ -224,7 +232,9 @@ async def list_runs(
     )
     page, now = found[:limit], plane.clock()
     more = page[-1].id if len(found) > limit else None
-    return RunPage(runs=[RunSummary(**_summary(each, now)) for each in page], next=more)
+    names = await service.names_of(plane.sides, caller.tenant.id, page)
+    listed = [RunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page]
+    return RunPage(runs=listed, next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404))

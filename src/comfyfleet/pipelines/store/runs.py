@@ -1,6 +1,6 @@
 """Pipelines and their runs, every one looked up with its tenant."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -47,6 +47,7 @@ def _pipeline(row: RowMapping) -> StoredPipeline:
         parsed,
         row["document"],
         row["created_at"],
+        row["deleted_at"],
     )
 
 
@@ -123,12 +124,23 @@ async def pipeline(tx: Tx, tenant_id: UUID, pipeline_id: UUID) -> StoredPipeline
     return _pipeline(row) if row else None
 
 
+async def delete_pipeline(tx: Tx, pipeline_id: UUID, *, now: datetime) -> None:
+    await tx.execute(update(pipelines).where(pipelines.c.id == pipeline_id).values(deleted_at=now))
+
+
+async def names_of(tx: Tx, pipeline_ids: Collection[UUID]) -> dict[UUID, str]:
+    query = select(pipelines.c.id, pipelines.c.name).where(pipelines.c.id.in_(pipeline_ids))
+    return {row.id: row.name for row in await tx.execute(query)}
+
+
 async def pipelines_of(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, before: StoredPipeline | None, limit: int
 ) -> list[StoredPipeline]:
     """The newest first."""
     query = select(pipelines).where(
-        pipelines.c.tenant_id == tenant_id, pipelines.c.user_id == user_id
+        pipelines.c.tenant_id == tenant_id,
+        pipelines.c.user_id == user_id,
+        pipelines.c.deleted_at.is_(None),
     )
     if before:
         query = query.where(_is_older(pipelines, before.created_at, before.id))

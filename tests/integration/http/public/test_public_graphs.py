@@ -107,7 +107,7 @@ async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> 
 
 
 async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
-    graphs = [await made(ada) for _ in range(3)]
+    graphs = [await made(ada, {**GRAPH, "name": name}) for name in ("one", "two", "three")]
     runs = []
     for graph_id in (graphs[0], graphs[0], graphs[2]):
         body: dict[str, Any] = {"inputs": {"width": 32}}
@@ -115,7 +115,7 @@ async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer
     await ada.client.post(f"/api/graph-runs/{runs[1]}/cancel")
     page = await ada.get("graphs", limit=2)
     assert [each["id"] for each in page["graphs"]] == [graphs[2], graphs[1]]
-    assert page["graphs"][0].keys() == {"id", "name", "version", "created_at"}
+    assert page["graphs"][0].keys() == {"id", "user_id", "name", "version", "created_at"}
     rest = await ada.get("graphs", limit=2, before=page["next"])
     assert ([each["id"] for each in rest["graphs"]], rest["next"]) == ([graphs[0]], None)
 
@@ -205,3 +205,78 @@ async def test_progress_is_told_while_something_changes(shop: Shop, ada: Custome
         "draw": "done",
         "picture": "done",
     }
+
+
+async def test_a_graph_is_stored_once_and_run_by_its_name(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada)
+    again = await ada.client.post("/api/graphs", json=GRAPH)
+    assert (again.status_code, again.json()["id"]) == (200, graph_id)
+    other = await made(ada, {**GRAPH, "max_tokens": 9})
+    assert other != graph_id
+    run = (await ada.client.post("/api/graphs/two/runs", json={})).json()
+    assert (run["graph_id"], run["name"]) == (other, "two")
+    assert [each["name"] for each in (await ada.get("graph-runs"))["runs"]] == ["two"]
+    assert (await ada.client.post("/api/graphs/nope/runs", json={})).status_code == 404
+
+
+async def test_a_run_that_is_refused_stores_no_graph(shop: Shop, ada: Customer) -> None:
+    body: dict[str, Any] = {"document": YAML}
+    for wrong in ({"inputs": {"x": 1}}, {"max_tokens": 0}):
+        await shop.yard.admin.patch("/api/admin/workflows/draw", json={"price_tokens": 1})
+        refused = await ada.client.post("/api/graph-runs", json={**body, **wrong})
+        assert refused.status_code in (409, 422), refused.text
+        assert (await ada.get("graphs"))["graphs"] == []
+    runs = [(await ada.client.post("/api/graph-runs", json=body)).json() for _ in range(2)]
+    (stored,) = (await ada.get("graphs"))["graphs"]
+    assert {each["graph_id"] for each in runs} == {stored["id"]}
+
+
+async def test_a_deleted_graph_leaves_its_runs(shop: Shop, ada: Customer) -> None:
+    graph_id = await made(ada)
+    run = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()
+    assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 204
+    assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 404
+    assert (await ada.get("graphs"))["graphs"] == []
+    await shop.work()
+    await hear(shop.plane.graphs, shop.plane.pools["main"])
+    assert (await ada.get(f"graph-runs/{run['id']}"))["status"] == "completed"
+    assert (await ada.get("graph-runs"))["runs"][0]["name"] == "two"
+    assert await made(ada) != graph_id
+
+
+async def test_customers_see_what_nodes_may_name(shop: Shop, ada: Customer) -> None:
+    await shop.yard.register_workflow("hidden", price_tokens=None)
+    await shop.change(shop.invert, locked=("prefix",), overrides={"prefix": "mine"})
+    found = (await ada.get("workflows"))["workflows"]
+    assert [(each["kind"], each["name"]) for each in found] == [
+        ("effect", "draw"),
+        ("effect", "invert"),
+        ("workflow", "draw"),
+        ("workflow", "invert"),
+    ]
+    (picture,) = found[1]["properties"]
+    assert (picture["name"], picture["type"], picture["required"]) == ("input", "image", True)
+    assert (found[1]["price_tokens"], found[3]["price_tokens"]) == (5, 0)
+    wrong = {**GRAPH, "connections": [{"from": "width.value", "to": "draw.widht"}]}
+    told = (await ada.client.post("/api/graphs/validate", json=wrong)).json()["problems"]
+    assert "draw has no property 'widht'; it has prefix, width, colour" in {
+        each["message"] for each in told
+    }
+
+
+async def test_an_answer_without_a_backend_says_which_there_are(shop: Shop, ada: Customer) -> None:
+    node = {"backend_affinity": "worker:w2", "fallback_strategy": "ask_user"}
+    asking = {
+        **GRAPH,
+        "nodes": [{**each, **node} if each["id"] == "draw" else each for each in GRAPH["nodes"]],
+    }
+    async with shop.yard.worker("w1"), shop.yard.worker("w2") as lost:
+        graph_id = await made(ada, asking)
+        await lost.say("deregister", worker_id="w2")
+        shop.plane.graphs.world._at = None
+        run = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()
+        assert run["status"] == "waiting_for_user", run
+        path = f"/api/graph-runs/{run['id']}/answer"
+        refused = await ada.client.post(path, json={"choice": "backend"})
+    message = refused.json()["error"]["message"]
+    assert message == "name the backend; online that can run it: worker:w1"
