@@ -273,7 +273,7 @@ def test_what_was_left_alone_can_be_watched(engine: Served, folder: Path) -> Non
     assert watched.code == 0, watched.err
     assert watched.out == "output/slow.png\n"
     again = comfyfleet("watch", run_id, "--server", engine.url)
-    assert again.out == "output/slow-2.png\n"
+    assert again.out == "output/slow.png\n"
 
 
 def test_nothing_can_be_left_with_the_built_in_engine() -> None:
@@ -522,3 +522,23 @@ def test_hints_name_options_that_the_command_has(folder: Path) -> None:
         assert result.code == 1
         assert "there is no file no." in result.err
         assert "stdin" not in result.err
+
+
+def test_watching_tells_titles_and_how_many_nodes_there_are(engine: Served, folder: Path) -> None:
+    run_id = run(steps(folder, 4, 100), "--detach", served=engine).out.strip()
+    watched = comfyfleet("watch", run_id, "--server", engine.url)
+    assert watched.code == 0, watched.err
+    assert not re.search(r"^node \d+$", watched.err, re.MULTILINE)
+    assert any(re.fullmatch(r"(Slow|SaveImage) \(\d of 2\)", line) for line in watched.lines)
+
+
+def test_an_ended_run_that_is_watched_twice_is_saved_once(engine: Served, folder: Path) -> None:
+    run_id = run(noise(folder), "--seed", "77", "--detach", served=engine).out.strip()
+    for _ in range(2):
+        watched = comfyfleet("watch", run_id, "--server", engine.url)
+        assert watched.out == "output/noise.png\n", watched.err
+    assert [path.name for path in Path("output").iterdir()] == ["noise.png"]
+
+
+def test_help_of_watch_does_not_promise_the_built_in_engine() -> None:
+    assert "built-in engine runs it" not in comfyfleet("watch", "--help").out

@@ -110,6 +110,31 @@ def test_what_is_wrong_is_said_in_one_line(
     assert problem in result.lines[0], result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("submit", "negativ"), "Did you mean: negative?"),
+        (("workflows", "show", "sofen"), "Did you mean: soften?"),
+        (("workers", "show", "buildin"), "Did you mean: built-in?"),
+        (("fleets", "assign", "defalt", "--add"), "Did you mean: default?"),
+        (("submit", "zzz"), "There are: negative, soften"),
+    ],
+)
+def test_a_name_that_is_not_there_is_told_with_the_closest(
+    admin: Admin, arguments: tuple[str, ...], hint: str
+) -> None:
+    result = admin(*arguments)
+    assert result.code == 1
+    assert hint in result.lines[-1], result.err
+
+
+def test_a_tenant_that_is_not_there_is_told_in_words(admin: Admin) -> None:
+    result = admin("tenants", "show", "defaul")
+    assert result.code == 1
+    assert "there is no tenant defaul" in result.lines[0]
+    assert "(default)" in result.lines[-1]
+
+
 def test_a_dispatch_is_shown_with_its_attempts(admin: Admin) -> None:
     assert admin("submit", "negative", "--wait").code == 0
     newest = admin("dispatches", "list", "--status", "completed", "--limit", "1", "--json").json

@@ -9,11 +9,12 @@ from cyclopts import Parameter
 
 from comfyfleet.cli.run import INTO_OUTPUT, ResultOptions, print_results, reporter_for
 from comfyfleet.cli.running.naming import check_folder
-from comfyfleet.cli.running.progress import Plan
+from comfyfleet.cli.running.progress import Plan, plan_from
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.session import Made, Session
 from comfyfleet.cli.running.targets import ANYWHERE, Target, TargetOptions, lasting_targets
 from comfyfleet.cli.world import InWorld, World
+from comfyfleet.comfy import Backend, ComfyServer
 from comfyfleet.kernel.errors import FleetError, RunLost
 
 
@@ -54,6 +55,13 @@ async def _finished(
             if len(targets) > 1 and await backend.adopt(run_id) is None:
                 continue
             session = Session(backend, target, reporter, results.output_dir, world)
-            return target, await session.finish(run_id, Plan({}))
+            plan = await _plan(backend, run_id)
+            return target, await session.finish(run_id, plan, again=True)
     names = ", ".join(target.name for target in targets)
     raise RunLost(f"no run {run_id} is known to {names}", hint="Is it the right --server?")
+
+
+async def _plan(backend: Backend, run_id: str) -> Plan:
+    """The nodes and their names, where the server tells what it was given; a cloud doesn't."""
+    found = await backend.handed_in(run_id) if isinstance(backend, ComfyServer) else None
+    return Plan({}) if found is None else plan_from(*found)

@@ -57,6 +57,22 @@ async def ended(calls: Calls, run_id: str) -> Ended | None:
         return ended_in(answer, run_id)
 
 
+async def handed_in(calls: Calls, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
+    """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
+    queue = await calls.ask_json(QUEUE)
+    history = await calls.ask_json(Call("GET", HISTORY_ROUTE, f"/history/{run_id}"))
+    with calls.reading(QUEUE.operation):
+        data = mapping_in(queue, "the queue")
+        waiting = [*(data.get("queue_running") or []), *(data.get("queue_pending") or [])]
+        ended_as = mapping_in(history, "the history").get(run_id) or {}
+    rows = (*waiting, ended_as.get("prompt") if isinstance(ended_as, dict) else None)
+    for row in rows:
+        match row:
+            case [_, found, dict(prompt), _, [*outputs], *_] if found == run_id:
+                return prompt, [str(each) for each in outputs]
+    return None
+
+
 def _in_queue(answer: object, run_id: str) -> Waiting | Running | None:
     data = mapping_in(answer, "the queue")
     running = [_row(row) for row in list_in(data.get("queue_running"), "'queue_running'")]

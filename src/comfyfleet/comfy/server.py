@@ -5,7 +5,7 @@ The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded tal
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from comfyfleet.comfy.lines import Line, Lines
 from comfyfleet.comfy.messages import RunOver
 from comfyfleet.comfy.meter import Meter, Tally
 from comfyfleet.comfy.outputs import find_outputs
-from comfyfleet.comfy.places import Absent, Running, Waiting, ended, locate
+from comfyfleet.comfy.places import Absent, Running, Waiting, ended, handed_in, locate
 from comfyfleet.comfy.settings import ServerSettings
 from comfyfleet.comfy.shapes import list_in, mapping_at, mapping_in, number_at
 from comfyfleet.comfy.submitting import send_prompt
@@ -137,6 +137,10 @@ class ComfyServer:
     async def adopt(self, prompt_id: str) -> Submitted | None:
         line = self._lines.get(prompt_id) or await self._find(prompt_id)
         return None if line is None else Submitted(prompt_id, adopted=True)
+
+    async def handed_in(self, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
+        """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
+        return await handed_in(self._calls, run_id)
 
     async def _find(self, run_id: str) -> Line | None:
         match await locate(self._calls, run_id):

@@ -1,5 +1,6 @@
 """Calls of `/api/admin`, with errors that say what to do next."""
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,13 @@ from cyclopts import Group, Parameter
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World
 from comfyfleet.kernel import errors
-from comfyfleet.kernel.errors import AccessDenied, FleetError, ServerUnavailable, UnexpectedAnswer
+from comfyfleet.kernel.errors import (
+    AccessDenied,
+    FleetError,
+    NotFound,
+    ServerUnavailable,
+    UnexpectedAnswer,
+)
 from comfyfleet.kernel.server_events import EventParser, ServerEvent
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
@@ -33,6 +40,15 @@ ADMIN_KEY_HINT = (
 )
 PUBLIC_KEY_HINT = f"It is an API key of yours, not an operator's: export {KEY}=cf_…"
 OUTPUT = Group("Output", sort_key=9)
+# Which lists there are, and by which field people name what is in them.
+NAMED = {
+    "workflows": "slug",
+    "effects": "slug",
+    "fleets": "slug",
+    "workers": "worker_id",
+    "tenants": "name",
+}
+NAMES_SHOWN_MAX = 5
 
 
 @Parameter(name="*", group=OUTPUT)
@@ -150,13 +166,40 @@ class Control:
                 method, self._address(path), headers=self._headers, **options
             )
         if response.status_code >= 400:
-            raise _refusal(response, shown(self._url))
+            raise self._with_closest(_refusal(response, shown(self._url)), path)
         if response.status_code == httpx.codes.NO_CONTENT:
             return {}
         answer = _json(response)
         if not isinstance(answer, dict):
             raise _no_control_plane(shown(self._url), response)
         return answer
+
+    def _with_closest(self, error: FleetError, path: tuple[object, ...]) -> FleetError:
+        """What there is in place of what is not there: `workflows/negativ` is close to `negative`."""
+        kind, name = (str(part) for part in (*path, "", "")[:2])
+        is_no_id = "path.tenant_id" in error.message
+        if kind not in NAMED or not name or not (isinstance(error, NotFound) or is_no_id):
+            return error
+        message = f"there is no tenant {name}: it is named by its id" if is_no_id else error.message
+        names = self._names_of(kind)
+        close = difflib.get_close_matches(name, names, n=NAMES_SHOWN_MAX)
+        shown_names = ", ".join(names[each] for each in close or list(names)[:NAMES_SHOWN_MAX])
+        if not shown_names:
+            return NotFound(message, **error.details)
+        hint = f"Did you mean: {shown_names}?" if close else f"There are: {shown_names}"
+        return NotFound(message, **{**error.details, "hint": hint})
+
+    def _names_of(self, kind: str) -> dict[str, str]:
+        """What people may have meant, and how it is written."""
+        try:
+            answer = _json(self._client.get(self._address((kind,)), headers=self._headers))
+            found = answer[kind]
+        except (httpx.HTTPError, KeyError, TypeError):
+            return {}
+        field = NAMED[kind]
+        if kind != "tenants":
+            return {str(each[field]): str(each[field]) for each in found}
+        return {str(each[field]): f"{each['id']} ({each[field]})" for each in found}
 
     def _address(self, path: tuple[object, ...]) -> str:
         return "/".join(

@@ -1,10 +1,11 @@
 """Names for the files that came out: readable, safe, and never one that is taken."""
 
+import filecmp
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
@@ -89,3 +90,14 @@ def reserve(folder: Path, name: str) -> Path:
     except OSError as error:
         raise InvalidInput(f"{folder}: {error.strerror or error}") from error
     raise LimitExceeded(f"{folder} has {SAME_NAMES_MAX:,} files named like {name}")
+
+
+def equal_before(path: Path, name: str) -> Path | None:
+    """A file of that name with the same content, numbered lower."""
+    for candidate in islice(numbered(name), SAME_NAMES_MAX):
+        other = path.with_name(candidate)
+        if other == path:
+            return None
+        if other.is_file() and filecmp.cmp(path, other, shallow=False):
+            return other
+    return None

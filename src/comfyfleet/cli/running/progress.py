@@ -105,7 +105,11 @@ class Standing:
 
 def plan_of(prompt: Mapping[str, Any], object_info: Mapping[str, Any]) -> Plan:
     """A server executes output nodes and what they need, nothing else."""
-    pending = [key for key, node in prompt.items() if _is_output(node, object_info)]
+    return plan_from(prompt, [key for key, node in prompt.items() if _is_output(node, object_info)])
+
+
+def plan_from(prompt: Mapping[str, Any], outputs: Sequence[str]) -> Plan:
+    pending = [key for key in outputs if key in prompt]
     needed = dict.fromkeys(pending)
     while pending:
         for value in prompt[pending.pop()].get("inputs", {}).values():

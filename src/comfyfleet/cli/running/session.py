@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comfyfleet.cli.running.inputs import Upload, with_names
-from comfyfleet.cli.running.naming import readable_folder, readable_name, reserve
+from comfyfleet.cli.running.naming import equal_before, readable_folder, readable_name, reserve
 from comfyfleet.cli.running.progress import Plan, advance, begin, plan_of
 from comfyfleet.cli.running.reporting import Reporter
 from comfyfleet.cli.running.targets import Target
@@ -86,14 +86,15 @@ class Session:
         """Submit it and let it go on alone."""
         return await self._submit(work, await self._hand_in(work), self._world.new_id())
 
-    async def finish(self, run_id: str, plan: Plan) -> Made:
+    async def finish(self, run_id: str, plan: Plan, *, again: bool = False) -> Made:
+        """`again`: its results may have been saved before; a file that is there is not saved twice."""
         began = self._world.clock()
         await self._follow(run_id, plan)
         outputs = await self._backend.outputs(run_id)
         kept = [file for file in outputs.files if file.folder != "temp"]
         files = kept or list(outputs.files)
         names = names_of(files, plan)
-        paths = [await self._save(file, names.get(file.node_id)) for file in files]
+        paths = [await self._save(file, names.get(file.node_id), again) for file in files]
         for value in outputs.values:
             self._reporter.shown(value)
         seconds = self._world.clock() - began
@@ -125,9 +126,10 @@ class Session:
             end = event if isinstance(event, End) else end
         check_end(end, plan, run_id)
 
-    async def _save(self, file: OutputFile, node_name: str | None) -> Path | None:
+    async def _save(self, file: OutputFile, node_name: str | None, again: bool) -> Path | None:
         folder = self._folder / readable_folder("" if file.folder == "temp" else file.subfolder)
-        path = reserve(folder, readable_name(file.filename, node_name=node_name))
+        name = readable_name(file.filename, node_name=node_name)
+        path = reserve(folder, name)
         try:
             await self._backend.fetch(file, path)
         except FileGone as error:
@@ -140,6 +142,9 @@ class Session:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
+        if again and (before := equal_before(path, name)):
+            path.unlink()
+            path = before
         self._reporter.saved(path, file.node_id)
         return path
 
