@@ -106,6 +106,9 @@ class Plane:
         self.polls: list[Poll] = []
         self.registers: list[Register] = []
         self.keys: dict[str, str] = {}
+        self.keys_used: list[str] = []
+        self.revoked: set[str] = set()  # worker ids
+        self.new_token: str | None = None
         self.dispatches: dict[int, Dispatch] = {}
         self.stored: dict[str, bytes] = {}
         self.stored_types: dict[str, str] = {}
@@ -138,6 +141,8 @@ class Plane:
     def register(self, body: Register, secret: str) -> Registered:
         if secret != SECRET:
             raise Problem(401, "unauthenticated")
+        if body.worker_id in self.revoked:
+            raise Problem(401, "worker_revoked")
         if body.worker_id in self.keys.values():
             raise Problem(409, "conflict")
         self.registers.append(body)
@@ -154,6 +159,14 @@ class Plane:
     def check(self, key: str) -> None:
         if key not in self.keys:
             raise Problem(401, "unauthenticated")
+        if self.keys[key] in self.revoked:
+            raise Problem(401, "worker_revoked")
+        self.keys_used.append(key)
+
+    def rotate(self, key: str) -> None:
+        """The worker is told with its next answer, and may use both until then."""
+        worker_id = next(iter(self.keys.values()))
+        self.keys[key], self.new_token = worker_id, key
 
     async def poll(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
         self.polls.append(body)
@@ -168,6 +181,8 @@ class Plane:
                     return Polled(job=self._job(dispatch))
                 if self.drain:
                     return Polled(reason="draining", drain=True)
+                if self.new_token is not None and key != self.new_token:
+                    return Polled(reason="a new key", new_token=self.new_token)
             if time.monotonic() >= deadline:
                 return Polled(reason="nothing is queued")
             await asyncio.sleep(0.01)
@@ -184,6 +199,7 @@ class Plane:
                 cancelled=dispatch.cancelled,
                 drain=self.drain,
                 recall=dispatch.recalled,
+                new_token=self.new_token,
                 outputs=tuple(
                     self._slot(f"{dispatch.token}/{wanted.name}", wanted.name)
                     for wanted in body.want_outputs

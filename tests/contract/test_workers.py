@@ -1,15 +1,22 @@
 """Workers: joining, being seen, being held back, leaving; on every database."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from tests.fleetkit.making import NOW, a_fleet, a_worker, a_workflow, key_of
 
-from comfyfleet.db import Database
+from comfyfleet.db import Database, Tx
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Fleet, Registration, Sighting
-from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, NotFound, Unauthenticated
+from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
+from comfyfleet.kernel.errors import (
+    Conflict,
+    FleetFull,
+    InvalidInput,
+    NotFound,
+    Unauthenticated,
+    WorkerRevoked,
+)
 from comfyfleet.kernel.keys import hashed
 from comfyfleet.wire.messages import BackendFacts, Reading
 
@@ -41,10 +48,10 @@ async def test_a_worker_that_joins_is_approved_at_once(central: Database) -> Non
 
 async def test_an_id_that_is_taken_is_a_conflict(central: Database) -> None:
     async with central.begin() as tx:
-        await a_worker(tx, await a_fleet(tx, "one"), "gpu-7")
-        other = await a_fleet(tx, "two")
+        fleet = await a_fleet(tx)
+        await a_worker(tx, fleet, "gpu-7")
         with pytest.raises(Conflict, match="gpu-7"):
-            await fleets.register(tx, other, Registration("gpu-7"), hashed("k"), cap=50, now=NOW)
+            await fleets.register(tx, fleet, Registration("gpu-7"), hashed("k"), cap=50, now=NOW)
 
 
 async def test_a_fleet_that_is_full_lets_nobody_in(central: Database) -> None:
@@ -74,7 +81,7 @@ async def test_the_cap_holds_when_many_join_at_once(central: Database) -> None:
     assert sum(joined) == 5
 
 
-async def test_one_id_is_given_once_to_many_that_ask(central: Database) -> None:
+async def test_one_id_is_given_once_in_each_fleet_to_many_that_ask(central: Database) -> None:
     async with central.begin() as tx:
         one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
 
@@ -89,7 +96,7 @@ async def test_one_id_is_given_once_to_many_that_ask(central: Database) -> None:
         return True
 
     joined = await asyncio.gather(*(join((one, two)[n % 2], n) for n in range(10)))
-    assert sum(joined) == 1
+    assert sum(joined) == 2
 
 
 async def test_a_workflow_that_does_not_exist_is_named(central: Database) -> None:
@@ -108,7 +115,7 @@ async def test_a_key_opens_the_door_until_it_is_rotated(central: Database) -> No
     async with central.begin() as tx:
         worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
         assert await fleets.authenticate(tx, key_of("gpu-7")) == worker
-        await fleets.rotate_key(tx, worker, key_hash=hashed("new"))
+        await fleets.rotate_key(tx, worker, key="new", at_once=True)
         with pytest.raises(Unauthenticated):
             await fleets.authenticate(tx, key_of("gpu-7"))
         assert await fleets.authenticate(tx, "new") == worker
@@ -116,11 +123,89 @@ async def test_a_key_opens_the_door_until_it_is_rotated(central: Database) -> No
 
 async def test_a_revoked_key_is_dead_until_the_worker_is_approved_again(central: Database) -> None:
     async with central.begin() as tx:
-        worker = await fleets.revoke(tx, await a_worker(tx, await a_fleet(tx), "gpu-7"))
+        worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
+        worker = await fleets.revoke(tx, worker, now=NOW)
         with pytest.raises(Unauthenticated, match="revoked"):
             await fleets.authenticate(tx, key_of("gpu-7"))
         await fleets.approve(tx, worker)
         assert (await fleets.authenticate(tx, key_of("gpu-7"))).is_approved
+
+
+async def test_a_worker_has_both_keys_until_it_uses_the_new_one(central: Database) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
+        await fleets.rotate_key(tx, worker, key="new")
+        assert (await fleets.authenticate(tx, key_of("gpu-7"))).next_key == "new"
+        known = await fleets.authenticate(tx, "new")
+        taken = await fleets.take_next_key(tx, known, hashed("new"))
+        assert (taken.next_key, taken.key_hash) == (None, hashed("new"))
+        assert (await fleets.authenticate(tx, "new")).next_key is None
+        with pytest.raises(Unauthenticated):
+            await fleets.authenticate(tx, key_of("gpu-7"))
+        with pytest.raises(Unauthenticated, match="replaced"):
+            await fleets.still_known(tx, worker)
+
+
+async def test_a_revoked_worker_bars_its_id_for_good_and_not_its_place(central: Database) -> None:
+    soon = NOW + timedelta(days=30)
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx, max_workers=1)
+        worker = await fleets.revoke(tx, await a_worker(tx, fleet, "gpu-7"), now=NOW)
+        assert await fleets.stale(tx, unseen_since=soon) == []
+        assert not await fleets.remove_stale(tx, worker, unseen_since=soon)
+        with pytest.raises(WorkerRevoked):
+            await joined(tx, fleet, "gpu-7", unseen_since=soon)
+        await joined(tx, fleet, "gpu-8", unseen_since=soon)
+
+
+async def test_the_id_of_a_worker_that_is_lost_is_taken_over_with_the_orders_to_it(
+    central: Database,
+) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx, max_workers=1)
+        worker = await fleets.drain(tx, await a_worker(tx, fleet, "gpu-7"))
+        with pytest.raises(Conflict):
+            await joined(tx, fleet, "gpu-7", unseen_since=worker.last_seen_at)
+        taken = await joined(tx, fleet, "gpu-7", unseen_since=NOW + timedelta(seconds=90))
+        assert taken.is_draining
+        with pytest.raises(Unauthenticated):
+            await fleets.authenticate(tx, key_of("gpu-7"))
+        assert (await fleets.authenticate(tx, "another key")).id == taken.id
+
+
+async def test_an_id_of_another_fleet_keeps_nobody_out(central: Database) -> None:
+    async with central.begin() as tx:
+        rogue = await a_worker(tx, await a_fleet(tx, "rogue"), "gpu-7")
+        mine = await joined(tx, await a_fleet(tx, "gpus"), "gpu-7", unseen_since=NOW)
+        assert (rogue.worker_id, mine.worker_id) == ("gpu-7", "gpus.production:gpu-7")
+        assert mine.fleet_slug == "gpus"
+        assert mine.affinities == {"worker:gpus.production:gpu-7", "fleet:gpus/production"}
+
+
+async def test_a_fleet_may_want_workers_to_be_approved_by_hand(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await fleets.set_approval(tx, await a_fleet(tx), approval="manual")
+        await fleets.assign(tx, fleet, {await a_workflow(tx)}, now=NOW)
+        worker = await a_worker(tx, fleet)
+        assert (worker.is_approved, worker.revoked_at) == (False, None)
+        assert await fleets.lanes_of(tx, worker, BOTH) == frozenset()
+        assert "approval" in await fleets.why_no_lanes(tx, worker)
+        approved = await fleets.approve(tx, worker)
+        assert await fleets.lanes_of(tx, approved, BOTH)
+        with pytest.raises(InvalidInput):
+            await fleets.set_approval(tx, fleet, approval="perhaps")
+
+
+async def joined(tx: Tx, fleet: Fleet, worker_id: str, *, unseen_since: datetime) -> Worker:
+    return await fleets.register(
+        tx,
+        fleet,
+        Registration(worker_id),
+        hashed("another key"),
+        cap=50,
+        now=NOW,
+        unseen_since=unseen_since,
+    )
 
 
 async def test_a_removed_worker_frees_its_id_and_its_place(central: Database) -> None:
@@ -184,7 +269,7 @@ async def test_a_worker_that_drains_or_was_revoked_has_no_lanes(central: Databas
         assert await fleets.lanes_of(tx, drained, BOTH) == frozenset()
         back = await fleets.drain(tx, drained, is_draining=False)
         assert len(await fleets.lanes_of(tx, back, BOTH)) == 2
-        revoked = await fleets.revoke(tx, back)
+        revoked = await fleets.revoke(tx, back, now=NOW)
         assert await fleets.lanes_of(tx, revoked, BOTH) == frozenset()
 
 

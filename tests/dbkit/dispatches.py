@@ -72,7 +72,9 @@ async def opened(db: Database, *, clock: Clock = utc_now, **settings: Any) -> As
 
 
 async def leased(queue: Queue, who: Waiter | None = None) -> Lease:
-    lease = await queue.lease(who or waiter(), wait_seconds=0)
+    asking = who or waiter()
+    # A new job is left to idle workers for a moment.
+    lease = await queue.lease(asking, wait_seconds=10 if asking.is_prefetch else 0)
     assert lease is not None, "nothing was leased"
     return lease
 

@@ -112,6 +112,13 @@ class FusedQueue:
     def arrived(self, *rows: Any) -> None:
         self._queue.arrived(*rows)
 
+    def push(self, *dispatch_ids: Any) -> None:
+        self._queue.push(*dispatch_ids)
+
+    @property
+    def pushes(self) -> Any:
+        return self._queue.pushes
+
     async def enqueue(self, *given: Any, **more: Any) -> Any:
         return await self._around(self._queue.enqueue, *given, **more)
 

@@ -17,6 +17,7 @@ from comfyfleet.kernel.errors import (
     Refused,
     Unauthenticated,
     Unavailable,
+    WorkerRevoked,
 )
 from comfyfleet.wire.files import Asset, OutputSlot, WantedOutput
 from comfyfleet.wire.messages import Heartbeat, HeartbeatAnswer, Job, Progress, Reading
@@ -27,6 +28,9 @@ PROGRESS_SECONDS_MIN = 0.5
 RETRY_SECONDS = 5.0
 # Two may be lost in a row before the lease runs out.
 LEASE_PART_MAX = 0.3
+# A lease that has not started by then waits behind another: it may be asked back at any moment.
+LISTEN_AFTER_SECONDS = 0.5
+LISTEN_SECONDS_MAX = 30.0
 
 
 def seconds_between(heartbeat_seconds: float, lease_seconds: float) -> float:
@@ -34,7 +38,7 @@ def seconds_between(heartbeat_seconds: float, lease_seconds: float) -> float:
 
 
 class Heart:
-    """Of one lease. `heard` gets each answer, `lost` is called once if the lease is gone.
+    """Of one lease. `heard` gets each answer, `lost` is told why if the lease is gone.
 
     That nobody answers is no reason to stop: the lease may well be kept for us.
     """
@@ -47,7 +51,7 @@ class Heart:
         seconds: float,
         reading: Callable[[], Awaitable[Reading | None]],
         heard: Callable[[HeartbeatAnswer], None],
-        lost: Callable[[], None],
+        lost: Callable[[FleetError], None],
         surroundings: Surroundings | None = None,
     ) -> None:
         self._control = control
@@ -62,6 +66,7 @@ class Heart:
         self._picture: Preview | None = None
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
+        self._begun = asyncio.Event()
         self._last = time.monotonic()
         self._speaking = asyncio.Lock()
 
@@ -69,6 +74,7 @@ class Heart:
         """The prompt runs: told at once, it can no longer be recalled."""
         if not self._started:
             self._started = True
+            self._begun.set()
             self._urgent.set()
             self._changed.set()
 
@@ -88,13 +94,47 @@ class Heart:
             await self._until_due()
             try:
                 await self._say()
-            except LeaseLost:
+            except (LeaseLost, WorkerRevoked):
                 return
             except FleetError as error:
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
                 logger.log(level, "a heartbeat was not answered", extra=self._ids(error))
                 await asyncio.sleep(min(RETRY_SECONDS, self._seconds) * self._jitter())
                 self._changed.set()
+
+    async def listen(self) -> None:
+        """Until it starts: a heartbeat is left waiting for orders, which then come at once."""
+        seconds = min(self._seconds, LISTEN_SECONDS_MAX)
+        await _set_within(self._begun, time.monotonic() + LISTEN_AFTER_SECONDS)
+        while not self._begun.is_set():
+            asked = time.monotonic()
+            listening = asyncio.create_task(self._listen_once(seconds))
+            begun = asyncio.create_task(self._begun.wait())
+            try:
+                await asyncio.wait({listening, begun}, return_when=asyncio.FIRST_COMPLETED)
+                if listening.done() and not listening.result():
+                    return
+            finally:
+                listening.cancel()
+                begun.cancel()
+            # A control plane that doesn't know how to wait has answered at once.
+            await _set_within(self._begun, asked + seconds / 2)
+
+    async def _listen_once(self, seconds: float) -> bool:
+        """Whether there may be more to hear."""
+        message = Heartbeat(
+            dispatch_id=self._job.dispatch_id,
+            lease_token=self._job.lease_token,
+            wait_seconds=seconds,
+        )
+        try:
+            self._heard(await self._control.heartbeat(message))
+        except (LeaseLost, WorkerRevoked) as error:
+            self._lost(error)
+            return False
+        except FleetError as error:
+            logger.info("orders can't be heard", extra=self._ids(error))
+        return True
 
     async def say_now(self) -> None:
         """Once. Raises LeaseLost, Unavailable, Unauthenticated."""
@@ -156,8 +196,8 @@ class Heart:
             self._last = time.monotonic()
             try:
                 answer = await self._control.heartbeat(message)
-            except LeaseLost:
-                self._lost()
+            except (LeaseLost, WorkerRevoked) as error:
+                self._lost(error)
                 raise
         self._heard(answer)
         return answer

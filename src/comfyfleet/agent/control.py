@@ -19,6 +19,7 @@ from comfyfleet.kernel.errors import (
     Refused,
     Unauthenticated,
     Unavailable,
+    WorkerRevoked,
 )
 from comfyfleet.wire.files import Message
 from comfyfleet.wire.messages import (
@@ -53,7 +54,8 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class Control:
-    """`key` is what register gave; a call without it, or with a dead one, raises Unauthenticated.
+    """`key` is what register gave; a call without it, or with a dead one, raises Unauthenticated,
+    and WorkerRevoked if an operator has sent this worker away.
 
     All calls raise Unavailable when nobody answered as a control plane does.
     """
@@ -83,12 +85,12 @@ class Control:
 
     async def poll(self, message: Poll) -> Polled:
         seconds = message.wait_seconds + POLL_GRACE_SECONDS
-        patience = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=seconds)
-        return await self._ask("poll", message, Polled, self._bearer(), patience)
+        return await self._ask("poll", message, Polled, self._bearer(), _patience(seconds))
 
     async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
         """Raises LeaseLost."""
-        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer())
+        patience = _patience(message.wait_seconds + ANSWER_SECONDS)
+        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), patience)
 
     async def end(self, word: LastWord) -> None:
         """Says it until it is answered, however long that takes: the result is made and paid for.
@@ -100,6 +102,8 @@ class Control:
             attempt += 1
             try:
                 await self._ask(WORDS[type(word)], word, Done, self._bearer())
+            except WorkerRevoked as error:
+                raise LeaseLost(error.message) from error
             except (Unavailable, Unauthenticated) as error:
                 await self._wait(attempt, word, error)
             except Conflict as error:
@@ -190,13 +194,17 @@ class Control:
             raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
 
 
+def _patience(read_seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
+
+
 def trouble_of(endpoint: str, response: httpx.Response) -> FleetError:
     """Our errors, from the status and the `{"error": {code, message}}` of an answer."""
     code, message = _told(response)
     text = f"{endpoint} was answered {response.status_code}: {message}"
     match response.status_code:
         case 401:
-            return Unauthenticated(text)
+            return WorkerRevoked(text) if code == WorkerRevoked.code else Unauthenticated(text)
         case 409:
             return LeaseLost(text) if code == LeaseLost.code else Conflict(text)
         case 429 if endpoint == "register":

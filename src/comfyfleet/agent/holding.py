@@ -103,11 +103,15 @@ class Holding:
         self._workshop.journal.forget(self.lease.job)
 
     async def _worked(self) -> LastWord | None:
-        beating = asyncio.create_task(self._heart.beat())
+        speaking = [
+            asyncio.create_task(self._heart.beat()),
+            asyncio.create_task(self._heart.listen()),
+        ]
         try:
             return await self._outcome(self._scratch)
         finally:
-            beating.cancel()
+            for each in speaking:
+                each.cancel()
 
     async def _outcome(self, folder: Path) -> LastWord | None:
         work = asyncio.create_task(run_lease(self.lease, self._heart, self._workshop, folder))

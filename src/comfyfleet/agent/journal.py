@@ -37,6 +37,7 @@ class Identity(Message):
     worker_id: str
     key: str
     heartbeat_seconds: float = 30
+    asked_id: str = ""  # the id that it wanted, if it was given another
 
 
 @dataclass(frozen=True, slots=True)

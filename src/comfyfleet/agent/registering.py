@@ -19,7 +19,7 @@ from comfyfleet.wire.messages import BackendFacts, Provider, Register, Registere
 
 logger = logging.getLogger(__name__)
 
-# An id is free again ten minutes after its worker was last seen.
+# An id is free again when its worker has missed three heartbeats.
 TAKEN_SECONDS = 15.0
 
 
@@ -39,6 +39,7 @@ class Registration:
         self._control = control
         self._journal = journal
         self._around = surroundings or Surroundings()
+        self._has_joined = False
 
     @property
     def provider(self) -> Provider:
@@ -59,6 +60,7 @@ class Registration:
         if known is None or not self._is_ours(known):
             return False
         self._control.key, self.worker_id = known.key, known.worker_id
+        self._has_joined = True
         self._heed(known.heartbeat_seconds)
         return True
 
@@ -79,6 +81,7 @@ class Registration:
                 logger.log(level, "not registered yet", extra={"reason": error.message})
                 await self._around.back_off(min(attempt, 6))
         self.worker_id = registered.worker_id
+        self._has_joined = True
         self._heed(registered.heartbeat_seconds)
         await asyncio.to_thread(self._journal.remember, self._identity(registered))
         workflows = list(registered.workflows_assigned)
@@ -87,13 +90,22 @@ class Registration:
             logger.warning("no workflow is assigned to this fleet: there will be no jobs")
         return registered
 
+    def take_new_key(self, key: str) -> None:
+        """Kept before it is used: from its first use on, the one before is dead."""
+        known = self._journal.identity()
+        if known is not None:
+            self._journal.remember(known.model_copy(update={"key": key}))
+        self._control.key = key
+        logger.info("a new key is used", extra={"worker_id": self.worker_id})
+
     def _heed(self, seconds: float) -> None:
         """The control plane may want to hear of us more often than we are set to."""
         self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
 
     async def _taken(self, error: Conflict) -> None:
-        if self._settings.is_default_id:
-            # Nobody asked for this very id: its holder may well live on another machine.
+        if self._settings.is_default_id and not self._has_joined:
+            # Nobody asked for this very id: its holder may well live on another machine. One that
+            # has joined keeps its id: what an operator has decided about it goes on to hold.
             room = WORKER_ID_CHARACTERS_MAX - 7
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return
@@ -125,12 +137,13 @@ class Registration:
             worker_id=registered.worker_id,
             key=registered.token,
             heartbeat_seconds=registered.heartbeat_seconds,
+            asked_id=settings.worker_id,
         )
 
     def _is_ours(self, known: Identity) -> bool:
         settings = self._settings
         place = (known.control, known.fleet_slug, known.stage)
-        same_id = settings.is_default_id or known.worker_id == settings.worker_id
+        same_id = settings.is_default_id or settings.worker_id in (known.worker_id, known.asked_id)
         return same_id and place == (settings.control_url, settings.fleet_slug, settings.stage)
 
 

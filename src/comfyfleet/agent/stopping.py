@@ -17,6 +17,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Of the time that a notice leaves: to hand back what isn't done, and to deregister.
 RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
+# Who is asked to stop a second time waits no longer than that for anybody.
+HURRY_SECONDS = 2.0
 UNTOLD_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
 Reason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 
@@ -27,6 +29,7 @@ class Stop:
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.reason: Reason | None = None
         self.deadline = float("inf")  # of the monotonic clock
+        self.hurry_until = float("inf")
         self.reserve_seconds = RESERVE_SECONDS
         self.changed = changed
 
@@ -38,7 +41,13 @@ class Stop:
     def seconds_left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
+    def seconds_to(self, deadline: float) -> float:
+        """Until a deadline of the monotonic clock, or until now that there is a hurry."""
+        return min(deadline, self.hurry_until) - time.monotonic()
+
     def ask(self, reason: Reason, seconds: float) -> None:
+        if self.asked and seconds <= 0:
+            self.hurry_until = min(self.hurry_until, time.monotonic() + HURRY_SECONDS)
         self.reason = reason if self.reason in (None, "rebalance") else self.reason
         self.deadline = min(self.deadline, time.monotonic() + max(0.0, seconds))
         self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))

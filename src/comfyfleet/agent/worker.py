@@ -21,7 +21,13 @@ from comfyfleet.agent.registering import Registration, upload_object_info
 from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.agent.stopping import Stop, heed
 from comfyfleet.comfy import Backend, Description
-from comfyfleet.kernel.errors import FleetError, NotOffered, Unauthenticated, Unavailable
+from comfyfleet.kernel.errors import (
+    FleetError,
+    NotOffered,
+    Unauthenticated,
+    Unavailable,
+    WorkerRevoked,
+)
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import (
     BackendFacts,
@@ -42,6 +48,7 @@ CLOUD_FACTS_SECONDS = 900.0
 FACTS_SHARE = 1 / 100
 # To hand back what isn't done, however late the notice came.
 HAND_BACK_SECONDS_MAX = 10.0
+DEREGISTER_SECONDS_MAX = 15.0
 
 
 class Worker:
@@ -81,9 +88,11 @@ class Worker:
         self._is_polling = False
         self._description: Description | None = None  # until it is uploaded
         self._aside: set[asyncio.Task[None]] = set()
+        self._revoked: WorkerRevoked | None = None
 
     async def work(self) -> None:
-        """Until told to stop. Raises Unauthenticated or InvalidInput if it may not register."""
+        """Until told to stop. Raises WorkerRevoked if it was sent away, and Unauthenticated or
+        InvalidInput if it may not register."""
         side = [asyncio.create_task(heed(self._surveys.notices, self.stop))]
         try:
             if await self._unless_stopped(self._begin()):
@@ -96,6 +105,9 @@ class Worker:
             self.stop.ask("shutdown", 0)
             await self._leave()
             raise
+        else:
+            if self._revoked is not None:
+                raise self._revoked
         finally:
             for each in [*side, *self._aside, *self._holdings.values()]:
                 each.cancel()
@@ -159,13 +171,18 @@ class Worker:
         return sum(each.lease.phase is not Phase.DELIVERING for each in self._holdings)
 
     async def _poll(self, failures: int) -> Polled | None:
-        asked = time.monotonic()
+        asked, key = time.monotonic(), self._control.key
         try:
             message = await self._poll_message()
             self._is_polling = True
             polled = await self._control.poll(message)
+        except WorkerRevoked as error:
+            self._sent_away(error)
+            return None
         except Unauthenticated as error:
             self._is_polling = False
+            if key != self._control.key:
+                return None  # the new one came with another answer meanwhile
             logger.warning("the key is no longer taken", extra={"reason": error.message})
             await self._describe()
             await self._register()
@@ -180,6 +197,7 @@ class Worker:
         self._told_facts = self._polled_facts
         if polled.object_info_upload is not None:
             self._do_aside(self._upload(polled.object_info_upload))
+        self._heed_key(polled.new_token)
         if polled.drain:
             self._hand_back_unstarted(Halt.DRAIN)
         if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
@@ -239,13 +257,32 @@ class Worker:
             seconds=self._registration.heartbeat_seconds,
             reading=self._read,
             heard=lambda answer: self._heard(holding, answer),
-            lost=lambda: holding.halt(Halt.LOST),
+            lost=lambda error: self._lost(holding, error),
         )
+
+    def _lost(self, holding: Holding, error: FleetError) -> None:
+        holding.halt(Halt.LOST)
+        if isinstance(error, WorkerRevoked):
+            self._sent_away(error)
+
+    def _sent_away(self, error: WorkerRevoked) -> None:
+        """Nobody will take its results any more; what runs must not run on for nobody."""
+        if self._revoked is None:
+            logger.warning("this worker was revoked: it stops", extra={"reason": error.message})
+            self._revoked = error
+            for holding in self._holdings:
+                holding.halt(Halt.LOST)
+            self.stop.ask("shutdown", 0)
+
+    def _heed_key(self, key: str | None) -> None:
+        if key is not None and key != self._control.key:
+            self._registration.take_new_key(key)
 
     async def _read(self) -> Reading | None:
         return await self._surveys.machine.read()
 
     def _heard(self, holding: Holding, answer: HeartbeatAnswer) -> None:
+        self._heed_key(answer.new_token)
         if answer.cancelled:
             holding.halt(Halt.CANCELLED)
         elif answer.recall and self._is_unstarted(holding):
@@ -333,10 +370,8 @@ class Worker:
         for holding in [*self._holdings]:
             holding.halt(why)
         deadline = time.monotonic() + HAND_BACK_SECONDS_MAX
-        await self._finish(lambda: deadline - time.monotonic())
-        told = self._control.key is not None and await self._control.deregister(
-            self._registration.worker_id
-        )
+        await self._finish(lambda: self.stop.seconds_to(deadline))
+        told = await self._deregister(time.monotonic() + DEREGISTER_SECONDS_MAX)
         if told:
             await asyncio.to_thread(self._workshop.journal.forget_identity)
         logger.info("stopped", extra={"deregistered": told, "leases_left": len(self._holdings)})
@@ -350,9 +385,26 @@ class Worker:
                 count,
             )
 
+    async def _deregister(self, deadline: float) -> bool:
+        """Whether it was heard. A second signal cuts this short, too."""
+        if self._control.key is None or self._revoked is not None:
+            return False
+        saying = asyncio.create_task(self._control.deregister(self._registration.worker_id))
+        saying.add_done_callback(lambda _: self._wake())
+        await self._wait_for(saying.done, lambda: self.stop.seconds_to(deadline))
+        if not saying.done():
+            saying.cancel()
+            return False
+        return saying.result()
+
     async def _finish(self, seconds_left: Callable[[], float]) -> None:
         """Until all leases have ended or time is up; the time may be cut short meanwhile."""
-        while self._holdings and (seconds := seconds_left()) > 0:
+        await self._wait_for(lambda: not self._holdings, seconds_left)
+
+    async def _wait_for(
+        self, is_done: Callable[[], bool], seconds_left: Callable[[], float]
+    ) -> None:
+        while not is_done() and (seconds := seconds_left()) > 0:
             self._changed.clear()
             try:
                 async with asyncio.timeout(min(seconds, WAIT_SECONDS)):

@@ -13,9 +13,10 @@ from comfyfleet.cli.convert import convert
 from comfyfleet.cli.engine import engine
 from comfyfleet.cli.inspect import inspect
 from comfyfleet.cli.world import InWorld, World, real_world
-from comfyfleet.kernel.errors import FleetError, InvalidInput
+from comfyfleet.kernel.errors import FleetError, InvalidInput, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+REVOKED = 77  # a worker that an operator has sent away: to start it again is of no use
 
 
 def _default_in_help(value: object) -> str | None:
@@ -118,7 +119,7 @@ def run(arguments: Sequence[str], world: World) -> int:
         return WRONG_USAGE
     except FleetError as error:
         world.fail(error.message, error.details.get("hint"))
-        return FAILED
+        return REVOKED if isinstance(error, WorkerRevoked) else FAILED
     except BrokenPipeError:
         return _reader_is_gone()
     except KeyboardInterrupt:

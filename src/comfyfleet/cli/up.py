@@ -25,7 +25,7 @@ from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.http.serving import listen, stopped_by_signals, url_of
 from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.errors import InvalidInput, WorkerRevoked
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.assigning import Assigning
 from comfyfleet.loops.sweeping import Sweep, Sweeps, running
@@ -134,7 +134,7 @@ class _Everything:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
         serving = asyncio.create_task(serve_plane(plane, self.listener, closing))
-        working = [asyncio.create_task(worker.work()) for worker in workers]
+        working = [asyncio.create_task(self._employ(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({asked, serving, *working}, return_when=asyncio.FIRST_COMPLETED)
@@ -147,6 +147,14 @@ class _Everything:
             await serving
         for problem in (each for each in ended if isinstance(each, BaseException)):
             raise problem
+
+    async def _employ(self, worker: Worker, stop: asyncio.Event) -> None:
+        """One that an operator has sent away is no reason for the others, and for us, to stop."""
+        try:
+            await worker.work()
+        except WorkerRevoked as error:
+            self.world.warn(error.message)
+            await stop.wait()
 
     def _tell_next(self, backends: Sequence[tuple[str, str]]) -> None:
         for name, url in backends:

@@ -92,6 +92,7 @@ fleets = Table(
     Column("object_info_key", Text),  # as last reported by one of its workers
     Column("object_info_hash", String(64)),
     Column("created_at", Moment, nullable=False),
+    Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
     UniqueConstraint("slug", "stage"),
 )
 
@@ -124,6 +125,11 @@ workers = Table(
     Column("models_loaded", Json, nullable=False),
     Column("last_seen_at", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
+    Column("revoked_at", Moment),  # kept for good: it bars the id
+    # A key that the worker is to be told. Its text is kept until it is used for the first time.
+    Column("next_key", String(100)),
+    Column("next_key_hash", String(64)),
+    Index(None, "next_key_hash", unique=True),
     Index(None, "fleet_id"),
     Index(None, "last_seen_at"),
     # Without it the next worker would get the row id of the last one removed.
@@ -191,6 +197,8 @@ dispatches = Table(
     Column("started_at", Moment),  # the worker reported that the prompt runs
     Column("heard_at", Moment),  # the last heartbeat under this lease
     Column("ended_at", Moment),
+    # Leases that ran out before the job had started: it may be what takes the workers down.
+    Column("lost_leases", Integer, nullable=False, server_default="0"),
     UniqueConstraint("tenant_id", "tenant_job_id"),
     CheckConstraint("attempts <= max_attempts", name="attempts"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),

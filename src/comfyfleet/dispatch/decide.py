@@ -26,6 +26,7 @@ class Choice(NamedTuple):
 class Decision(NamedTuple):
     choices: list[Choice]
     passed: frozenset[int]  # jobs before which another went because of its model
+    has_fresh: bool = False  # a job was kept from those who would only prefetch it
 
 
 # A candidate's place in the one order: priority, turn of the lane, id.
@@ -41,6 +42,7 @@ class Rules:
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
+    prefetch_after: timedelta = timedelta()  # so long a new job is left to those who are idle
     window: int = AFFINITY_WINDOW
 
     def may_pass(self, since: datetime | None, now: datetime) -> bool:
@@ -82,14 +84,19 @@ def choose(
     preferences = [preference(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []
+    has_fresh = False
     for _, equals in groupby(preferred, key=lambda index: preferences[index][:2]):
         if choices:
             taken = {choice.candidate.id for choice in choices}
             left = [each for each in left if each.id not in taken]
         if not left:
             break
-        choices += _serve(left, waiters, list(equals), view)
-    return Decision(choices, _passed(order, choices, waiters))
+        those = list(equals)
+        if waiters[those[0]].is_prefetch:
+            old = [each for each in left if now - each.queued_at >= rules.prefetch_after]
+            has_fresh, left = has_fresh or len(old) < len(left), old
+        choices += _serve(left, waiters, those, view)
+    return Decision(choices, _passed(order, choices, waiters), has_fresh)
 
 
 def _passed(

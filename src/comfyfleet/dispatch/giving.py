@@ -29,6 +29,7 @@ class Given:
     leases: dict[int, Lease] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
     has_more: bool = False
+    has_fresh: bool = False  # too new for those who would only prefetch it
 
 
 class Giving:
@@ -37,7 +38,10 @@ class Giving:
     ) -> None:
         self._hot = hot
         self._lease_seconds = settings.lease_seconds
-        self._rules = Rules(timedelta(seconds=settings.affinity_max_wait_seconds))
+        self._rules = Rules(
+            timedelta(seconds=settings.affinity_max_wait_seconds),
+            prefetch_after=timedelta(seconds=settings.prefetch_after_seconds),
+        )
         self._clock = clock
         self._new_token = new_token
         self._turns = Turns()
@@ -69,6 +73,7 @@ class Giving:
                 given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
                 self._passed_since.pop(lease.dispatch_id, None)
             given.refused |= {left[step.chosen.pop(each)] for each in refused}
+            given.has_fresh |= step.has_fresh
             self._turns.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
             in_other_hands |= step.chosen.keys()
@@ -107,6 +112,7 @@ class _Pass:
         self.lacked_by_all: frozenset[str] = frozenset()
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[Lane] = frozenset()
+        self.has_fresh = False
 
     def _depth(self, deeper: int) -> int:
         """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
@@ -129,7 +135,7 @@ class _Pass:
         self._waiters, self.unknown = giving.model_sets.judge(self._waiters, found)
         lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
         self.lacked_by_all = lacked - self.unknown.keys()
-        choices, passed = choose(
+        choices, passed, self.has_fresh = choose(
             found,
             self._waiters,
             now=now,

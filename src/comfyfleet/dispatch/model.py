@@ -74,6 +74,7 @@ class Dispatch:
     started_at: datetime | None
     ended_at: datetime | None
     heard_at: datetime | None
+    lost_leases: int  # that ran out before the job had started
 
     @property
     def is_used_up(self) -> bool:
@@ -158,7 +159,9 @@ class Extended(NamedTuple):
     expires_at: datetime
     cancel_requested: bool
     recall_requested: bool
+    tenant_id: UUID
     job_id: UUID
+    begins: bool = False  # with this beat a prefetched job runs
 
 
 class Requeue(StrEnum):

@@ -29,6 +29,12 @@ class ModelSets:
         if len(self._kept) > MODEL_SETS_KEPT_MAX:
             self._kept.popitem(last=False)
 
+    def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
+        """As far as is known: what isn't is found out when a job of it is given."""
+        if waiter.offer is None or model_set is None or model_set not in self._kept:
+            return True
+        return not self._lacks(waiter.offer, model_set)
+
     def judge(
         self, waiters: Sequence[Waiter], candidates: Iterable[Candidate]
     ) -> tuple[list[Waiter], dict[str, int]]:

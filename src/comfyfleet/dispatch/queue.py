@@ -24,6 +24,7 @@ from comfyfleet.dispatch.model import (
     Waiter,
 )
 from comfyfleet.dispatch.modelsets import ModelSets
+from comfyfleet.dispatch.pushes import Pushes
 from comfyfleet.dispatch.store import rows
 from comfyfleet.dispatch.store.hot import Completion, Extension, Held, open_hot
 from comfyfleet.dispatch.waiting import Asked, Waiting
@@ -62,6 +63,8 @@ class Queue:
         self._woken_affinities: set[str] = set()
         self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
         self._untold_affinities: set[str] = set()
+        self._untold_orders: list[dict[str, Any]] = []
+        self.pushes = Pushes()
         self._is_serving = False
         self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
@@ -102,8 +105,10 @@ class Queue:
         """Said again with the same token it is answered as before; with another it is LeaseLost."""
         await self._completes.ask(Completion(dispatch_id, token, duration))
 
-    async def extend(self, dispatch_id: int, token: UUID, *, started: bool) -> Extended:
-        return await self._extends.ask(Extension(dispatch_id, token, started))
+    async def extend(
+        self, dispatch_id: int, token: UUID, *, started: bool, worker_id: str | None = None
+    ) -> Extended:
+        return await self._extends.ask(Extension(dispatch_id, token, started, worker_id))
 
     def arrived(self, rows: Iterable[Dispatch]) -> None:
         """These have come into the queue, or back to it; to be called after the commit."""
@@ -122,10 +127,29 @@ class Queue:
         if arrived or bound:
             self._start()
 
+    def order(self, worker_ids: Iterable[str] | None = None) -> None:
+        """These workers (or all) were given orders: at every control plane they ask anew."""
+        those = None if worker_ids is None else sorted(set(worker_ids))
+        self.dismiss(those)
+        self._tell({"dismissed": those})
+
+    def push(self, dispatch_ids: Iterable[int]) -> None:
+        """Whoever holds these hears at once what is asked of it, wherever its heartbeat waits."""
+        those = sorted(set(dispatch_ids))
+        if those:
+            self.pushes.push(those)
+            self._tell({"pushed": those})
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        if self._hints.reach_others:
+            self._untold_orders.append(order)
+            self._start()
+
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
         """Ends waits with nothing, so that these workers (or all) ask anew, as what they are now."""
         self.dismissals += 1
         those = None if worker_ids is None else set(worker_ids)
+        self.pushes.push(those)
         for asked in [*self._waiting, *self._asking]:
             if those is None or asked.waiter.worker_id in those:
                 asked.deadline = 0.0
@@ -181,7 +205,8 @@ class Queue:
 
     def _has_work(self) -> bool:
         woken = self._woken or self._woken_affinities
-        return bool(self._asking or woken or self._untold or self._untold_affinities)
+        untold = self._untold or self._untold_affinities or self._untold_orders
+        return bool(self._asking or woken or untold)
 
     def _called(self, askers: Sequence[Asked]) -> list[Asked]:
         """Who is woken. Whoever only wants to prefetch never comes before one who waits idle."""
@@ -217,7 +242,11 @@ class Queue:
             # They lost a race, or could not look far enough; what was refused to one is for the
             # next in line: not something to wait 5 s for.
             left = [each for place, each in enumerate(asked) if place not in given.leases]
-            self._again_soon({lane for each in left for lane in each.waiter.lanes})
+            self._again_after(AGAIN_SECONDS, {lane for each in left for lane in each.waiter.lanes})
+        if given.has_fresh:
+            busy = [each.waiter for each in asked if each.waiter.is_prefetch]
+            seconds = self._settings.prefetch_after_seconds + AGAIN_SECONDS
+            self._again_after(seconds, {lane for waiter in busy for lane in waiter.lanes})
 
     def _park(self, asked: Asked) -> None:
         loop = asyncio.get_running_loop()
@@ -251,6 +280,7 @@ class Queue:
         logger.warning("a batch of %d leases failed: %s", len(askers), error)
         self._untold.clear()
         self._untold_affinities.clear()
+        self._untold_orders.clear()
         for asked in askers:
             if not asked.future.done():
                 asked.future.set_exception(error)
@@ -286,9 +316,9 @@ class Queue:
 
     # Looking again, and other processes
 
-    def _again_soon(self, lanes: Iterable[Lane]) -> None:
+    def _again_after(self, seconds: float, lanes: Iterable[Lane]) -> None:
         wanted = Counter(lanes)
-        asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._wake_here, wanted)
+        asyncio.get_running_loop().call_later(seconds, self._wake_here, wanted)
 
     def _wake_here(self, lanes: Counter[Lane]) -> None:
         # Whoever is being served may have looked before the job came, and be about to wait.
@@ -320,16 +350,23 @@ class Queue:
 
     def _heard(self, payload: str) -> None:
         told = json.loads(payload)
-        if told["from"] != self._name:
-            self._wake_here(Counter({Lane(*lane): jobs for *lane, jobs in told["lanes"]}))
-            self._wake_bound_here(told["affinities"])
+        if told["from"] == self._name:
+            return
+        self._wake_here(Counter({Lane(*lane): jobs for *lane, jobs in told.get("lanes", ())}))
+        self._wake_bound_here(told.get("affinities", ()))
+        self.pushes.push(told.get("pushed", ()))
+        if "dismissed" in told:
+            self.dismiss(told["dismissed"])
 
     async def _tell_others(self) -> None:
         """Once per batch, and only of jobs that nobody here has taken, or that are bound."""
         untold, self._untold = +self._untold, Counter()
         affinities, self._untold_affinities = self._untold_affinities, set()
+        orders, self._untold_orders = self._untold_orders, []
         if untold or affinities:
             await self._hints.send(_as_payload(self._name, untold, affinities))
+        for order in orders:
+            await self._hints.send(_order_payload(self._name, order))
 
     # Enqueues, heartbeats and completes
 
@@ -389,6 +426,14 @@ def _as_payload(name: str, lanes: Counter[Lane], affinities: Iterable[str]) -> s
     while len(payload := _as_json(name, told, bound)) > PAYLOAD_BYTES_MAX:
         told, bound = told[: len(told) // 2], bound[: len(bound) // 2]
     return payload
+
+
+def _order_payload(name: str, order: dict[str, Any]) -> str:
+    """One that names too many is for all, or is left to their next heartbeats."""
+    payload = json.dumps({"from": name, **order})
+    if len(payload) <= PAYLOAD_BYTES_MAX:
+        return payload
+    return json.dumps({"from": name, **({"dismissed": None} if "dismissed" in order else {})})
 
 
 def _as_json(name: str, lanes: list[list[Any]], affinities: list[str]) -> str:

@@ -4,7 +4,7 @@ A worker's words are fenced by its token. The token stays on the row when the le
 the same word said again is known; any other token is answered LeaseLost, and nothing changes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,6 +32,7 @@ DEFAULTS = Settings()
 # How long a sweep may take to end what it has taken, before another sweep may take it.
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
+RECALL_LOOKED_AT_MAX = 20
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
@@ -141,6 +142,13 @@ async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) 
     return await _changed(tx, row, started, token)
 
 
+async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
+    """Raises LeaseLost if another worker holds it. A row without a worker has gone back."""
+    row = await _known(tx, dispatch_id)
+    if row.worker_id not in (None, worker_id):
+        raise _not_held(row)
+
+
 async def requeue(
     tx: Tx,
     dispatch_id: int,
@@ -164,6 +172,7 @@ async def requeue(
     values: dict[str, Any] = {
         "attempts": after.attempts,
         "requeues": after.requeues,
+        "lost_leases": after.lost_leases,
         "is_poisoned": after.is_poisoned,
         "last_error": told,
     }
@@ -179,14 +188,21 @@ async def requeue(
 
 
 def _after_requeue(row: Dispatch, reason: Requeue, settings: Settings) -> Dispatch:
-    """An expired lease has used its attempt once the worker had reported a start."""
+    """An expired lease has used its attempt once the worker had reported a start.
+
+    One that had not is no fault of the job's, unless that happens again and again: it may be what
+    takes its workers down while they prepare it. Behind another job it can't have been.
+    """
     is_counted = row.started_at is not None if reason is Requeue.EXPIRED else reason.counts
+    is_lost = reason is Requeue.EXPIRED and not is_counted and not row.is_prefetched
     requeues = row.requeues + int(reason.is_interruption)
+    lost_leases = row.lost_leases + int(is_lost)
     return replace(
         row,
         attempts=row.attempts if is_counted else max(0, row.attempts - 1),
         requeues=requeues,
-        is_poisoned=requeues > settings.max_requeues,
+        lost_leases=lost_leases,
+        is_poisoned=requeues > settings.max_requeues or lost_leases >= settings.max_lost_leases,
     )
 
 
@@ -237,15 +253,27 @@ async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None =
 
 
 async def take_expired(
-    tx: Tx, *, token: UUID, now: datetime, limit: int, seconds: int = SWEEP_LEASE_SECONDS
+    tx: Tx,
+    *,
+    token: UUID,
+    now: datetime,
+    limit: int,
+    seconds: int = SWEEP_LEASE_SECONDS,
+    unseen_since: datetime | None = None,
 ) -> list[Dispatch]:
-    """The sweep takes the leases itself, so that a late heartbeat can't overtake what follows.
+    """Leases whose time is up, or whose workers were not seen since then, or were revoked.
+
+    The sweep takes the leases itself, so that a late heartbeat can't overtake what follows.
 
     Each is answered with the worker that lost it; the row no longer names it, or it would be
     handed to that worker again, with the sweep's token.
     """
     moment = db_now(tx, now)
     lost = await rows.expired(tx, moment, limit=limit)
+    if unseen_since is not None:
+        known = {row.id for row in lost}
+        abandoned = await rows.abandoned(tx, unseen_since=unseen_since, limit=limit)
+        lost += [row for row in abandoned if row.id not in known]
     taken = []
     for row in lost:
         ends = moves.later(tx, moment, seconds=seconds)
@@ -271,12 +299,20 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
     return woken
 
 
-async def recall(tx: Tx, lanes: Collection[Lane], *, not_of: str, limit: int = 1) -> list[Dispatch]:
-    """Asks for prefetched jobs back, for a worker that has nothing to do."""
+async def recall(
+    tx: Tx,
+    lanes: Collection[Lane],
+    *,
+    not_of: str,
+    limit: int = 1,
+    is_wanted: Callable[[Dispatch], bool] = lambda row: True,
+) -> list[Dispatch]:
+    """Asks for prefetched jobs back, for a worker that has nothing to do and could run them."""
     if not lanes:
         return []
-    held = await rows.prefetched(tx, lanes, not_of=not_of, limit=limit)
-    return [await _changed(tx, row, {"recall_requested": True}) for row in held]
+    held = await rows.prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
+    wanted = [row for row in held if is_wanted(row)][:limit]
+    return [await _changed(tx, row, {"recall_requested": True}) for row in wanted]
 
 
 async def reprioritise(
@@ -336,7 +372,11 @@ async def _held(tx: Tx, dispatch_id: int, token: UUID) -> Dispatch:
 
 def _require_held(row: Dispatch, token: UUID) -> None:
     if row.status is not Status.LEASED or row.lease_token != token:
-        raise LeaseLost(f"the lease of dispatch {row.id} is no longer held", dispatch_id=row.id)
+        raise _not_held(row)
+
+
+def _not_held(row: Dispatch) -> LeaseLost:
+    return LeaseLost(f"the lease of dispatch {row.id} is no longer held", dispatch_id=row.id)
 
 
 async def _changed(

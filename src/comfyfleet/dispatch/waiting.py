@@ -136,12 +136,19 @@ class Waiting:
         return [name for name in names if name in self._by_affinity]
 
     def shortlist(self, wanted: Counter[Lane], affinities: Iterable[str] = ()) -> list[Asked]:
-        """Those among whom the best for each arriving job is; nobody else is disturbed."""
+        """Those among whom the best for each arriving job is; nobody else is disturbed.
+
+        A line stands for several lanes: as many are called as jobs have come into any of them, or
+        the first of a line would be called for two jobs, and the other job be left for a prefetch.
+        """
         found: dict[Asked, None] = {}
+        jobs_of: Counter[Kind] = Counter()
         for lane, jobs in wanted.items():
-            most = min(jobs, SHORTLIST_PER_LINE_MAX)
             for kind in self._by_lane.get(lane, ()):
-                found |= dict.fromkeys(self._lines[kind].first(most))
+                jobs_of[kind] += jobs
+        for kind, jobs in jobs_of.items():
+            most = min(jobs, SHORTLIST_PER_LINE_MAX)
+            found |= dict.fromkeys(self._lines[kind].first(most))
         for affinity in affinities:
             those = [each for each in self._by_affinity.get(affinity, ()) if not each.in_hand]
             found |= dict.fromkeys(nsmallest(SHORTLIST_PER_LINE_MAX, those))

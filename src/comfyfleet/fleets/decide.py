@@ -32,6 +32,24 @@ def lanes(
     )
 
 
+def why_no_lanes(worker: Worker, workflows: Iterable[Assigned]) -> str:
+    """The first reason, in the order in which an operator would look for it."""
+    mine = [
+        each
+        for each in workflows
+        if worker.workflow_ids is None or each.workflow_id in worker.workflow_ids
+    ]
+    if not worker.is_approved:
+        return "this worker waits for an operator's approval"
+    if worker.is_draining:
+        return "this worker is draining"
+    if not mine:
+        return "no workflow is assigned to this worker"
+    if not any(each.is_runnable for each in mine):
+        return "all workflows assigned to this worker are paused or switched off"
+    return "this worker lacks what its workflows need"
+
+
 def by_lane(
     workers: Iterable[Worker], assigned: Mapping[int, Iterable[Assigned]]
 ) -> dict[Lane, frozenset[str]]:

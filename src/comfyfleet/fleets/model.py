@@ -16,6 +16,8 @@ SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
 WORKERS_MAX = 100_000
 CAPABILITIES_MAX = 200
+WORKER_ID_CHARACTERS_MAX = 200
+AUTO, MANUAL = "auto", "manual"  # who joins is approved at once, or by an operator
 FROM_FLEET = "fleet"  # the one registration source: workers can't be made by hand
 
 
@@ -40,6 +42,7 @@ class Fleet:
     object_info_key: str | None  # in the object store, as last reported
     object_info_hash: str | None
     created_at: datetime
+    approval: str = AUTO
 
     @property
     def name(self) -> str:
@@ -72,9 +75,12 @@ class Worker:
     created_at: datetime
     # The workflows that it serves of those of its fleet; None: all of them.
     workflow_ids: frozenset[int] | None = None
+    revoked_at: datetime | None = None
     key_hash: str = field(default="", repr=False, compare=False)
     facts_hash: str | None = None  # of the node types and model files; None: not told
     refusals: Mapping[str, Any] | None = field(default=None, hash=False)
+    next_key: str | None = field(default=None, repr=False, compare=False)  # to be told to it
+    next_key_hash: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def subject(self) -> str:
@@ -159,6 +165,19 @@ def check_fleet_name(slug: str, stage: str) -> None:
                 f"the fleet's {name} must be lower-case letters, digits, - and _, not {value!r}",
                 field=name,
             )
+
+
+def own_id(fleet: Fleet, worker_id: str) -> str:
+    """Of a worker whose id another fleet's worker has."""
+    name = f"{fleet.slug}.{fleet.stage}:"
+    return name + worker_id[: WORKER_ID_CHARACTERS_MAX - len(name)]
+
+
+def check_approval(approval: str) -> None:
+    if approval not in (AUTO, MANUAL):
+        raise InvalidInput(
+            f"a fleet's approval is {AUTO} or {MANUAL}, not {approval!r}", field="approval"
+        )
 
 
 def check_cap(max_workers: int | None) -> None:

@@ -4,7 +4,15 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from comfyfleet.db import Tx
-from comfyfleet.fleets.model import Assigned, Assignment, Fleet, check_cap, check_fleet_name
+from comfyfleet.fleets.model import (
+    AUTO,
+    Assigned,
+    Assignment,
+    Fleet,
+    check_approval,
+    check_cap,
+    check_fleet_name,
+)
 from comfyfleet.fleets.store import fleets as store
 from comfyfleet.fleets.workers import (
     approve,
@@ -28,7 +36,9 @@ from comfyfleet.fleets.workers import (
     seen,
     stale,
     still_known,
+    take_next_key,
     thin_readings,
+    why_no_lanes,
     workers_for,
     workers_of,
     workflows_of,
@@ -69,12 +79,15 @@ __all__ = [
     "rotate_key",
     "rotate_secret",
     "seen",
+    "set_approval",
     "set_cap",
     "set_object_info",
     "set_open_workflow",
     "stale",
     "still_known",
+    "take_next_key",
     "thin_readings",
+    "why_no_lanes",
     "workers_for",
     "workers_of",
     "workflow_ids",
@@ -83,15 +96,24 @@ __all__ = [
 
 
 async def create(
-    tx: Tx, *, slug: str, stage: str, secret_hash: str, max_workers: int | None, now: datetime
+    tx: Tx,
+    *,
+    slug: str,
+    stage: str,
+    secret_hash: str,
+    max_workers: int | None,
+    now: datetime,
+    approval: str = AUTO,
 ) -> Fleet:
     check_fleet_name(slug, stage)
     check_cap(max_workers)
+    check_approval(approval)
     row = {
         "slug": slug,
         "stage": stage,
         "secret_hash": secret_hash,
         "max_workers": max_workers,
+        "approval": approval,
         "created_at": now,
     }
     fleet = await store.add(tx, row)
@@ -144,6 +166,12 @@ async def set_cap(tx: Tx, fleet: Fleet, *, max_workers: int | None) -> Fleet:
     """A lower cap sends nobody away; it lets nobody else in."""
     check_cap(max_workers)
     return _found(await store.change(tx, fleet.id, {"max_workers": max_workers}), fleet.name)
+
+
+async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:
+    """For those who join from now on."""
+    check_approval(approval)
+    return _found(await store.change(tx, fleet.id, {"approval": approval}), fleet.name)
 
 
 async def set_object_info(tx: Tx, fleet: Fleet, *, key: str, content_hash: str) -> Fleet:

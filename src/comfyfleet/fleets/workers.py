@@ -9,6 +9,7 @@ from comfyfleet.db import Tx
 from comfyfleet.fleets import decide
 from comfyfleet.fleets.abilities import Abilities
 from comfyfleet.fleets.model import (
+    AUTO,
     FROM_FLEET,
     Assigned,
     Fleet,
@@ -19,12 +20,20 @@ from comfyfleet.fleets.model import (
     Worker,
     after,
     check_capabilities,
+    own_id,
 )
 from comfyfleet.fleets.offers import Missing, Offer, facts_hash, with_refusal
 from comfyfleet.fleets.store import fleets as fleet_store
 from comfyfleet.fleets.store import readings as reading_store
 from comfyfleet.fleets.store import workers as store
-from comfyfleet.kernel.errors import Conflict, FleetFull, InvalidInput, NotFound, Unauthenticated
+from comfyfleet.kernel.errors import (
+    Conflict,
+    FleetFull,
+    InvalidInput,
+    NotFound,
+    Unauthenticated,
+    WorkerRevoked,
+)
 from comfyfleet.kernel.keys import hashed
 from comfyfleet.kernel.texts import is_storable
 from comfyfleet.wire.messages import BackendFacts
@@ -35,48 +44,92 @@ OTHERS_PAGES_MAX = 100
 
 
 async def register(
-    tx: Tx, fleet: Fleet, registration: Registration, key_hash: str, *, cap: int, now: datetime
+    tx: Tx,
+    fleet: Fleet,
+    registration: Registration,
+    key_hash: str,
+    *,
+    cap: int,
+    now: datetime,
+    unseen_since: datetime | None = None,
 ) -> Worker:
-    """Approved at once: who knows the fleet's secret belongs to it. `cap` is for a fleet without its own."""
+    """Approved at once, unless the fleet wants an operator to do it. `cap`: of a fleet without its own.
+
+    The id of a worker of this fleet that was not seen since `unseen_since` is taken over, orders to
+    it included: it has lost its key. What it held is for the caller to requeue.
+    """
     check_capabilities(registration.capabilities)
     subset = await _subset(tx, registration.workflow_slugs)
     # Counted while nobody else joins, or two would both be the last one in.
     await fleet_store.lock(tx, fleet.id)
-    if await find_worker(tx, registration.worker_id) is not None:
-        raise _taken(registration)
+    registration = await _with_own_id(tx, fleet, registration)
+    before = await _taken_over(tx, registration, unseen_since)
     limit = cap if fleet.max_workers is None else fleet.max_workers
     if await store.count(tx, fleet.id) >= limit:
         raise FleetFull(
             f"the fleet {fleet.name} has as many workers as it may: {limit}",
             retry_after_seconds=RETRY_FULL_FLEET_SECONDS,
         )
-    row = _row(fleet, registration, key_hash, now)
+    row = _row(fleet, registration, key_hash, now) | (before or {})
     if await store.add(tx, row, subset) is None:
         raise _taken(registration)
     return await get_worker(tx, registration.worker_id)
 
 
+async def _with_own_id(tx: Tx, fleet: Fleet, registration: Registration) -> Registration:
+    """An id that a worker of another fleet has keeps nobody out: here it gets the fleet's name."""
+    known = await find_worker(tx, registration.worker_id)
+    if known is None or known.fleet_id == fleet.id:
+        return registration
+    return replace(registration, worker_id=own_id(fleet, registration.worker_id))
+
+
+async def _taken_over(
+    tx: Tx, registration: Registration, unseen_since: datetime | None
+) -> dict[str, Any] | None:
+    """What of the worker that had this id goes over to the new one; None: nobody had it."""
+    known = await find_worker(tx, registration.worker_id)
+    if known is None:
+        return None
+    if known.revoked_at is not None:
+        raise _revoked(known)
+    if unseen_since is None or not await store.remove(tx, known.id, unseen_since=unseen_since):
+        raise _taken(registration)
+    return {"is_approved": known.is_approved, "is_draining": known.is_draining}
+
+
 async def authenticate(tx: Tx, key: str) -> Worker:
+    """Whoever comes with the key that it was told of for the first time must `take_next_key`."""
     worker = await store.by_key_hash(tx, hashed(key))
     if worker is None:
         raise Unauthenticated("that is no worker's key")
-    if not worker.is_approved:
+    if worker.revoked_at is not None:
         raise _revoked(worker)
     return worker
+
+
+async def take_next_key(tx: Tx, worker: Worker, key_hash: str) -> Worker:
+    """From now on it has this key, and the one before is dead."""
+    if not await store.take_next_key(tx, worker.id, key_hash):
+        raise Unauthenticated("that is no worker's key")
+    return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 
 async def still_known(tx: Tx, worker: Worker) -> Worker:
     """As it now is. Raises Unauthenticated if its key was revoked or replaced meanwhile."""
     found = await store.by_key_hash(tx, worker.key_hash)
-    if found is None:
+    if found is None or found.key_hash != worker.key_hash:
         raise Unauthenticated(f"the key of the worker {worker.worker_id} was replaced or removed")
-    if not found.is_approved:
+    if found.revoked_at is not None:
         raise _revoked(found)
     return found
 
 
-def _revoked(worker: Worker) -> Unauthenticated:
-    return Unauthenticated(f"the key of the worker {worker.worker_id} was revoked")
+def _revoked(worker: Worker) -> WorkerRevoked:
+    return WorkerRevoked(
+        f"the worker {worker.worker_id} was revoked",
+        hint="An operator can let it in again: comfyfleet admin workers approve",
+    )
 
 
 async def find_worker(tx: Tx, worker_id: str) -> Worker | None:
@@ -170,6 +223,12 @@ async def lanes_of(
     return decide.lanes(worker, assigned, providers)
 
 
+async def why_no_lanes(tx: Tx, worker: Worker) -> str:
+    """For a worker that may run nothing."""
+    assigned = await fleet_store.assigned(tx, [worker.fleet_id])
+    return decide.why_no_lanes(worker, assigned.get(worker.fleet_id, ()))
+
+
 async def workflows_of(tx: Tx, worker: Worker) -> list[str]:
     """The slugs of what it may run as far as it depends on assignments, sorted."""
     assigned = await fleet_store.assigned(tx, [worker.fleet_id])
@@ -250,13 +309,16 @@ async def stale(tx: Tx, *, unseen_since: datetime) -> list[Worker]:
 
 
 async def approve(tx: Tx, worker: Worker) -> Worker:
-    """Its key is good again. A key that somebody else may have is rotated instead."""
-    return await _changed(tx, worker, is_approved=True)
+    """It may take jobs. A key that somebody else may have is rotated instead."""
+    return await _changed(tx, worker, is_approved=True, revoked_at=None)
 
 
-async def revoke(tx: Tx, worker: Worker) -> Worker:
-    """Its key is refused from the next word on; what it holds is for the caller to requeue."""
-    return await _changed(tx, worker, is_approved=False)
+async def revoke(tx: Tx, worker: Worker, *, now: datetime) -> Worker:
+    """Its key is refused from the next word on, and its id lets nobody in.
+
+    What it holds is for the caller to requeue.
+    """
+    return await _changed(tx, worker, is_approved=False, revoked_at=worker.revoked_at or now)
 
 
 async def drain(tx: Tx, worker: Worker, *, is_draining: bool = True) -> Worker:
@@ -264,8 +326,15 @@ async def drain(tx: Tx, worker: Worker, *, is_draining: bool = True) -> Worker:
     return await _changed(tx, worker, is_draining=is_draining)
 
 
-async def rotate_key(tx: Tx, worker: Worker, *, key_hash: str) -> None:
-    await store.change(tx, worker.id, {"key_hash": key_hash})
+async def rotate_key(tx: Tx, worker: Worker, *, key: str, at_once: bool = False) -> None:
+    """The worker is told with its next answer; the key it has is good until it uses the new one.
+
+    At once: the key that it has is dead now, as somebody else may have it.
+    """
+    told = {"next_key": None, "next_key_hash": None, "key_hash": hashed(key)}
+    if not at_once:
+        told = {"next_key": key, "next_key_hash": hashed(key)}
+    await store.change(tx, worker.id, told)
 
 
 async def remove(tx: Tx, worker: Worker) -> bool:
@@ -303,9 +372,7 @@ def _taken(registration: Registration) -> Conflict:
     return Conflict(f"there is a worker {registration.worker_id} already", field="worker_id")
 
 
-def _row(
-    fleet: Fleet, registration: Registration, key_hash: str, now: datetime
-) -> Mapping[str, Any]:
+def _row(fleet: Fleet, registration: Registration, key_hash: str, now: datetime) -> dict[str, Any]:
     return {
         "worker_id": registration.worker_id,
         "key_hash": key_hash,
@@ -316,7 +383,7 @@ def _row(
         "providers": list(registration.providers),
         "max_concurrency": registration.max_concurrency,
         "current_load": 0,
-        "is_approved": True,
+        "is_approved": fleet.approval == AUTO,
         "is_draining": False,
         **_facts(registration.backend),
         "models_loaded": [],

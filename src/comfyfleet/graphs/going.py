@@ -95,7 +95,7 @@ async def as_of_now(graphs: Graphs, kept: Kept) -> Run:
             continue
         events: list[Event] = list(told(key, attempt, job, row, {}, ()))
         progress = graphs.sides.progresses.of(job.lease_token)
-        if progress and job.status == JobStatus.PROCESSING:
+        if progress and job.shown_status == JobStatus.PROCESSING:
             events.append(progressed(key, attempt, progress))
         for event in events:
             take(event, draft)

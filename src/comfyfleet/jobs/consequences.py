@@ -82,7 +82,7 @@ def told(job: Job) -> Mapping[str, Any]:
     """What a customer is told of a job; never the prompt, never the raw error."""
     return {
         "job_id": str(job.id),
-        "status": job.status,
+        "status": job.shown_status,
         "error": job.error_message,
         "video_id": str(job.asked.video_id) if job.asked.video_id else None,
         "effect_id": str(job.asked.effect_id) if job.asked.effect_id else None,

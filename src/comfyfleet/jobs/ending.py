@@ -23,17 +23,22 @@ from comfyfleet.wire.messages import Complete
 log = logging.getLogger(__name__)
 
 
-async def held(sides: Sides, dispatch_id: int, token: UUID) -> Dispatch:
-    """The dispatch that this token speaks for, whether its lease goes on or has ended."""
+async def held(
+    sides: Sides, dispatch_id: int, token: UUID, worker_id: str | None = None
+) -> Dispatch:
+    """The dispatch that this token speaks for, whether its lease goes on or has ended.
+
+    Of a worker's token, only that worker may make use; a row without one has gone back.
+    """
     async with sides.central.look() as tx:
         row = await dispatch.get(tx, dispatch_id)
-    if row.lease_token != token:
+    if row.lease_token != token or worker_id not in {None, row.worker_id or worker_id}:
         raise LeaseLost("the lease is no longer held; nothing was changed")
     return row
 
 
-async def complete(sides: Sides, said: Complete) -> Job:
-    row = await held(sides, said.dispatch_id, said.lease_token)
+async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None) -> Job:
+    row = await held(sides, said.dispatch_id, said.lease_token, worker_id)
     stored = await _stored_outputs(sides, row, said)
     pool = await sides.pool_of(row.tenant_id)
     async with pool.begin() as tx:
@@ -130,9 +135,11 @@ async def _stored(sides: Sides, row: Dispatch, token: UUID, output: DeliveredOut
     )
 
 
-async def fail(sides: Sides, dispatch_id: int, token: UUID, why: Failure) -> Job:
+async def fail(
+    sides: Sides, dispatch_id: int, token: UUID, why: Failure, *, worker_id: str | None = None
+) -> Job:
     """The application's fault: ended at once, whatever attempts remain."""
-    row = await held(sides, dispatch_id, token)
+    row = await held(sides, dispatch_id, token, worker_id)
     pool = await sides.pool_of(row.tenant_id)
     async with pool.begin() as tx:
         job, words = await service.fail(
@@ -163,7 +170,13 @@ async def _fail_centrally(sides: Sides, row: Dispatch, token: UUID, job: Job, wh
 
 
 async def requeue(
-    sides: Sides, dispatch_id: int, token: UUID, reason: Requeue, *, detail: str | None = None
+    sides: Sides,
+    dispatch_id: int,
+    token: UUID,
+    reason: Requeue,
+    *,
+    detail: str | None = None,
+    worker_id: str | None = None,
 ) -> None:
     """Back to the queue; or failed, when the attempts are used up or it came back too often.
 
@@ -171,6 +184,8 @@ async def requeue(
     the tenant's side too.
     """
     async with sides.central.begin() as tx:
+        if worker_id is not None:
+            await dispatch.require_holder(tx, dispatch_id, worker_id)
         row = await dispatch.requeue(
             tx,
             dispatch_id,
@@ -188,7 +203,7 @@ async def requeue(
 
 
 def used_up(row: Dispatch) -> Failure:
-    times = f"{row.requeues} times" if row.is_poisoned else f"{row.attempts} times"
+    times = f"{row.requeues if row.is_poisoned else row.attempts} times"
     what = "Processing was interrupted" if row.is_poisoned else "Processing failed"
     return Failure(f"{what} {times}.", row.last_error)
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
-from comfyfleet.jobs import service, store
+from comfyfleet.jobs import service, shared, store
 from comfyfleet.jobs.ending import put_back, used_up
 from comfyfleet.jobs.model import Job
 from comfyfleet.jobs.settling import deliver, end_dispatch_of
@@ -22,10 +22,17 @@ async def expire(sides: Sides, *, last_pass: datetime | None) -> int:
     if last_pass and now - last_pass > timedelta(seconds=sides.settings.outage_seconds):
         async with sides.central.begin() as tx:
             await dispatch.extend_all(tx, seconds=sides.settings.grace_seconds, now=now)
+            # Nor could anybody be seen: until then, nobody passes for lost.
+            await shared.settle_until(tx, now + timedelta(seconds=sides.settings.grace_seconds))
         return 0
+    unseen_since = now - timedelta(seconds=sides.settings.lost_after_seconds)
     async with sides.central.begin() as tx:
         taken = await dispatch.take_expired(
-            tx, token=sides.new_id(), now=now, limit=EXPIRED_PER_PASS_MAX
+            tx,
+            token=sides.new_id(),
+            now=now,
+            limit=EXPIRED_PER_PASS_MAX,
+            unseen_since=None if await shared.is_settling(tx, now) else unseen_since,
         )
     return sum([await _expired(sides, row) for row in taken])
 

@@ -84,6 +84,12 @@ class Job:
     completed_at: datetime | None
 
     @property
+    def shown_status(self) -> JobStatus:
+        """As people see it: a worker that holds it behind another job has not begun with it."""
+        is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
+        return JobStatus.QUEUED if is_prefetched else self.status
+
+    @property
     def reserved_tokens(self) -> int:
         return self.asked.price_tokens
 

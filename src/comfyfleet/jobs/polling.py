@@ -19,7 +19,6 @@ from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import Job, Poll, Polled
 
-NO_WORKFLOW = "no workflow is assigned to this worker"
 # A change that another control plane was told of is noticed after so long.
 PART_SECONDS = 20.0
 HELD_BACK_SECONDS = 2.0
@@ -35,6 +34,7 @@ class Standing:
     held: tuple[Dispatch, ...]
     is_alone: bool
     maintenance: bool
+    no_lanes: str  # why it may run nothing, if so
     as_of: int  # waits that were ended since then mean that this may have changed
 
 
@@ -52,17 +52,22 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
         known = None
         reason = _why_nothing(standing, asked)
         left = max(0.0, until - loop.time())
+        is_told = standing.worker.next_key is not None
+        if is_told:
+            # Soon, but not at once: one that doesn't understand would ask without a pause.
+            left = min(left, HELD_BACK_SECONDS)
         job = await _lost_on_its_way(sides, standing, asked)
         if job is None and reason is None:
             job = await _next(sides, standing, asked, min(left, part_seconds))
         elif job is None:
             await asyncio.sleep(min(left, HELD_BACK_SECONDS))
-        if job or loop.time() >= until:
+        if job or is_told or loop.time() >= until:
             return Polled(
                 job=job,
                 reason=None if job else reason or "no job is queued for this worker",
                 drain=standing.worker.is_draining,
                 object_info_upload=await _upload_slot(sides, worker, asked),
+                new_token=standing.worker.next_key,
             )
 
 
@@ -109,6 +114,7 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
                 now=now,
             ),
             maintenance=await in_maintenance(tx),
+            no_lanes="" if lanes else await fleets.why_no_lanes(tx, known),
             as_of=as_of,
         )
 
@@ -143,10 +149,8 @@ def _sighting(asked: Poll) -> Sighting:
 def _why_nothing(standing: Standing, asked: Poll) -> str | None:
     if standing.maintenance:
         return "maintenance: no new leases are given"
-    if standing.worker.is_draining:
-        return "this worker is draining"
     if not standing.lanes:
-        return NO_WORKFLOW
+        return standing.no_lanes
     load = load_of([row.id for row in standing.held], asked)
     if load > asked.max_concurrency:
         return f"this worker holds {load} jobs, as many as it may"
@@ -226,4 +230,15 @@ def _lease_of(row: Dispatch) -> Lease:
 async def _recall_for(sides: Sides, waiter: Waiter) -> None:
     """An idle worker and nothing queued: what another has only prefetched is asked back."""
     async with sides.central.begin() as tx:
-        await dispatch.recall(tx, waiter.lanes, not_of=waiter.worker_id)
+        asked_back = await dispatch.recall(
+            tx,
+            waiter.lanes,
+            not_of=waiter.worker_id,
+            is_wanted=lambda row: _could_run(sides, waiter, row),
+        )
+    sides.queue.push(row.id for row in asked_back)
+
+
+def _could_run(sides: Sides, waiter: Waiter, row: Dispatch) -> bool:
+    is_bound = row.backend_affinity and row.backend_affinity not in waiter.affinities
+    return not is_bound and sides.queue.model_sets.may_run(waiter, row.model_set)

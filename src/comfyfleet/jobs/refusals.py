@@ -20,14 +20,14 @@ NOT_AVAILABLE_MESSAGE = "This is not available at the moment."
 
 async def backend_lacks(sides: Sides, worker: Worker, said: wire.Requeue) -> None:
     """The worker gets no more such jobs; this one goes elsewhere, or fails if nobody could run it."""
-    row = await held(sides, said.dispatch_id, said.lease_token)
+    row = await held(sides, said.dispatch_id, said.lease_token, worker.worker_id)
     if row.status == Status.QUEUED:
         return  # said again
     missing = _missing(said)
     async with sides.central.begin() as tx:
         known = await fleets.get_worker(tx, worker.worker_id)
         await fleets.note_refusal(tx, known, missing, now=sides.clock())
-    sides.queue.dismiss([worker.worker_id])
+    sides.queue.order([worker.worker_id])
     if await _another_can(sides, row, worker):
         reason = Requeue.BACKEND_LACKS
         await requeue(sides, row.id, said.lease_token, reason, detail=said.detail)

@@ -125,11 +125,18 @@ async def start(tx: Tx, lease: Lease, *, now: datetime) -> Job | None:
         token=lease.token,
         number=lease.number,
         attempt=lease.attempt,
-        now=now,
+        begun_at=None if lease.is_prefetched else now,
     )
-    if started:
+    if started and not lease.is_prefetched:
         await consequences.after_move(tx, started, now=now)
     return started
+
+
+async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> None:
+    """The worker runs a job that it had prefetched."""
+    begun = await store.begin(tx, tenant_id, job_id, token, now=now)
+    if begun:
+        await consequences.after_move(tx, begun, now=now)
 
 
 async def complete(

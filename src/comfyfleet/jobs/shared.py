@@ -6,6 +6,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.state import MAINTENANCE, read_state, write_state
 
 LAST_EXPIRY, RECONCILED = "last_expiry", "reconciled"
+SETTLING_UNTIL = "settling_until"
 
 
 async def in_maintenance(tx: Tx) -> bool:
@@ -34,3 +35,13 @@ async def reconciled(tx: Tx) -> str | None:
 async def note_reconciled(tx: Tx, place: str | None) -> None:
     """None: all was read, and the next pass begins anew."""
     await write_state(tx, RECONCILED, place or "")
+
+
+async def is_settling(tx: Tx, now: datetime) -> bool:
+    """An outage of ours has just ended: workers may not have been able to call until now."""
+    until = await read_state(tx, SETTLING_UNTIL)
+    return bool(until) and now < datetime.fromisoformat(until)
+
+
+async def settle_until(tx: Tx, moment: datetime) -> None:
+    await write_state(tx, SETTLING_UNTIL, moment.isoformat())

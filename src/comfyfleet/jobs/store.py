@@ -196,7 +196,14 @@ async def _changed(tx: Tx, statement: Any) -> Job | None:
 
 
 async def start(
-    tx: Tx, tenant_id: UUID, job_id: UUID, *, token: UUID, number: int, attempt: int, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    *,
+    token: UUID,
+    number: int,
+    attempt: int,
+    begun_at: datetime | None,
 ) -> Job | None:
     """Only if the job is active and this lease is newer than any it knows, or the same again."""
     newer = or_(
@@ -212,9 +219,15 @@ async def start(
             lease_token=token,
             lease_number=number,
             attempt=attempt,
-            started_at=now,
+            started_at=begun_at,
         ),
     )
+
+
+async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
+    """None: it had begun before, or the lease is no longer held."""
+    waiting = _held(tenant_id, job_id, token).where(ai_jobs.c.started_at.is_(None))
+    return await _changed(tx, waiting.values(started_at=now))
 
 
 def _held(tenant_id: UUID, job_id: UUID, token: UUID) -> Any:
@@ -228,7 +241,13 @@ def _held(tenant_id: UUID, job_id: UUID, token: UUID) -> Any:
 async def complete(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> Job | None:
-    done = {"status": JobStatus.COMPLETED, "completed_at": now, **values}
+    began = func.coalesce(ai_jobs.c.started_at, literal(now, Moment))
+    done = {
+        "status": JobStatus.COMPLETED,
+        "started_at": began,
+        "completed_at": now,
+        **values,
+    }
     return await _changed(tx, _held(tenant_id, job_id, token).values(done))
 
 

@@ -161,6 +161,12 @@ class Unauthenticated(FleetError):
     code = "unauthenticated"
 
 
+class WorkerRevoked(Unauthenticated):
+    """The worker is to stop: no other key and no other id will let it in."""
+
+    code = "worker_revoked"
+
+
 class Forbidden(FleetError):
     code = "forbidden"
 

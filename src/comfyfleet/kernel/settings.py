@@ -49,7 +49,10 @@ class Settings:
     max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL
     max_connections: int = 20_000  # open at once; each worker and each stream holds one
     affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job
+    prefetch_after_seconds: float = 0.1  # so long a new job is left to idle workers
     avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
+    missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs go to others
+    max_lost_leases: int = 5  # a job lost with its worker, unstarted, so often is poisoned
     offline_after_seconds: int = 90  # a worker unseen for so long is offline
     remove_worker_after_seconds: int = 600  # and for so long, removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended
@@ -68,6 +71,11 @@ class Settings:
     pipeline_alert_failures: int = 5  # failed jobs of a run that raise an alert
     pipeline_alert_seconds: int = 600  # if they fail within so long
     pipeline_keep_days: int = 90  # files of a run are kept, after the last act in it
+
+    @property
+    def lost_after_seconds(self) -> int:
+        """A worker unseen for so long loses its leases, and its id to one that has lost its state."""
+        return self.missed_heartbeats_max * self.heartbeat_seconds
 
     @property
     def grace_seconds(self) -> int:

@@ -63,7 +63,7 @@ class Assigning:
                 details={"workflows_added": list(new)},
             )
         # Those who wait ask anew, as workers that may run more.
-        plane.queue.dismiss()
+        plane.queue.order()
         logger.info("fleet %s now runs %s", fleet.name, ", ".join(new))
 
 

@@ -179,6 +179,7 @@ class Polled(Message):
     drain: bool = False
     # Where the worker may PUT its backend's object_info, if it told one that the fleet's is not.
     object_info_upload: OutputSlot | None = None
+    new_token: str | None = None  # the worker's new key: to be used from now on
 
 
 class Progress(Message):
@@ -197,6 +198,8 @@ class Heartbeat(Message):
     want_outputs: tuple[WantedOutput, ...] = Field(default=(), max_length=WANTED_MAX)
     want_assets: tuple[str, ...] = Field(default=(), max_length=WANTED_MAX)
     reading: Reading | None = None
+    # Held back for so long unless there is an order: a prefetched job is asked back at once.
+    wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
 
 
 class HeartbeatAnswer(Message):
@@ -206,6 +209,12 @@ class HeartbeatAnswer(Message):
     recall: bool = False
     outputs: tuple[OutputSlot, ...] = ()
     assets: tuple[Asset, ...] = ()
+    new_token: str | None = None  # the worker's new key: to be used from now on
+
+    @property
+    def is_without_orders(self) -> bool:
+        is_ordered = self.cancelled or self.drain or self.recall or self.new_token is not None
+        return not (is_ordered or self.outputs or self.assets)
 
 
 class Complete(Message):

@@ -97,6 +97,18 @@ async def test_a_prefetched_job_is_asked_back_for_an_idle_worker(central: Databa
         assert (again.dispatch_id, again.is_prefetched) == (job.id, False)
 
 
+async def test_a_prefetched_job_that_the_idle_worker_could_not_run_stays(
+    central: Database,
+) -> None:
+    await submit(central, new(backend_affinity="worker:busy"))
+    async with opened(central) as queue:
+        await leased(queue, waiter("busy", is_prefetch=True))
+    async with central.begin() as tx:
+        assert not await service.recall(
+            tx, [lane()], not_of="idle", is_wanted=lambda row: row.backend_affinity is None
+        )
+
+
 async def test_a_prefetched_job_that_has_started_is_not_asked_back(central: Database) -> None:
     [job] = await submit(central, new())
     async with opened(central) as queue:

@@ -14,6 +14,7 @@ from comfyfleet.dispatch.model import Waiter
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
 from comfyfleet.jobs.shared import set_maintenance
+from comfyfleet.kernel.keys import hashed
 
 Order = Callable[[Tx, Worker], Awaitable[object]]
 
@@ -23,7 +24,16 @@ async def _unassign(tx: Tx, worker: Worker) -> None:
 
 
 async def _rotate(tx: Tx, worker: Worker) -> None:
-    await fleets.rotate_key(tx, worker, key_hash="another key's hash")
+    await fleets.rotate_key(tx, worker, key="another key", at_once=True)
+
+
+async def _use_new_key(tx: Tx, worker: Worker) -> None:
+    await fleets.rotate_key(tx, worker, key="another key")
+    await fleets.take_next_key(tx, worker, hashed("another key"))
+
+
+async def _revoke(tx: Tx, worker: Worker) -> None:
+    await fleets.revoke(tx, worker, now=NOW)
 
 
 async def _pause(tx: Tx, worker: Worker) -> None:
@@ -35,10 +45,11 @@ async def _maintain(tx: Tx, worker: Worker) -> None:
 
 
 ORDERS: dict[str, Order] = {
-    "revoke": fleets.revoke,
+    "revoke": _revoke,
     "drain": fleets.drain,
     "remove": fleets.remove,
     "rotate": _rotate,
+    "use of a new key": _use_new_key,
     "unassign": _unassign,
     "pause": _pause,
     "maintenance": _maintain,

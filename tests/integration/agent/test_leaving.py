@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ from comfyfleet.engine.serve import Served as Engine
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
 STOP_SECONDS_MAX = 40
+# Two for those who don't answer; the rest is for a slow machine.
+SECOND_SIGNAL_SECONDS_MAX = 8
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -106,6 +109,59 @@ async def test_a_control_plane_that_is_away_does_not_keep_it_from_stopping(
     child.send_signal(signal.SIGTERM)
     assert (await ended(child))[0] == 0
     assert depth(engine) == 0
+
+
+async def test_a_second_signal_means_now_though_nobody_answers(
+    served: Served, plane: Plane, engine: Engine, start: Start
+) -> None:
+    job = plane.add(steps(1000, 50))
+    child = start("--grace-seconds", "600")
+    await eventually(lambda: job.started)
+    plane.delays |= {"requeue": 600, "deregister": 600}
+    child.send_signal(signal.SIGTERM)
+    await eventually(lambda: "poll" not in plane.calls[-2:])
+    child.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert (await ended(child))[0] == 0
+    assert time.monotonic() - began < SECOND_SIGNAL_SECONDS_MAX
+    assert depth(engine) == 0
+
+
+async def test_a_worker_that_is_revoked_stops_its_run_and_never_comes_back(
+    plane: Plane, engine: Engine, tmp_path: Path, start: Start
+) -> None:
+    job = plane.add(steps(1000, 50))
+    child = start()
+    await eventually(lambda: job.started)
+    plane.revoked.add("gpu-1")
+    code, _ = await ended(child)
+    assert code == 77
+    assert depth(engine) == 0
+    assert job.word is None, "a revoked worker has nothing to say"
+    assert len(plane.registers) == 1
+    code, _ = await ended(start())
+    assert (code, len(plane.registers)) == (77, 1)
+    (tmp_path / "worker.json").unlink()
+    code, _ = await ended(start())
+    assert (code, len(plane.registers)) == (77, 1)
+
+
+async def test_a_running_worker_goes_on_with_the_new_key_that_it_is_told(
+    plane: Plane, tmp_path: Path, start: Start
+) -> None:
+    job = plane.add(steps(60, 50))
+    child = start()
+    await eventually(lambda: job.started)
+    old = plane.keys_used[-1]
+    plane.rotate("f" * 64)
+    await eventually(lambda: plane.keys_used[-1] != old)
+    del plane.keys[old]
+    await eventually(lambda: job.word is not None)
+    assert job.result.outputs
+    assert len(plane.registers) == 1, "it had no need to join again"
+    assert json.loads((tmp_path / "worker.json").read_text())["key"] == "f" * 64
+    child.send_signal(signal.SIGTERM)
+    assert (await ended(child))[0] == 0
 
 
 async def test_a_wrong_secret_is_said_in_one_line(

@@ -140,7 +140,7 @@ async def test_one_job_is_prefetched_and_no_more(yard: Yard) -> None:
         await yard.submit()
     async with yard.worker() as worker:
         await worker.job(current_load=0)
-        await worker.job(current_load=1)
+        await worker.job(current_load=1, wait_seconds=5)
         assert "holds" in (await worker.poll(current_load=2))["reason"]
 
 
@@ -150,7 +150,7 @@ async def test_a_prefetched_job_is_recalled_for_an_idle_worker(yard: Yard) -> No
     async with yard.worker("busy") as busy, yard.worker("idle") as idle:
         running = await busy.job(current_load=0)
         await busy.of(running, "heartbeat", started=True)
-        spare = await busy.job(current_load=1)
+        spare = await busy.job(current_load=1, wait_seconds=5)
         polling = asyncio.create_task(idle.job(wait_seconds=10))
         await parked(yard.plane.queue, 1)
         assert (await busy.of(spare, "heartbeat")).json()["recall"]

@@ -35,6 +35,14 @@ def test_the_shortlist_of_one_job_is_short_however_many_wait() -> None:
     assert names == ["gpu-0", "gpu-5"]
 
 
+def test_two_jobs_of_different_lanes_call_two_who_wait() -> None:
+    waiting = Waiting()
+    for number in range(3):
+        waiting.add(asked(f"gpu-{number}", A, B))
+    names = [each.waiter.worker_id for each in waiting.shortlist(Counter([A, B]))]
+    assert names == ["gpu-0", "gpu-1"]
+
+
 def test_nobody_is_called_for_a_lane_that_none_may_run() -> None:
     waiting = Waiting()
     waiting.add(asked("gpu-1", A))

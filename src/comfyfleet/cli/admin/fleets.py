@@ -1,6 +1,6 @@
 """`comfyfleet admin fleets`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -12,7 +12,7 @@ app = App(name="fleets", help="Workers that can stand in for each other: make, c
 PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
 Stage = Annotated[str, Parameter(help="Its stage.")]
-COLUMNS = ("slug", "stage", "workers", "max_workers", "workflows", "created:created_at")
+COLUMNS = ("slug", "stage", "workers", "max_workers", "approval", "workflows", "created:created_at")
 
 
 @app.command(name="list")
@@ -36,13 +36,17 @@ def create(
     max_workers: Annotated[
         int | None, Parameter(help="At most so many workers; else as the settings say.")
     ] = None,
+    approval: Annotated[
+        Literal["auto", "manual"],
+        Parameter(help="manual: who joins gets no job before `admin workers approve`."),
+    ] = "auto",
     asking: Asking = USUALLY,
     world: InWorld,
 ) -> None:
     """Make a fleet. Its secret, with which workers join, is shown this once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
     with control(asking, world) as plane:
-        answer = plane.post("fleets", slug=slug, stage=stage, **body)
+        answer = plane.post("fleets", slug=slug, stage=stage, approval=approval, **body)
     _show_secret(answer, asking, world)
 
 
@@ -73,6 +77,25 @@ def cap(
         print_json(answer, world)
     else:
         world.say(f"fleet {slug}/{stage} takes at most {max_workers} workers")
+
+
+@app.command
+def approval(
+    slug: Slug,
+    approval: Annotated[Literal["auto", "manual"], Parameter(help="At once, or by an operator.")],
+    /,
+    *,
+    stage: Stage = PRODUCTION,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Set how workers that join from now on are approved: auto or manual."""
+    with control(asking, world) as plane:
+        answer = plane.put("fleets", slug, stage, "approval", approval=approval)
+    if asking.as_json:
+        print_json(answer, world)
+    else:
+        world.say(f"workers that join {slug}/{stage} are approved: {approval}")
 
 
 @app.command

@@ -55,14 +55,16 @@ def show(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld) -> No
 
 @app.command
 def approve(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
-    """Let a worker that was held back take jobs."""
+    """Let a worker take jobs that waits for approval, or that was revoked."""
     _act(worker, "approve", "takes jobs", asking, world)
 
 
 @app.command
 def revoke(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
-    """End a worker's key at once, and give its jobs to others."""
-    _act(worker, "revoke", "is revoked; its jobs are queued again", asking, world)
+    """End a worker's key at once, bar its id, and give its jobs to others."""
+    answer = _act(worker, "revoke", "is revoked; its jobs are queued again", asking, world)
+    if not asking.as_json:
+        world.say(answer["hint"])
 
 
 @app.command
@@ -84,10 +86,19 @@ def drain(
 
 
 @app.command
-def rotate_key(worker: WorkerId, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
-    """Make a worker a new key; the old one is dead. The new one is shown this once."""
+def rotate_key(
+    worker: WorkerId,
+    /,
+    *,
+    now: Annotated[
+        bool, Parameter(help="The key it has is dead at once, and its run is lost.")
+    ] = False,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Make a worker a new key. It is told, and goes on with it; the old one is dead then."""
     with control(asking, world) as plane:
-        answer = plane.post("workers", worker, "rotate-token")
+        answer = plane.post("workers", worker, "rotate-token", now=now)
     if asking.as_json:
         print_json(answer, world)
         return
@@ -101,10 +112,11 @@ def _counted(value: Any) -> Any:
     return len(value) if isinstance(value, list | dict) else value
 
 
-def _act(worker: str, act: str, done: str, asking: Asking, world: InWorld) -> None:
+def _act(worker: str, act: str, done: str, asking: Asking, world: InWorld) -> dict[str, Any]:
     with control(asking, world) as plane:
         answer = plane.post("workers", worker, act)
     if asking.as_json:
         print_json(answer, world)
     else:
         world.say(f"worker {worker} {done}")
+    return answer

@@ -44,6 +44,7 @@ class Extension(NamedTuple):
     dispatch_id: int
     token: UUID
     started: bool
+    worker_id: str | None = None  # None: whoever holds it
 
 
 # A dispatch and the token that speaks for it.

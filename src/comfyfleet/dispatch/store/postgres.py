@@ -120,17 +120,21 @@ WITH ended AS (
 SELECT id, lease_token FROM ended
 """
 
-EXTEND = f"""
-UPDATE ai_job_dispatches SET
+EXTEND = """
+UPDATE ai_job_dispatches AS d SET
     lease_expires_at = clock_timestamp() + make_interval(secs => $4),
     heard_at = clock_timestamp(),
-    started_at = CASE WHEN started THEN coalesce(started_at, clock_timestamp()) ELSE started_at END,
-    is_prefetched = is_prefetched AND NOT started,
-    recall_requested = recall_requested AND NOT started AND started_at IS NULL
-FROM unnest($1::bigint[], $2::uuid[], $3::bool[]) AS said(dispatch_id, token, started)
-WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
-RETURNING id, lease_token, lease_expires_at, cancel_requested, recall_requested,
-    tenant_job_id
+    started_at = CASE WHEN started THEN coalesce(d.started_at, clock_timestamp())
+        ELSE d.started_at END,
+    is_prefetched = d.is_prefetched AND NOT started,
+    recall_requested = d.recall_requested AND NOT started AND d.started_at IS NULL
+FROM unnest($1::bigint[], $2::uuid[], $3::bool[], $5::text[])
+    AS said(dispatch_id, token, started, worker)
+    JOIN ai_job_dispatches AS before ON before.id = dispatch_id
+WHERE d.id = dispatch_id AND d.lease_token = token AND d.status || '' = 'leased'
+    AND (worker IS NULL OR d.worker_id = worker)
+RETURNING d.id, d.lease_token, d.lease_expires_at, d.cancel_requested, d.recall_requested,
+    d.tenant_id, d.tenant_job_id, started AND before.is_prefetched
 """
 
 # From one affinity to the next by the index, however many rows each has.
@@ -191,7 +195,8 @@ class PostgresHot:
         return [(row[0], row[1]) for row in rows]
 
     async def extend(self, said: Sequence[Extension], *, seconds: int) -> dict[Held, Extended]:
-        rows = await self._direct.fetch(EXTEND, *_columns(said), seconds)
+        *three, workers = _columns(said)
+        rows = await self._direct.fetch(EXTEND, *three, seconds, workers)
         return {(row[0], row[1]): Extended(*row[2:]) for row in map(tuple, rows)}
 
     async def bound(self, *, limit: int) -> list[str]:

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select, tup
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import dispatches as d
+from comfyfleet.db.central import workers
 from comfyfleet.db.dialect import locked
 from comfyfleet.dispatch.model import Counts, Depth, Dispatch, Lane, Status
 
@@ -18,7 +19,7 @@ FIELDS = (
     "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
     "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
     "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
-    "ended_at, heard_at"
+    "ended_at, heard_at, lost_leases"
 )
 AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
@@ -146,6 +147,15 @@ async def expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> lis
         .order_by(d.c.lease_expires_at)
         .limit(limit)
     )
+    return await found(tx, locked(tx, query, skip_locked=True))
+
+
+async def abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispatch]:
+    """Held by workers that are not heard of any more, or that were revoked; locked as above."""
+    gone = select(workers.c.worker_id).where(
+        or_(workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_not(None))
+    )
+    query = _ALL.where(d.c.status == Status.LEASED, d.c.worker_id.in_(gone)).limit(limit)
     return await found(tx, locked(tx, query, skip_locked=True))
 
 

@@ -76,8 +76,10 @@ UPDATE ai_job_dispatches SET
     is_prefetched = is_prefetched AND NOT :started,
     recall_requested = recall_requested AND NOT :started AND started_at IS NULL
 WHERE id = :id AND lease_token = :token AND status = 'leased'
-RETURNING lease_expires_at, cancel_requested, recall_requested, tenant_job_id
+    AND (:worker IS NULL OR worker_id = :worker)
+RETURNING lease_expires_at, cancel_requested, recall_requested, tenant_id, tenant_job_id
 """
+IS_PREFETCHED = "SELECT 1 FROM ai_job_dispatches WHERE id = :id AND is_prefetched"
 NOTE = """INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
     VALUES (?, ?, ?, ?, ?, ?)"""
 AFFINITIES = f"""
@@ -136,7 +138,7 @@ class SqliteHot:
         now = micros(self._clock())
 
         def act(connection: Connection) -> dict[Held, Extended]:
-            longer = {}
+            longer: dict[Held, Extended] = {}
             for each in said:
                 values = {
                     "ends": now + seconds * SECOND,
@@ -144,9 +146,10 @@ class SqliteHot:
                     "now": now,
                     "id": each.dispatch_id,
                     "token": each.token.hex,
+                    "worker": each.worker_id,
                 }
-                for ends, cancel, recall, job in connection.execute(EXTEND, values).fetchall():
-                    extended = Extended(moment(ends), bool(cancel), bool(recall), UUID(job))
+                extended = _extended(connection, values)
+                if extended is not None:
                     longer[each.dispatch_id, each.token] = extended
             return longer
 
@@ -160,6 +163,17 @@ class SqliteHot:
 
     async def close(self) -> None:
         await self._direct.close()
+
+
+def _extended(connection: Connection, values: dict[str, Any]) -> Extended | None:
+    is_prefetched = values["started"] and connection.execute(IS_PREFETCHED, values).fetchone()
+    row = connection.execute(EXTEND, values).fetchone()
+    if row is None:
+        return None
+    ends, cancel, recall, tenant, job = row
+    return Extended(
+        moment(ends), bool(cancel), bool(recall), UUID(tenant), UUID(job), bool(is_prefetched)
+    )
 
 
 def _peek(connection: Connection, probe: Probe) -> list[Candidate]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, or_, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, worker_workflows, workers
@@ -42,12 +42,16 @@ async def add(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> 
 
 
 async def count(tx: Tx, fleet_id: int) -> int:
-    query = select(func.count()).select_from(workers).where(workers.c.fleet_id == fleet_id)
+    """Without those that were revoked: their rows are kept, their places are free."""
+    query = select(func.count()).where(
+        workers.c.fleet_id == fleet_id, workers.c.revoked_at.is_(None)
+    )
     return await tx.scalar(query) or 0
 
 
 async def by_key_hash(tx: Tx, key_hash: str) -> Worker | None:
-    return await _one(tx, workers.c.key_hash == key_hash)
+    """Of its key, or of the one that it was told to use."""
+    return await _one(tx, or_(workers.c.key_hash == key_hash, workers.c.next_key_hash == key_hash))
 
 
 async def by_worker_id(tx: Tx, worker_id: str) -> Worker | None:
@@ -72,7 +76,7 @@ async def all_of(
     if seen_since is not None:
         wanted.append(workers.c.last_seen_at >= seen_since)
     if unseen_since is not None:
-        wanted.append(workers.c.last_seen_at < unseen_since)
+        wanted += [workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)]
     if after_worker_id is not None:
         wanted.append(workers.c.worker_id > after_worker_id)
     # Limited inside: outside a worker has as many rows as workflows.
@@ -85,10 +89,18 @@ async def change(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
     return (await tx.execute(statement)).rowcount == 1
 
 
+async def take_next_key(tx: Tx, row_id: int, key_hash: str) -> bool:
+    statement = update(workers).where(workers.c.id == row_id, workers.c.next_key_hash == key_hash)
+    taken = statement.values(key_hash=key_hash, next_key=None, next_key_hash=None)
+    return (await tx.execute(taken)).rowcount == 1
+
+
 async def remove(tx: Tx, row_id: int, *, unseen_since: datetime | None = None) -> bool:
     statement = delete(workers).where(workers.c.id == row_id)
     if unseen_since is not None:
-        statement = statement.where(workers.c.last_seen_at < unseen_since)
+        statement = statement.where(
+            workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)
+        )
     return (await tx.execute(statement)).rowcount == 1
 
 
@@ -97,7 +109,7 @@ async def object_info_hashes(tx: Tx) -> dict[int, str]:
     reported = workers.c.facts["object_info_hash"].as_string()
     query = (
         select(workers.c.fleet_id, reported)
-        .where(workers.c.facts.is_not(None), reported.is_not(None))
+        .where(workers.c.facts.is_not(None), reported.is_not(None), workers.c.is_approved)
         .order_by(workers.c.last_seen_at, workers.c.id)
     )
     return {row[0]: row[1] for row in await tx.execute(query)}

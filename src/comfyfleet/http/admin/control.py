@@ -49,7 +49,7 @@ async def set_maintenance(
             now=plane.clock(),
             details={"on": wanted.on},
         )
-    plane.sides.queue.dismiss()
+    plane.sides.queue.order()
     return wanted
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from fastapi import Path, status
 from pydantic import Field
@@ -19,6 +19,7 @@ from comfyfleet.kernel.keys import hashed, new_key
 router = admin_router()
 Slug = Annotated[str, Path(description="The fleet's slug.")]
 Stage = Annotated[str, Path(description="Its stage, such as production.")]
+Approval: TypeAlias = Literal["auto", "manual"]
 
 
 class NewFleet(Body):
@@ -28,6 +29,11 @@ class NewFleet(Body):
     )
     max_workers: int | None = Field(
         default=None, description="At most so many workers; else COMFYFLEET_MAX_FLEET_WORKERS."
+    )
+
+    approval: Approval = Field(
+        default="auto",
+        description="manual: who joins gets no job until an operator approves it.",
     )
 
 
@@ -41,6 +47,10 @@ class Cap(Body):
     max_workers: int | None = Field(description="null: as many as the settings allow.")
 
 
+class WantedApproval(Body):
+    approval: Approval = Field(description="auto or manual, for those who join from now on.")
+
+
 class WantedWorkflows(Body):
     workflow_slugs: list[str] = Field(description="These and no others.", max_length=10_000)
 
@@ -49,6 +59,7 @@ class FleetAnswer(Answer):
     slug: str
     stage: str
     max_workers: int | None
+    approval: str
     workers: int = Field(description="How many have joined.")
     workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
     object_info_hash: str | None = Field(description="Of what its backends last reported.")
@@ -81,9 +92,10 @@ async def create(
             stage=body.stage,
             secret_hash=hashed(secret),
             max_workers=body.max_workers,
+            approval=body.approval,
             now=now,
         )
-        details = {"max_workers": body.max_workers}
+        details = {"max_workers": body.max_workers, "approval": body.approval}
         await audit.record(
             tx,
             actor=operator,
@@ -139,6 +151,31 @@ async def set_cap(
         return await _answer(tx, fleet)
 
 
+@router.put("/fleets/{slug}/{stage}/approval")
+async def set_approval(
+    slug: Slug,
+    stage: Stage,
+    body: WantedApproval,
+    plane: GivenPlane,
+    now: GivenNow,
+    operator: Operator,
+) -> FleetAnswer:
+    """Whether workers that join are approved at once, or by an operator."""
+    async with plane.central.begin() as tx:
+        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
+        details = {"approval": body.approval}
+        await audit.record(
+            tx,
+            actor=operator,
+            action="set_approval",
+            subject=fleet.subject,
+            now=now,
+            details=details,
+        )
+        return await _answer(tx, fleet)
+
+
 @router.put("/fleets/{slug}/{stage}/workflows")
 async def assign(
     slug: Slug,
@@ -172,7 +209,7 @@ async def assign(
         )
         workers = await fleets.workers_of(tx, fleet)
     # Those that wait for jobs ask anew, as what they now may run.
-    plane.queue.dismiss(worker.worker_id for worker in workers)
+    plane.queue.order(worker.worker_id for worker in workers)
     return answer
 
 
@@ -181,6 +218,7 @@ async def _answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
         slug=fleet.slug,
         stage=fleet.stage,
         max_workers=fleet.max_workers,
+        approval=fleet.approval,
         workers=await fleets.count_workers(tx, fleet),
         workflows=_slugs(await fleets.assigned_to(tx, fleet)),
         object_info_hash=fleet.object_info_hash,

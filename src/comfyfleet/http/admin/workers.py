@@ -12,11 +12,11 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet, Worker
-from comfyfleet.http.admin.routing import PAGE_MAX, Answer, Operator, admin_router
+from comfyfleet.http.admin.routing import PAGE_MAX, Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.jobs.ending import requeue_all_of
 from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.keys import hashed, new_key
+from comfyfleet.kernel.keys import new_key
 from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import BackendFacts, Reading
 
@@ -28,7 +28,7 @@ WorkerId = Annotated[str, Path(description="The worker's id.")]
 class WorkerAnswer(Answer):
     worker_id: str
     fleet: str = Field(description="SLUG/STAGE")
-    state: str = Field(description="online, offline, draining or revoked")
+    state: str = Field(description="online, offline, draining, pending or revoked")
     is_approved: bool
     is_draining: bool
     current_load: int
@@ -64,6 +64,15 @@ class Readings(Answer):
 
 class Revoked(WorkerAnswer):
     requeued: int = Field(description="How many jobs went back to the queue.")
+    hint: str = Field(description="What else may have to be done to keep it out.")
+
+
+class RotateKey(Body):
+    now: bool = Field(
+        default=False,
+        description="The key it has is dead at once. Else it is told the new one with its next "
+        "answer, and has both until it uses that.",
+    )
 
 
 class NewKey(Answer):
@@ -129,7 +138,7 @@ async def readings(
 async def approve(
     worker_id: WorkerId, plane: GivenPlane, now: GivenNow, operator: Operator
 ) -> WorkerAnswer:
-    """Its key is good again. If somebody else may have the key, rotate it instead."""
+    """It may take jobs: one that waits for approval, or that was revoked."""
     return await _acted(plane, worker_id, "approve", fleets.approve, operator, now)
 
 
@@ -137,10 +146,18 @@ async def approve(
 async def revoke(
     worker_id: WorkerId, plane: GivenPlane, now: GivenNow, operator: Operator
 ) -> Revoked:
-    """Its key is dead at once, and its jobs go to others."""
-    answer = await _acted(plane, worker_id, "revoke", fleets.revoke, operator, now)
+    """Its key is dead at once, its id lets nobody in again, and its jobs go to others."""
+
+    async def change(tx: Tx, worker: Worker) -> Worker:
+        return await fleets.revoke(tx, worker, now=now)
+
+    answer = await _acted(plane, worker_id, "revoke", change, operator, now)
     requeued = await requeue_all_of(plane.sides, worker_id, Requeue.REVOKED)
-    return Revoked(**answer.model_dump(), requeued=requeued)
+    hint = (
+        f"Who knows the secret of {answer.fleet} can join under another id: "
+        "rotate it too if this worker is not to be trusted."
+    )
+    return Revoked(**answer.model_dump(), requeued=requeued, hint=hint)
 
 
 @router.post("/workers/{worker_id}/drain")
@@ -165,13 +182,17 @@ async def undrain(
 
 @router.post("/workers/{worker_id}/rotate-token")
 async def rotate_token(
-    worker_id: WorkerId, plane: GivenPlane, now: GivenNow, operator: Operator
+    worker_id: WorkerId,
+    plane: GivenPlane,
+    now: GivenNow,
+    operator: Operator,
+    body: RotateKey = RotateKey(),  # noqa: B008  frozen
 ) -> NewKey:
-    """A new key; the old one is dead. It is shown this once."""
+    """A new key, shown this once; a worker that runs is told of it and goes on with it."""
     key = new_key()
 
     async def change(tx: Tx, worker: Worker) -> Worker:
-        await fleets.rotate_key(tx, worker, key_hash=hashed(key))
+        await fleets.rotate_key(tx, worker, key=key, at_once=body.now)
         return worker
 
     await _acted(plane, worker_id, "rotate_key", change, operator, now)
@@ -190,7 +211,7 @@ async def _acted(
         worker = await change(tx, await fleets.get_worker(tx, worker_id))
         await audit.record(tx, actor=operator, action=action, subject=worker.subject, now=now)
     # If it waits for a job it asks anew, as what it now is.
-    plane.queue.dismiss([worker_id])
+    plane.queue.order([worker_id])
     return _answer(worker, plane, now)
 
 
@@ -202,8 +223,10 @@ async def _fleet(tx: Tx, name: str) -> Fleet:
 
 
 def _state(worker: Worker, plane: Plane, now: datetime) -> str:
-    if not worker.is_approved:
+    if worker.revoked_at is not None:
         return "revoked"
+    if not worker.is_approved:
+        return "pending"
     if now - worker.last_seen_at > timedelta(seconds=plane.settings.offline_after_seconds):
         return "offline"
     return "draining" if worker.is_draining else "online"

@@ -210,7 +210,7 @@ async def _acted(
             for worker in await fleets.workers_of(tx, fleet)
         ]
     # Those that wait for jobs ask anew, as what they now may run.
-    plane.queue.dismiss(concerned)
+    plane.queue.order(concerned)
     return answer
 
 

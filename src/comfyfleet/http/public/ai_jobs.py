@@ -219,7 +219,7 @@ def _etag(plane: Plane, job: Job, now: datetime) -> str:
     age = int(now.timestamp()) // max(1, plane.settings.url_seconds // 2)
     facts = [
         str(job.id),
-        job.status,
+        job.shown_status,
         job.lease_number,
         job.asked.is_held,
         showing.percent_of(plane, job),
@@ -231,7 +231,7 @@ def _etag(plane: Plane, job: Job, now: datetime) -> str:
 def summary(plane: Plane, job: Job) -> JobSummary:
     return JobSummary(
         id=job.id,
-        status=job.status,
+        status=job.shown_status,
         effect_id=job.asked.effect_id,
         video_id=job.asked.video_id,
         batch_id=job.asked.batch_id,

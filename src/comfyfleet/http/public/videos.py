@@ -140,7 +140,7 @@ def _summary(plane: Plane, found: Media, job: Job | None) -> VideoSummary:
     return VideoSummary(
         id=found.id,
         kind=found.kind,
-        status=status_of(found, job.status if job else None),
+        status=status_of(found, job.shown_status if job else None),
         progress=showing.percent_of(plane, job) if job else None,
         error=job.error_message if job else None,
         job_id=found.job_id,

@@ -1,4 +1,4 @@
-"""A worker's key: given at register, dead at once when revoked."""
+"""A worker's key: given at register, dead at once when revoked, replaced when a new one is used."""
 
 from typing import Annotated, TypeAlias
 
@@ -10,6 +10,7 @@ from comfyfleet.fleets.model import Worker
 from comfyfleet.http.callers import SECRET_HEADER, caller_of
 from comfyfleet.http.given import plane_of
 from comfyfleet.kernel.errors import Forbidden, Unauthenticated
+from comfyfleet.kernel.keys import hashed
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
@@ -21,8 +22,17 @@ async def worker_calling(request: Request) -> Worker:
         raise Unauthenticated(
             "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
         )
-    async with plane_of(request).central.look() as tx:
-        return await fleets.authenticate(tx, bearer.credentials)
+    plane = plane_of(request)
+    async with plane.central.look() as tx:
+        worker = await fleets.authenticate(tx, bearer.credentials)
+    key_hash = hashed(bearer.credentials)
+    if worker.key_hash == key_hash:
+        return worker
+    async with plane.central.begin() as tx:
+        worker = await fleets.take_next_key(tx, worker, key_hash)
+    # What still waits with the key before is sent away, here and elsewhere.
+    plane.queue.order([worker.worker_id])
+    return worker
 
 
 async def stranger_joining(request: Request) -> None:

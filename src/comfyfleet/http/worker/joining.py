@@ -1,5 +1,7 @@
 """Workers join, are heard of, and leave."""
 
+from datetime import timedelta
+
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
@@ -35,11 +37,14 @@ async def register(plane: Plane, said: Register, secret: str) -> Registered:
             hashed(key),
             cap=plane.settings.max_fleet_workers,
             now=plane.clock(),
+            unseen_since=plane.clock() - timedelta(seconds=plane.settings.lost_after_seconds),
         )
         await _note(
             tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
         )
         assigned = await fleets.workflows_of(tx, worker)
+    # Of one that had the id before and has lost its key; this one knows nothing of its leases.
+    await requeue_all_of(plane.sides, worker.worker_id, Requeue.EXPIRED)
     return Registered(
         worker_id=worker.worker_id,
         token=key,
@@ -48,7 +53,9 @@ async def register(plane: Plane, said: Register, secret: str) -> Registered:
         heartbeat_seconds=plane.settings.heartbeat_seconds,
         object_info_upload=await upload_slot(
             plane.store, fleet, said.backend, seconds=plane.settings.url_seconds
-        ),
+        )
+        if worker.is_approved
+        else None,
     )
 
 

@@ -63,20 +63,26 @@ async def _polled(plane: Plane, worker: Worker, said: Poll) -> Polled:
 async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -> HeartbeatAnswer:
     """Extends the lease, reports start and progress, asks for fresh URLs, and hears of orders."""
     await joining.heard(plane, worker, said)
-    return await beat(plane.sides, said, drain=worker.is_draining)
+    return await beat(plane.sides, said, worker=worker)
 
 
 @router.post("/complete")
 async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Done:
     """The result is accepted once; the same word with the same token is heard again."""
-    await ending.complete(plane.sides, said)
+    await ending.complete(plane.sides, said, worker_id=worker.worker_id)
     return DONE
 
 
 @router.post("/fail")
 async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
     """The application's fault: the job ends at once, whatever attempts remain."""
-    await ending.fail(plane.sides, said.dispatch_id, said.lease_token, presentable(said.error))
+    await ending.fail(
+        plane.sides,
+        said.dispatch_id,
+        said.lease_token,
+        presentable(said.error),
+        worker_id=worker.worker_id,
+    )
     return DONE
 
 
@@ -88,7 +94,12 @@ async def requeue(plane: GivenPlane, worker: CallingWorker, said: Requeue) -> Do
         await backend_lacks(plane.sides, worker, said)
     else:
         await ending.requeue(
-            plane.sides, said.dispatch_id, said.lease_token, Reason(reason), detail=detail
+            plane.sides,
+            said.dispatch_id,
+            said.lease_token,
+            Reason(reason),
+            detail=detail,
+            worker_id=worker.worker_id,
         )
     plane.meters.requeues.labels(worker.fleet_name, reason).inc()
     if said.code == UnexpectedAnswer.code:

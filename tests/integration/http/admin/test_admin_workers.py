@@ -117,7 +117,8 @@ async def test_a_worker_that_waits_asks_anew_when_something_was_decided_about_it
 
 async def test_a_rotated_key_is_shown_once(client: httpx.AsyncClient, plane: Plane) -> None:
     await join(plane, "gpu-7")
-    answer = (await act(client, "gpu-7", "rotate-token")).json()
+    rotated = await client.post("/api/admin/workers/gpu-7/rotate-token", json={"now": True})
+    answer = rotated.json()
     assert len(answer["token"]) == 64
     assert await authenticated(plane, answer["token"])
     assert not await authenticated(plane, key_of("gpu-7"))
