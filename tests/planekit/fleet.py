@@ -1,5 +1,6 @@
 """A fleet with a workflow and workers, by the API's own words."""
 
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ PROPERTIES = [
     {"name": "input", "type": "image", "binding": "1.image"},
     {"name": "prefix", "type": "text", "placeholder": "PREFIX", "default": "made"},
 ]
+
+# One black pixel, as PNG.
+PICTURE = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
 
 
 @dataclass
@@ -105,7 +111,7 @@ class Yard:
         async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
             yield Calling(client, worker_id)
 
-    async def upload(self, data: bytes = b"picture") -> str:
+    async def upload(self, data: bytes = PICTURE) -> str:
         announced = await self.admin.post(
             "/api/admin/uploads",
             json={"filename": "photo.png", "content_type": "image/png", "size": len(data)},

@@ -11,7 +11,7 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.dbkit.dispatches import parked
 from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.planekit.fleet import PICTURE, Yard, yard_on
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_a_job_is_polled_run_and_delivered(yard: Yard) -> None:
         job = await worker.job()
         (asset,) = job["assets"]
         assert (asset["binding"], asset["is_primary_input"]) == ("1.image", True)
-        assert (await worker.client.get(asset["url"])).content == b"picture"
+        assert (await worker.client.get(asset["url"])).content == PICTURE
         assert job["prompt"]["3"]["inputs"]["filename_prefix"] == "x"
         beat = (await worker.of(job, "heartbeat", started=True)).json()
         assert not beat["cancelled"]
@@ -169,7 +169,7 @@ async def test_urls_are_renewed_for_a_held_lease(yard: Yard) -> None:
         ).json()
         (slot,) = beat["outputs"]
         assert slot["headers"]["Content-Type"] == "image/png"
-        assert (await worker.client.get(beat["assets"][0]["url"])).content == b"picture"
+        assert (await worker.client.get(beat["assets"][0]["url"])).content == PICTURE
         put = await worker.client.put(slot["url"], content=b"12345", headers=slot["headers"])
         assert put.status_code in (200, 201)
         wrong = await worker.of(job, "complete", outputs=[{"name": "b.png", "size": 4}])
