@@ -73,7 +73,7 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
 
 async def _upload_slot(sides: Sides, worker: Worker, asked: Poll) -> OutputSlot | None:
     """For what the backend has told anew."""
-    if asked.backend is None:
+    if asked.backend is None or not worker.is_approved:
         return None
     async with sides.central.look() as tx:
         fleet = await fleets.by_id(tx, worker.fleet_id)
