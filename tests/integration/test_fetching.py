@@ -140,7 +140,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(
 
 @pytest.mark.parametrize(
     "host",
-    ["inside.example", "mixed.example", "unknown.example", "127.0.0.1", "169.254.169.254", "[::1]"],
+    ["inside.example", "mixed.example", "127.0.0.1", "169.254.169.254", "[::1]"],
 )
 async def test_what_is_not_public_is_never_called(
     internet: Internet, outward: Outward, host: str
@@ -149,6 +149,11 @@ async def test_what_is_not_public_is_never_called(
         await fetched(outward, f"http://{host}/photo.png")
     assert internet.called == []
     assert internet.heard == []
+
+
+async def test_a_name_that_nobody_knows_is_told_as_such(outward: Outward) -> None:
+    with pytest.raises(InputUnavailable, match=r"unknown\.example can't be found"):
+        await fetched(outward, "http://unknown.example/photo.png")
 
 
 @pytest.mark.parametrize("spelled", ["2130706433", "0x7f.1", "017700000001", "localhost"])

@@ -1,16 +1,17 @@
 """`comfyfleet db`: the schemas of the databases."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
 from comfyfleet.cli.listing import Listing
-from comfyfleet.cli.serve import DATA
+from comfyfleet.cli.serve import DATA, keep_private
 from comfyfleet.cli.world import InWorld, World
-from comfyfleet.db import open_database
+from comfyfleet.db import Database, open_database
 from comfyfleet.db.migrating import History, newest, require_newest, revision
 from comfyfleet.db.migrating import upgrade as upgrade_database
 from comfyfleet.kernel.clock import utc_now
@@ -18,8 +19,9 @@ from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.settings import read_settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.places import Place, Places, places_of
-from comfyfleet.plane.secrets import replace_admin_key
+from comfyfleet.plane.secrets import replace_admin_key, replace_url_secret
 
+T = TypeVar("T")
 app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
 Data = Annotated[
     Path, Parameter(metavar="DIR", help="Folder of the embedded databases, where no URL is set.")
@@ -33,6 +35,7 @@ def upgrade(*, data: Data = DATA, world: InWorld) -> None:
     Safe to repeat. On PostgreSQL several may try at once; on SQLite stop the control plane first.
     """
     places = places_of(read_settings(world.environ), data)
+    keep_private(data, world)
     with alone(places.sqlite_files()):
         asyncio.run(_upgrade(places, world))
 
@@ -60,18 +63,37 @@ def new_admin_key(*, data: Data = DATA, world: InWorld) -> None:
             "COMFYFLEET_ADMIN_KEY is set, so it is the key", hint="Change it there, and restart."
         )
     places = places_of(settings, data)
-    if places.central.file is not None and not places.central.file.exists():
-        raise InvalidInput(f"no control plane has its data in {data}", hint="Name it: --data DIR")
+    _require_central(places, data)
     with alone(places.sqlite_files()):
-        world.print_line(asyncio.run(_new_admin_key(places.central)))
+        world.print_line(asyncio.run(_on_central(places.central, replace_admin_key)))
     world.say("the admin key, shown this once: export COMFYFLEET_KEY=…")
 
 
-async def _new_admin_key(place: Place) -> str:
+@app.command
+def new_url_secret(*, data: Data = DATA, world: InWorld) -> None:
+    """Make all signed URLs void that were ever handed out by a control plane that keeps files in a folder.
+
+    From the next start of each control plane on: on SQLite stop it first, on PostgreSQL restart those that
+    run. Running jobs get new URLs with their next heartbeat. URLs to a bucket end by themselves, or
+    with the credentials that signed them.
+    """
+    places = places_of(read_settings(world.environ), data)
+    _require_central(places, data)
+    with alone(places.sqlite_files()):
+        asyncio.run(_on_central(places.central, replace_url_secret))
+    world.say("all URLs to files are void from the next start on")
+
+
+def _require_central(places: Places, data: Path) -> None:
+    if places.central.file is not None and not places.central.file.exists():
+        raise InvalidInput(f"no control plane has its data in {data}", hint="Name it: --data DIR")
+
+
+async def _on_central(place: Place, change: Callable[[Database, datetime], Awaitable[T]]) -> T:
     database = open_database(place.url)
     try:
         await require_newest(database, "central")
-        return await replace_admin_key(database, utc_now())
+        return await change(database, utc_now())
     finally:
         await database.close()
 

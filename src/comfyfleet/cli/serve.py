@@ -1,6 +1,7 @@
 """`comfyfleet serve`: the control plane alone."""
 
 import asyncio
+import os
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,13 +18,15 @@ from comfyfleet.http.connections import with_limits
 from comfyfleet.http.serving import ANYWHERE, listen, stopped_by_signals, url_of
 from comfyfleet.http.serving import serve as serve_app
 from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings, read_settings
+from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.settings import Settings, misspelt, read_settings
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.sweeping import Sweeps, running
 from comfyfleet.plane import Plane, open_plane
 
 DATA = Path("comfyfleet-data")
 KEY_CHARACTERS_MIN = 16
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANOTHER_KEY = "if it is lost, stop this and run: comfyfleet db new-admin-key"
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Data = Annotated[
@@ -44,6 +47,7 @@ def serve(
     world: InWorld,
 ) -> None:
     """See helps.SERVE."""
+    prepare(host, data, world)
     with listen(host, port) as listener:
         set_up_logs(log_level, world.err)
         settings = settings_at(listener, host, world)
@@ -88,13 +92,38 @@ def settings_at(listener: socket.socket, host: str, world: World) -> Settings:
     return replace(settings, public_url=url_of(listener))
 
 
+def prepare(host: str, data: Path, world: World) -> None:
+    """Before anything is opened: what the environment misspells, gives away or leaves open."""
+    warn_of_misspelt(world)
+    key = world.environ.get("COMFYFLEET_ADMIN_KEY", "")
+    if 0 < len(key) < KEY_CHARACTERS_MIN:
+        message = f"COMFYFLEET_ADMIN_KEY has less than {KEY_CHARACTERS_MIN} characters"
+        if host not in LOOPBACK:
+            raise InvalidInput(
+                f"{message}, and {host} can be reached by others",
+                hint="Choose a longer one: openssl rand -hex 32",
+            )
+        world.warn(message)
+    keep_private(data, world)
+
+
+def warn_of_misspelt(world: World) -> None:
+    for name, meant in misspelt(world.environ).items():
+        world.warn(f"{name} is read by nobody; did you mean {meant}?")
+
+
+def keep_private(data: Path, world: World) -> None:
+    """Databases and files are for this user only: they hold customers' data, and what signs URLs."""
+    os.umask(0o077)
+    if data.is_dir() and data.stat().st_mode & 0o007:
+        world.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
+
+
 def sweeps_in(plane: Plane) -> Sweeps:
     return Sweeps(sweeps_of(plane), plane.turns, plane.meters, plane.clock)
 
 
 def greet(plane: Plane, url: str, world: World) -> None:
-    if 0 < len(plane.settings.admin_key) < KEY_CHARACTERS_MIN:
-        world.warn(f"COMFYFLEET_ADMIN_KEY has less than {KEY_CHARACTERS_MIN} characters")
     world.say(f"Control plane at {url} (the API is described at {url}/docs)")
     if plane.admin_key.just_made:
         world.say("Its admin key, shown this once:")

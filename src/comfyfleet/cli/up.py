@@ -20,7 +20,7 @@ from comfyfleet.agent.worker import Worker
 from comfyfleet.cli.engine import Port, require_engine
 from comfyfleet.cli.engine_process import engine_process
 from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.cli.serve import DATA, Data, Host, greet, serve_plane, settings_at
+from comfyfleet.cli.serve import DATA, Data, Host, greet, prepare, serve_plane, settings_at
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.http.serving import listen, stopped_by_signals, url_of
@@ -74,6 +74,7 @@ def up(
     with_engine = not urls and not crew.no_worker
     if with_engine:
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
+    prepare(host, data, world)
     with listen(host, port) as listener:
         set_up_logs(log_level, world.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.

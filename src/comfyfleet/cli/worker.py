@@ -27,6 +27,7 @@ from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.settings import misspelt
 
 PLACE = Group("Where it belongs", sort_key=1)
 WORK = Group("What it works on", sort_key=2)
@@ -119,6 +120,8 @@ def worker(
     world: InWorld,
 ) -> None:
     """See helps.WORKER."""
+    for name, meant in misspelt(world.environ).items():
+        world.warn(f"{name} is read by nobody; did you mean {meant}?")
     chosen = _settings(place, work, state, world.environ)
     settings = _tuned(chosen, cache_gb, grace_seconds, stall_seconds)
     set_up_logs(log_level, world.err)

@@ -85,22 +85,30 @@ class Outward:
         finally:
             await response.aclose()
 
+    async def refuse_private(self, target: Target) -> None:
+        """InputUnavailable if it leads into a network of ours. A name that nobody knows yet may do
+        later: it is looked up again at each call."""
+        if await self._addresses_of(target):
+            await self._address_of(target)
+
     async def aclose(self) -> None:
         await self._client.aclose()
 
     async def _address_of(self, target: Target) -> Address:
-        """One private address among several is enough to refuse: the next call might get that one.
-
-        A name that does not exist is refused in the same words, or our answers would tell which names
-        there are in our own network.
-        """
-        literal = parsed(target.host)
-        texts = [target.host] if literal else await self._resolver(target.host, target.port)
-        found = [parsed(text) for text in texts[:ADDRESSES_MAX]]
+        """One private address among several is enough to refuse: the next call might get that one."""
+        found = [parsed(text) for text in await self._addresses_of(target)]
+        if not found:
+            raise InputUnavailable(f"the host {target.host} can't be found", field="url")
         public = [each for each in found if each is not None and is_public(each)]
-        if not public or len(public) < len(found):
+        if len(public) < len(found):
             raise InputUnavailable(f"the host {target.host} has no public address", field="url")
         return public[0]
+
+    async def _addresses_of(self, target: Target) -> Sequence[str]:
+        """None if nobody knows the name."""
+        literal = parsed(target.host)
+        texts = [target.host] if literal else await self._resolver(target.host, target.port)
+        return texts[:ADDRESSES_MAX]
 
 
 def _transport(trusted: ssl.SSLContext) -> httpx.AsyncHTTPTransport:

@@ -2,12 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 
 from comfyfleet.kernel.errors import InvalidInput
 
 PREFIX = "COMFYFLEET_"
 # Names that were there before us are read as they are.
 KNOWN_BEFORE = "comfyui_"
+# By other parts of ours: workers, customers' commands, the units of deploy/.
+READ_ELSEWHERE = (
+    "COMFYFLEET_COMFYUI_FOLDER",
+    "COMFYFLEET_CONTROL",
+    "COMFYFLEET_ENGINE_MEMORY_BYTES",
+    "COMFYFLEET_FLEET",
+    "COMFYFLEET_FLEET_SECRET",
+    "COMFYFLEET_KEY",
+    "COMFYFLEET_MACHINE",
+    "COMFYFLEET_MAX_CONCURRENCY",
+    "COMFYFLEET_MAX_PICTURE_PIXELS",
+    "COMFYFLEET_STAGE",
+    "COMFYFLEET_TEST_EXAMPLES",
+    "COMFYFLEET_URL",
+    "COMFYFLEET_WORKER_ID",
+)
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -99,6 +116,20 @@ MAY_BE_ZERO = frozenset(PREFIX + name.upper() for name in _FOR_EVER)
 def variable_of(name: str) -> str:
     """The environment variable of a setting."""
     return name.upper() if name.startswith(KNOWN_BEFORE) else PREFIX + name.upper()
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Names that nobody reads, by the one that was probably meant. Others may have names of their
+    own that begin like ours: what resembles none of them is let be."""
+    known = {variable_of(each.name) for each in fields(Settings)} | set(READ_ELSEWHERE)
+    names = [each.removeprefix(PREFIX) for each in known if each.startswith(PREFIX)]
+    found: dict[str, str] = {}
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            close = get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.8)
+            if close:
+                found[name] = PREFIX + close[0]
+    return found
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:

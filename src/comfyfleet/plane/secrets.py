@@ -44,6 +44,15 @@ async def replace_admin_key(central: Database, now: datetime) -> str:
     return key
 
 
+async def replace_url_secret(central: Database, now: datetime) -> None:
+    """Every URL that was ever handed out is void, once the control planes were started anew."""
+    async with central.begin() as tx:
+        await write_state(tx, URL_SECRET, new_key())
+        await audit.record(
+            tx, actor="system", action="url_secret_replaced", subject="storage", now=now
+        )
+
+
 async def url_secret(central: Database) -> str:
     """The same for all control planes: each must accept what another has signed."""
     async with central.begin() as tx:

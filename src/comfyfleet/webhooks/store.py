@@ -60,17 +60,27 @@ async def take_due(
     """Counted as tried and put off until then: whoever dies while sending has only lost time."""
     # No join: it would lock the webhook's row, too, and others would skip all that is due to it.
     active = select(webhooks.c.id).where(webhooks.c.is_active.is_(True))
+    place = func.row_number().over(
+        partition_by=deliveries.c.tenant_id, order_by=deliveries.c.not_before
+    )
     due = (
-        select(deliveries.c.id)
+        select(deliveries.c.id, deliveries.c.not_before, place.label("place"))
         .where(
             deliveries.c.status == DeliveryStatus.PENDING,
             deliveries.c.not_before <= now,
             deliveries.c.webhook_id.in_(active),
         )
-        .order_by(deliveries.c.not_before)
-        .limit(limit)
+        .subquery()
     )
-    ids = [row.id for row in await tx.execute(locked(tx, due, skip_locked=True))]
+    # By turns, tenant by tenant: one with thousands that are due holds up no other.
+    turns = select(due.c.id).order_by(due.c.place, due.c.not_before).limit(limit)
+    first = select(deliveries.c.id).where(
+        deliveries.c.id.in_(turns),
+        # Looked at again under the lock: another may have taken it meanwhile.
+        deliveries.c.status == DeliveryStatus.PENDING,
+        deliveries.c.not_before <= now,
+    )
+    ids = [row.id for row in await tx.execute(locked(tx, first, skip_locked=True))]
     taken = await tx.execute(
         update(deliveries)
         .where(deliveries.c.id.in_(ids))

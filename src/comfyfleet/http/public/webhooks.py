@@ -8,7 +8,7 @@ from fastapi import status
 from pydantic import Field
 
 from comfyfleet.audit import service as audit
-from comfyfleet.fetching.targets import URL_CHARACTERS_MAX
+from comfyfleet.fetching.targets import URL_CHARACTERS_MAX, target_of
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
@@ -78,8 +78,9 @@ class Deliveries(Answer):
 
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
 async def create(body: NewWebhook, plane: GivenPlane, now: GivenNow, caller: Writer) -> MadeWebhook:
-    """Told of every job of this user that ends from now on."""
+    """Told of every job of this user that ends from now on. Its address must be a public one."""
     secret = new_secret()
+    await plane.outward.refuse_private(target_of(body.url))
     async with plane.pools[caller.tenant.pool].begin() as tx:
         made = await webhooks.create(
             tx,
