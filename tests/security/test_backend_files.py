@@ -45,7 +45,7 @@ async def test_inputs_and_outputs_lie_in_a_folder_that_cannot_be_guessed(backend
     job = {"prompt": passing(), "files": {"input": GivenFile(PLAYLIST, "x.m3u8", "1.file")}}
     first, second = await backend.run(job, job)
     inputs, outputs = backend.files("input"), backend.files("output")
-    assert {path.suffix for path in inputs} == {".bin"}
+    assert {path.suffix for path in inputs} == {".dat"}
     assert all(len(path.parts) == 3 and path.parts[0] == "comfyfleet" for path in inputs)
     assert len({path.parts[1] for path in inputs}) == 2
     assert {path.parts[1] for path in outputs} == {path.parts[1] for path in inputs}

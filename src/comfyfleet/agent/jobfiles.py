@@ -26,7 +26,7 @@ JOIN = "StringConcatenate"
 NAME_CHARACTERS_MAX = 60
 # `cat.png [output]` names a file of another folder than that of inputs.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
-UNKNOWN_ENDING = ".bin"
+UNKNOWN_ENDING = ".dat"  # not one of those that models have
 
 
 def folder_of(lease_token: UUID) -> str:

@@ -100,9 +100,11 @@ async def test_a_failed_node_fails_the_job_with_what_it_said(here: Fixture) -> N
 
 
 async def test_a_refused_prompt_fails_the_job(here: Fixture) -> None:
-    job = await here.run({"1": node("NoSuchNode")})
+    prompt = picture()
+    prompt["1"]["inputs"]["width"] = -5
+    job = await here.run(prompt)
     assert job.failure["code"] == "prompt_refused"
-    assert "NoSuchNode" in job.failure["exception_message"]
+    assert "width" in job.failure["exception_message"]
 
 
 async def test_a_run_longer_than_its_limit_is_cancelled_and_fails(here: Fixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.agentkit.plane import SECRET, Plane, eventually
 from tests.agentkit.prompts import picture, steps
 from tests.agentkit.workers import settings_for, working
-from tests.integration.commands import comfyfleet
+from tests.integration.processes import STOP_SECONDS_MAX, started
 
 from comfyfleet.agent.assembling import open_worker
 from comfyfleet.agent.control import Control
@@ -74,10 +74,10 @@ async def test_a_worker_without_a_secret_says_that_it_is_not_set(
 
 def test_the_command_names_the_variable_that_is_not_set(plane: Plane, tmp_path: Path) -> None:
     where = ("--control", plane.url, "--fleet", "gpus", "--backend", "http://127.0.0.1:1")
-    result = comfyfleet("worker", *where, "--state", str(tmp_path))
-    assert result.code == 1
-    assert "secret is not set" in result.err
-    assert "COMFYFLEET_FLEET_SECRET" in result.err
+    with started("worker", *where, "--state", str(tmp_path), folder=tmp_path) as running:
+        running.hears("secret is not set")
+        running.hears("export COMFYFLEET_FLEET_SECRET=")
+        assert running.process.wait(STOP_SECONDS_MAX) == 1
 
 
 async def test_who_stops_while_a_job_runs_tells_that_it_waits(

@@ -45,9 +45,9 @@ def test_a_folder_cannot_be_guessed_and_is_the_same_again() -> None:
         (PNG, "in_put.png"),
         (b"\xff\xd8\xff\xe0", "in_put.jpg"),
         (b"\0\0\0\x18ftypisom", "in_put.mp4"),
-        (b"#EXTM3U\n../output/a.mp4", "in_put.bin"),
-        (b"ffconcat version 1.0\nfile a.mp4", "in_put.bin"),
-        (b"", "in_put.bin"),
+        (b"#EXTM3U\n../output/a.mp4", "in_put.dat"),
+        (b"ffconcat version 1.0\nfile a.mp4", "in_put.dat"),
+        (b"", "in_put.dat"),
     ],
 )
 def test_the_ending_of_an_input_is_that_of_its_bytes(first: bytes, expected: str) -> None:
