@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from comfyfleet.db import Database, Tx
-from comfyfleet.kernel.errors import Conflict, NotFound, Refused
+from comfyfleet.kernel.errors import NotFound, Refused
 from comfyfleet.media import service as media
 from comfyfleet.media.model import Media, MediaStatus, status_of
 
@@ -60,8 +60,6 @@ async def test_one_job_at_a_time(pool: Database) -> None:
         made = await make(tx)
     attached = await attach(pool, made, JOB)
     assert await attach(pool, made, JOB) == attached
-    with pytest.raises(Conflict):
-        await attach(pool, made, SECOND)
     async with pool.begin() as tx:
         assert await media.of_job(tx, TENANT, JOB) == attached
         ended = await media.end_job(tx, TENANT, JOB)
@@ -71,31 +69,29 @@ async def test_one_job_at_a_time(pool: Database) -> None:
     assert (await attach(pool, made, SECOND)).job_id == SECOND
 
 
-async def test_of_many_jobs_at_once_one_gets_the_media(pool: Database) -> None:
+async def test_of_many_jobs_at_once_one_is_the_latest(pool: Database) -> None:
     async with pool.begin() as tx:
         made = await make(tx)
-
-    async def attempt() -> bool:
-        try:
-            await attach(pool, made, uuid4())
-        except Conflict:
-            return False
-        return True
-
-    assert sum(await asyncio.gather(*(attempt() for _ in range(12)))) == 1
+    ids = [uuid4() for _ in range(12)]
+    await asyncio.gather(*(attach(pool, made, each) for each in ids))
+    async with pool.begin() as tx:
+        ended = [await media.end_job(tx, TENANT, each) for each in ids]
+    (latest,) = [each for each in ended if each]
+    assert latest.job_id in ids
 
 
-async def test_a_result_stays_until_there_is_a_new_one(pool: Database) -> None:
+async def test_a_result_is_that_of_the_latest_job(pool: Database) -> None:
     async with pool.begin() as tx:
         made = await make(tx)
         await media.attach_job(tx, TENANT, USER, made.id, JOB)
         result = uuid4()
         await media.end_job(tx, TENANT, JOB, processed_file_id=result, details={"seconds": 3})
-        await media.attach_job(tx, TENANT, USER, made.id, SECOND)
+        assert (await media.get(tx, TENANT, USER, made.id)).processed_file_id == result
+        again = await media.attach_job(tx, TENANT, USER, made.id, SECOND)
+        assert again.processed_file_id is None
         await media.end_job(tx, TENANT, SECOND)
         found = await media.get(tx, TENANT, USER, made.id)
-    assert (found.processed_file_id, found.processing_details) == (result, {"seconds": 3})
-    assert found.file_ids == (made.original_file_id, result)
+    assert found.file_ids == (made.original_file_id,)
 
 
 async def test_an_earlier_jobs_end_does_not_touch_the_later_one(pool: Database) -> None:

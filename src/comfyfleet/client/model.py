@@ -62,6 +62,17 @@ class Announced(Message):
     upload: Slot
 
 
+class MediaResult(Message):
+    """One job of a media, and its first output if it has any."""
+
+    job_id: UUID
+    status: JobStatus
+    effect_id: UUID | None = None
+    url: str | None = None
+    content_type: str | None = None
+    submitted_at: datetime | None = None
+
+
 class Media(Message):
     """What was uploaded, and what became of it: its status is that of its latest job."""
 
@@ -73,6 +84,7 @@ class Media(Message):
     original_file_url: str | None = None
     processed_file_url: str | None = None
     processed_content_type: str | None = None
+    results: tuple[MediaResult, ...] = ()  # of all its jobs, the newest first
     values: tuple[ShownValue, ...] = ()
     text: str | None = None
     error: str | None = None

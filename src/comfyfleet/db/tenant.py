@@ -94,6 +94,14 @@ ai_jobs = Table(
 )
 IS_ACTIVE = "status IN ('queued', 'processing')"
 Index(
+    "ai_jobs_of_media",
+    ai_jobs.c.tenant_id,
+    ai_jobs.c.video_id,
+    ai_jobs.c.submitted_at,
+    postgresql_where=text("video_id IS NOT NULL"),
+    sqlite_where=text("video_id IS NOT NULL"),
+)
+Index(
     "ai_jobs_active",
     ai_jobs.c.tenant_id,
     ai_jobs.c.id,
@@ -200,7 +208,7 @@ videos = Table(
     Column("original_file_id", Uuid),  # none once it has expired
     Column("processed_file_id", Uuid),
     Column("job_id", Uuid),  # the latest
-    Column("active_job_id", Uuid),  # the same, until it ends: one at a time
+    Column("active_job_id", Uuid),  # the same, until it ends
     Column("processing_details", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("expired_at", Moment),

@@ -21,6 +21,11 @@ ROWS_PER_STATEMENT_MAX = 500
 RETRY_SECONDS = 10
 
 
+async def of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
+    """The newest first."""
+    return await store.of_media(tx, tenant_id, media_id, limit=limit)
+
+
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
     job = await store.get(tx, tenant_id, job_id)
     if job is None:

@@ -151,6 +151,17 @@ async def page(
     return [job_of(row) for row in found.mappings()]
 
 
+async def of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
+    """The newest first."""
+    found = await tx.execute(
+        select(ai_jobs)
+        .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
+        .order_by(ai_jobs.c.submitted_at.desc(), ai_jobs.c.batch_position.desc())
+        .limit(limit)
+    )
+    return [job_of(row) for row in found.mappings()]
+
+
 async def of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
     """By their positions."""
     found = await tx.execute(

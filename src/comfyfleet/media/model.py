@@ -28,7 +28,7 @@ class Media:
     kind: MediaKind
     original_file_id: UUID | None  # none once it has expired
     created_at: datetime
-    processed_file_id: UUID | None = None
+    processed_file_id: UUID | None = None  # of the latest job
     job_id: UUID | None = None  # the latest
     active_job_id: UUID | None = None  # the same, until it ends
     processing_details: Mapping[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
-from comfyfleet.kernel.errors import Conflict, NotFound, Refused
+from comfyfleet.kernel.errors import NotFound, Refused
 from comfyfleet.media import store
 from comfyfleet.media.kinds import MediaKind
 from comfyfleet.media.model import Media
@@ -51,16 +51,12 @@ async def all_of(
 
 
 async def attach_job(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID) -> Media:
-    """One job at a time: a second one while the first is active is a Conflict."""
+    """Its latest job from now on; earlier ones go on beside it."""
     attached = await store.attach(tx, tenant_id, user_id, media_id, job_id)
-    if attached is not None:
-        return attached
-    found = await get(tx, tenant_id, user_id, media_id)
-    if found.active_job_id == job_id:
-        return found
-    if found.expired_at is not None:
+    if attached is None:
+        await get(tx, tenant_id, user_id, media_id)
         raise Refused("the media has expired", field="video_id")
-    raise Conflict("a job of this media is still active", job_id=str(found.active_job_id))
+    return attached
 
 
 async def end_job(
@@ -71,10 +67,8 @@ async def end_job(
     processed_file_id: UUID | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> Media | None:
-    """In the transaction that ends the job. An earlier result stays if there is no new one."""
-    values: dict[str, Any] = {}
-    if processed_file_id is not None:
-        values["processed_file_id"] = processed_file_id
+    """In the transaction that ends the job. None unless it is the media's latest."""
+    values: dict[str, Any] = {"processed_file_id": processed_file_id}
     if details is not None:
         values["processing_details"] = dict(details)
     return await store.end_job(tx, tenant_id, job_id, values)

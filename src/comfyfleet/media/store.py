@@ -54,7 +54,7 @@ async def page(
 async def attach(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> Media | None:
-    """None: it is not there, has expired, or another job of it is active."""
+    """None: it is not there, or has expired."""
     statement = (
         update(videos)
         .where(
@@ -62,9 +62,8 @@ async def attach(
             videos.c.user_id == user_id,
             videos.c.id == media_id,
             videos.c.expired_at.is_(None),
-            videos.c.active_job_id.is_(None),
         )
-        .values(job_id=job_id, active_job_id=job_id)
+        .values(job_id=job_id, active_job_id=job_id, processed_file_id=None)
         .returning(videos)
     )
     found = (await tx.execute(statement)).first()
@@ -72,7 +71,7 @@ async def attach(
 
 
 async def end_job(tx: Tx, tenant_id: UUID, job_id: UUID, values: Mapping[str, Any]) -> Media | None:
-    """None: no media, or its job ended before."""
+    """None: no media, a later job, or its job ended before."""
     statement = (
         update(videos)
         .where(

@@ -1,6 +1,7 @@
 """A user's media (pictures and sounds, too): what they uploaded, and get back processed."""
 
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from fastapi import Response, status
@@ -16,7 +17,7 @@ from comfyfleet.http.public import arriving, showing
 from comfyfleet.http.public.auth import GivenFetches, Reader, Writer
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.jobs import service as jobs
-from comfyfleet.jobs.model import Job
+from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.kernel.errors import NotFound
 from comfyfleet.media import service as media
 from comfyfleet.media.kinds import MediaKind
@@ -25,6 +26,7 @@ from comfyfleet.plane import Plane
 from comfyfleet.wire.values import text_of
 
 router = public_router("videos")
+RESULTS_MAX = 100
 
 
 class NewVideo(Body):
@@ -56,15 +58,27 @@ class VideoSummary(Answer):
     expired_at: datetime | None
 
 
+class MediaResult(Answer):
+    job_id: UUID
+    effect_id: UUID | None
+    status: JobStatus
+    url: str | None = Field(description="The first output's; lives for 15 minutes.")
+    content_type: str | None = Field(examples=["image/png"])
+    submitted_at: datetime
+
+
 class Video(VideoSummary):
     estimated_seconds_left: float | None = Field(
         description="From the effect's history, without the wait in the queue.", examples=[8.5]
     )
     original_file_url: str | None = Field(description="Lives for 15 minutes.")
     processed_file_url: str | None = Field(
-        description="The latest result; lives for 15 minutes, ask again for a new one."
+        description="The latest job's result, if it has one; lives for 15 minutes, ask again for a new one."
     )
     processed_content_type: str | None = Field(examples=["image/png"])
+    results: list[MediaResult] = Field(
+        description=f"All its jobs, also those under way; the newest first, {RESULTS_MAX} at most."
+    )
     values: list[showing.Value] = showing.VALUES
     text: str | None = showing.TEXT
 
@@ -96,7 +110,7 @@ async def link(
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     async with plane.pools[caller.tenant.pool].look() as tx:
         seen = await _look(tx, linked)
-    return await _video(plane, *seen, now=now)
+    return await _video(plane, seen, now=now)
 
 
 @router.get("/videos", responses=problems(404))
@@ -121,12 +135,26 @@ async def show(video_id: UUID, plane: GivenPlane, now: GivenNow, caller: Reader)
     async with plane.pools[caller.tenant.pool].look() as tx:
         found = await media.get(tx, caller.tenant.id, caller.user_id, video_id)
         seen = await _look(tx, found)
-    return await _video(plane, *seen, now=now)
+    return await _video(plane, seen, now=now)
 
 
-async def _look(tx: Tx, found: Media) -> tuple[Media, Job | None, dict[UUID, File]]:
-    kept = await files.those_of(tx, found.tenant_id, found.file_ids)
-    return found, await _job_of(tx, found), kept
+class Look(NamedTuple):
+    """Media, its jobs, and the files of both."""
+
+    media: Media
+    job: Job | None
+    jobs: list[Job]
+    kept: dict[UUID, File]
+
+    def file(self, file_id: UUID | None) -> File | None:
+        return self.kept.get(file_id) if file_id else None
+
+
+async def _look(tx: Tx, found: Media) -> Look:
+    made = await jobs.of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
+    wanted = {*found.file_ids, *(each.output_file_id for each in made if each.output_file_id)}
+    kept = await files.those_of(tx, found.tenant_id, wanted)
+    return Look(found, await _job_of(tx, found), made, kept)
 
 
 async def _job_of(tx: Tx, found: Media) -> Job | None:
@@ -149,17 +177,29 @@ def _summary(plane: Plane, found: Media, job: Job | None) -> VideoSummary:
     )
 
 
-async def _video(
-    plane: Plane, found: Media, job: Job | None, kept: dict[UUID, File], *, now: datetime
-) -> Video:
-    original = kept.get(found.original_file_id) if found.original_file_id else None
-    processed = kept.get(found.processed_file_id) if found.processed_file_id else None
+async def _video(plane: Plane, seen: Look, *, now: datetime) -> Video:
+    job = seen.job
+    original = seen.file(seen.media.original_file_id)
+    processed = seen.file(job.output_file_id) if job else None
     return Video(
-        **_summary(plane, found, job).model_dump(),
+        **_summary(plane, seen.media, job).model_dump(),
         estimated_seconds_left=await showing.seconds_left(plane, job, now) if job else None,
         original_file_url=await showing.url_of(plane, original) if original else None,
         processed_file_url=await showing.url_of(plane, processed) if processed else None,
         processed_content_type=processed.mime_type if processed else None,
         values=showing.values_of(job) if job else [],
         text=text_of(job.values) if job else None,
+        results=[await _result(plane, each, seen) for each in seen.jobs],
+    )
+
+
+async def _result(plane: Plane, job: Job, seen: Look) -> MediaResult:
+    file = seen.file(job.output_file_id)
+    return MediaResult(
+        job_id=job.id,
+        effect_id=job.asked.effect_id,
+        status=job.status,
+        url=await showing.url_of(plane, file) if file else None,
+        content_type=file.mime_type if file else None,
+        submitted_at=job.submitted_at,
     )

@@ -260,3 +260,41 @@ async def test_a_user_fetches_so_much_at_once(open_shop: Shop, outside: Outside)
     go_on.set()
     answers = await asyncio.gather(*fetching)
     assert sorted(each.status_code for each in answers) == [201, 201, 201, 429]
+
+
+async def test_a_result_belongs_to_its_job(shop: Shop, ada: Customer) -> None:
+    video = await ada.video()
+    first = await ada.job(shop.invert, video_id=video)
+    await shop.work(png(colour=1))
+    done = await ada.get(f"videos/{video}")
+    assert (await ada.client.get(done["processed_file_url"])).content == png(colour=1)
+    second = await ada.job(shop.invert, video_id=video)
+    waiting = await ada.get(f"videos/{video}")
+    assert (waiting["status"], waiting["processed_file_url"]) == ("queued", None)
+    await shop.fail()
+    failed = await ada.get(f"videos/{video}")
+    assert (failed["status"], failed["processed_file_url"]) == ("failed", None)
+    assert [(each["job_id"], each["status"], bool(each["url"])) for each in failed["results"]] == [
+        (second, "failed", False),
+        (first, "completed", True),
+    ]
+    assert {each["effect_id"] for each in failed["results"]} == {str(shop.invert.id)}
+    kept = failed["results"][1]["url"]
+    assert (await ada.client.get(kept)).content == png(colour=1)
+
+
+async def test_several_jobs_run_on_one_media_at_once(shop: Shop, ada: Customer) -> None:
+    video = await ada.video()
+    ids = [await ada.job(shop.invert, video_id=video) for _ in range(2)]
+    await shop.work(png(colour=1))
+    seen = await ada.get(f"videos/{video}")
+    assert (seen["job_id"], seen["status"], seen["processed_file_url"]) == (ids[1], "queued", None)
+    await shop.work(png(colour=2))
+    seen = await ada.get(f"videos/{video}")
+    assert (await ada.client.get(seen["processed_file_url"])).content == png(colour=2)
+    items = [{"video_id": video} for _ in range(8)]
+    batch = await ada.client.post(
+        "/api/ai-jobs/batches", json={"effect_id": str(shop.invert.id), "items": items}
+    )
+    assert batch.status_code == 201, batch.text
+    assert len((await ada.get(f"videos/{video}"))["results"]) == 10
