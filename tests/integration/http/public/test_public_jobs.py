@@ -183,14 +183,6 @@ async def test_media_must_fit_the_effect(shop: Shop, ada: Customer) -> None:
     assert (await ada.submit(jpegs, video_id=video_id)).status_code == 422
 
 
-async def test_a_second_job_while_one_is_active_is_a_conflict(shop: Shop, ada: Customer) -> None:
-    video_id = await ada.video()
-    await ada.job(shop.invert, video_id=video_id)
-    second = await ada.submit(shop.invert, video_id=video_id)
-    assert (second.status_code, second.json()["error"]["code"]) == (409, "conflict")
-    assert await ada.balance() == TOKENS - PRICE
-
-
 async def test_whoever_waits_is_answered_at_the_end_or_in_time(shop: Shop, ada: Customer) -> None:
     queued = await ada.submit(shop.draw, properties={"width": 32}, wait=0.1)
     assert (queued.status_code, queued.json()["status"]) == (201, "queued")
