@@ -49,7 +49,7 @@ once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it says that it lives.
 
 While one prompt runs, the next job's files are brought to ComfyUI and its prompt is put behind. Killed
 and started again, it goes on with what still runs. SIGTERM, Ctrl-C and a spot notice let it finish what
-fits into the time that is left; the rest is handed back.
+fits into the time that is left; the rest is handed back. Revoked by an operator, it stops its run and exits with 77.
 
 ```
 export COMFYFLEET_FLEET_SECRET=…     # as `POST /api/admin/fleets` showed it
