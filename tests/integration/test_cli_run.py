@@ -542,3 +542,12 @@ def test_an_ended_run_that_is_watched_twice_is_saved_once(engine: Served, folder
 
 def test_help_of_watch_does_not_promise_the_built_in_engine() -> None:
     assert "built-in engine runs it" not in comfyfleet("watch", "--help").out
+
+
+def test_nothing_is_said_after_the_last_line_of_a_run() -> None:
+    """As a process: the built-in engine is one of its own, and ends without a word."""
+    program = "from comfyfleet.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", NEGATIVE], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1].startswith("done in ")

@@ -17,6 +17,7 @@ from comfyfleet.engine.nodes import registry
 from comfyfleet.engine.serve import serve
 
 KEY = "COMFYFLEET_ENGINE_KEY"
+INPUT = 0
 
 
 def main() -> None:
@@ -29,7 +30,9 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # The bare descriptor: Python can't shut down while a thread holds the lock of `sys.stdin`.
+    while os.read(INPUT, 1024):
+        pass
     os._exit(0)
 
 
