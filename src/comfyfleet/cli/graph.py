@@ -65,6 +65,8 @@ def validate(file: File, /, *, asking: Asking = USUALLY, world: InWorld) -> None
     for each in () if asking.as_json else verdict["problems"]:
         place = ".".join(filter(None, (each["node"], each["port"])))
         world.out.print(f"{place or file.name}: {each['message']}", markup=False, soft_wrap=True)
+    for each in () if asking.as_json else verdict["warnings"]:
+        world.warn(f"{each['node']}: {each['message']}")
     if not verdict["valid"]:
         raise InvalidInput(f"{file} has {len(verdict['problems'])} problem(s)")
     world.say(f"{file} is fine")

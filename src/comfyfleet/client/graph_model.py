@@ -80,6 +80,7 @@ class Verdict(Message):
 
     valid: bool
     problems: tuple[GraphProblem, ...] = ()
+    warnings: tuple[GraphProblem, ...] = ()  # what nobody could run just now
 
 
 class Quote(Message):
@@ -92,6 +93,7 @@ class Quote(Message):
     seconds_min: float
     seconds_max: float
     unknown_durations: tuple[str, ...] = ()  # workflows that nobody has timed yet
+    warnings: tuple[GraphProblem, ...] = ()  # what nobody could run just now
 
 
 class RunningNode(Message):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.graphs.catalogue import WorkflowFacts
 from comfyfleet.graphs.draft import Advance, Draft
 from comfyfleet.graphs.ending import cancel_job, fail_node, fail_run, skip, stop
 from comfyfleet.graphs.events import (
@@ -21,9 +22,9 @@ from comfyfleet.graphs.events import (
 from comfyfleet.graphs.firing import Fired, Impossible, Skipped, Wanting, fire
 from comfyfleet.graphs.model import VALUE_PORT, OutputNode, WorkflowNode
 from comfyfleet.graphs.news import take
-from comfyfleet.graphs.placing import Nowhere, Placed, is_online, place
+from comfyfleet.graphs.placing import Nowhere, Placed, is_online, is_ours, place
 from comfyfleet.graphs.plan import Plan
-from comfyfleet.graphs.runs import Key, Question, Run, RunStatus, Status, job_id
+from comfyfleet.graphs.runs import Key, Question, Record, Run, RunStatus, Status, job_id
 from comfyfleet.kernel.errors import Conflict
 
 
@@ -205,7 +206,9 @@ def _is_too_dear(draft: Draft, key: Key) -> bool:
 
 def _start(draft: Draft, key: Key) -> None:
     node, record = draft.plan.workflow_node(key.node), draft.record(key)
-    found = place(node, draft.plan.workflows[node.id], draft.world.backends, record.chosen)
+    facts = draft.plan.workflows[node.id]
+    is_unserved = _is_unserved(draft, facts, record)
+    found = place(node, facts, draft.world.backends, record.chosen, is_unserved=is_unserved)
     match found:
         case Placed(affinity):
             _submit(draft, key, node, affinity)
@@ -248,16 +251,24 @@ def _submit(draft: Draft, key: Key, node: WorkflowNode, affinity: str | None) ->
     draft.actions.append(action)
 
 
-def _judge_places(draft: Draft) -> None:
-    """A job that waits for a worker that went away is taken back, to be placed anew.
+def _is_unserved(draft: Draft, facts: WorkflowFacts, record: Record) -> bool:
+    return is_ours(facts) and draft.world.is_unserved(facts.slug, record.queued_at)
 
-    It is placed only once its cancellation is certain: it might have been done in this moment.
+
+def _judge_places(draft: Draft) -> None:
+    """A job that waits for a worker that went away, or that nobody can run, is taken back.
+
+    It is placed anew only once its cancellation is certain: it might have been done in this moment.
     """
     for key in sorted(draft.in_flight):
         record = draft.record(key)
-        slug = draft.plan.workflows[key.node].slug
-        if record.status != Status.QUEUED or record.affinity is None:
+        if record.status != Status.QUEUED:
             continue
-        if not is_online(record.affinity, slug, draft.world.backends):
+        facts = draft.plan.workflows[key.node]
+        if record.affinity is None:
+            is_lost = _is_unserved(draft, facts, record)
+        else:
+            is_lost = not is_online(record.affinity, facts.slug, draft.world.backends)
+        if is_lost:
             draft.update(key, status=Status.MOVING, moves=record.moves + 1)
             cancel_job(draft, key)

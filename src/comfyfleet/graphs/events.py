@@ -22,6 +22,19 @@ class Surroundings:
     in_queue_max: int = IN_QUEUE_MAX  # jobs of one run; the rest is held
     priority_min: int = -1_000  # the tenant's range
     priority_max: int = 1_000
+    # When each workflow last had a backend that is online; since when that is watched at all.
+    served_at: Mapping[str, datetime] = field(default_factory=dict)
+    watched_since: datetime | None = None
+    no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
+
+    def is_unserved(self, slug: str, since: datetime | None) -> bool:
+        """Nobody could run it for too long, of the time that a job has waited."""
+        if self.no_backend_seconds is None or self.watched_since is None or since is None:
+            return False
+        if any(each.is_online and slug in each.workflows for each in self.backends):
+            return False
+        last = max(since, self.served_at.get(slug, self.watched_since))
+        return (self.now - last).total_seconds() >= self.no_backend_seconds
 
 
 class Cause(StrEnum):

@@ -16,7 +16,7 @@ from comfyfleet.graphs.events import (
     JobWaiting,
 )
 from comfyfleet.graphs.model import OUTPUT_PORT, Fallback
-from comfyfleet.graphs.placing import alternatives
+from comfyfleet.graphs.placing import alternatives, nobody
 from comfyfleet.graphs.runs import Choice, Key, Record, Status
 
 MOVES_MAX = 10
@@ -113,10 +113,15 @@ def _cancelled(event: JobCancelled, draft: Draft) -> None:
         draft.in_flight.discard(event.key)
         draft.hold(event.key)
     else:
-        message = (
-            f"Backend {record.affinity} is offline" if record.moves else "its job was cancelled"
-        )
-        fail_node(draft, event.key, message)
+        fail_node(draft, event.key, _why_cancelled(draft, event.key, record))
+
+
+def _why_cancelled(draft: Draft, key: Key, record: Record) -> str:
+    if not record.moves:
+        return "its job was cancelled"
+    if record.affinity is None:
+        return nobody(draft.plan.workflows[key.node])
+    return f"Backend {record.affinity} is offline"
 
 
 def _refund(draft: Draft, key: Key) -> None:

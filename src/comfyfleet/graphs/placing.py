@@ -25,10 +25,19 @@ def place(
     workflow: WorkflowFacts,
     backends: Iterable[BackendState],
     chosen: str | None = None,
+    *,
+    is_unserved: bool = False,
 ) -> Placement:
-    """A job without affinity just waits in the queue: a worker that can run it may come."""
+    """A job without affinity waits in the queue: a worker that can run it may come.
+
+    `is_unserved`: it has waited for that long enough.
+    """
     affinity = chosen or node.backend_affinity
     backends = tuple(backends)
+    if affinity is None and is_unserved:
+        message = nobody(workflow)
+        asks = node.fallback_strategy == Fallback.ASK_USER
+        return Question(message, ()) if asks else Nowhere(message)
     if affinity is None or is_online(affinity, workflow.slug, backends):
         return Placed(affinity)
     message = f"Backend {affinity} is offline"
@@ -41,6 +50,17 @@ def place(
         wanted = ", ".join(sorted(workflow.required_capabilities)) or workflow.slug
         return Nowhere(f"No backends with capabilities: {wanted}")
     return Placed(others[0])
+
+
+def is_ours(workflow: WorkflowFacts) -> bool:
+    """What a cloud can run is not known here."""
+    return workflow.effect is None or workflow.effect.provider == "self_hosted"
+
+
+def nobody(workflow: WorkflowFacts) -> str:
+    needed = ", ".join(sorted(workflow.required_capabilities))
+    which = f" (it needs {needed})" if needed else ""
+    return f"NoBackendAvailable: no backend can run {workflow.name}{which} at the moment"
 
 
 def is_online(affinity: str, slug: str, backends: Iterable[BackendState]) -> bool:

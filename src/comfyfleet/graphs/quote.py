@@ -18,6 +18,7 @@ from comfyfleet.graphs.model import (
     FanOutNode,
     InputNode,
     MergeNode,
+    Problem,
 )
 from comfyfleet.graphs.plan import Plan
 from comfyfleet.graphs.verdicts import MISSING, follow
@@ -34,6 +35,7 @@ class Quote:
     seconds_min: float
     seconds_max: float
     unknown_durations: tuple[str, ...] = ()  # workflows that nobody has timed; counted as 0 s
+    warnings: tuple[Problem, ...] = ()  # what nobody could run just now
 
 
 class _Sum(NamedTuple):

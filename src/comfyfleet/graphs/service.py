@@ -21,7 +21,7 @@ from comfyfleet.graphs.hearing import reference
 from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.model import Graph, InputNode, Problem
 from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.graphs.placing import alternatives, is_online
+from comfyfleet.graphs.placing import alternatives, is_online, is_ours, nobody
 from comfyfleet.graphs.plan import Plan, plan_of, refuse
 from comfyfleet.graphs.ports import MEDIA, type_named
 from comfyfleet.graphs.quote import Quote, quote
@@ -44,10 +44,8 @@ from comfyfleet.kernel.errors import (
 from comfyfleet.ledger import service as ledger
 from comfyfleet.media import service as media
 
-# A backend that is gone when a run is started is what the fallback is for.
 FILES_GIVEN_MAX = 10_000
 SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
-_OF_BACKENDS = frozenset({"unknown_backend", "unable_backend"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,7 @@ async def get(
 async def _planned(graphs: Graphs, document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Plan:
     """The graph as it can be run now; its workflows may have changed since it was stored."""
     found, catalogue = await checked(graphs, dict(document))
-    problems = [each for each in found.problems if each.code not in _OF_BACKENDS]
-    refuse([*problems, *check_inputs(found.graph, inputs)])
+    refuse([*found.problems, *check_inputs(found.graph, inputs)])
     return plan_of(found.graph, catalogue)
 
 
@@ -196,12 +193,12 @@ async def quoted(
     """Inputs may be left out: then lists are as long as they may be."""
     stored = await get(graphs, owner, graph_id, version)
     found, catalogue = await checked(graphs, dict(stored.document))
-    refuse([each for each in found.problems if each.code not in _OF_BACKENDS])
+    refuse(list(found.problems))
     plan = plan_of(found.graph, catalogue)
     online = sum(each.is_online for each in catalogue.backends)
-    return quote(
-        plan, inputs, side_by_side=min(online, graphs.sides.settings.max_queued_per_graph_run)
-    )
+    most = graphs.sides.settings.max_queued_per_graph_run
+    priced = quote(plan, inputs, side_by_side=min(online, most))
+    return replace(priced, warnings=found.warnings)
 
 
 # Runs
@@ -421,6 +418,20 @@ async def get_run(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:
 async def run_as_of_now(graphs: Graphs, owner: Owner, run_id: UUID) -> tuple[Kept, Run]:
     kept = await get_run(graphs, owner, run_id)
     return kept, await as_of_now(graphs, kept)
+
+
+async def unable_nodes(graphs: Graphs, kept: Kept, run: Run) -> dict[str, str]:
+    """Why jobs of these nodes wait: nobody can run them just now."""
+    waiting = {key.node for key in run.in_flight if run.record(key).status == Status.QUEUED}
+    if not waiting:
+        return {}
+    world = await graphs.world.now(graphs.sides, kept.head.tenant_id)
+    found = {name: kept.plan.workflows[name] for name in sorted(waiting)}
+    return {
+        name: nobody(facts)
+        for name, facts in found.items()
+        if is_ours(facts) and not alternatives(facts.slug, world.backends)
+    }
 
 
 async def cancel(graphs: Graphs, owner: Owner, run_id: UUID) -> Kept:

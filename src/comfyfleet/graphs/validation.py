@@ -11,6 +11,7 @@ from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
 from comfyfleet.graphs.model import (
+    Fallback,
     FanOutNode,
     Graph,
     InputNode,
@@ -22,6 +23,7 @@ from comfyfleet.graphs.model import (
     WorkflowNode,
 )
 from comfyfleet.graphs.parsing import parse_graph
+from comfyfleet.graphs.placing import alternatives, is_ours, nobody
 from comfyfleet.graphs.plan import cycle_problems, must_be_given, resolved
 from comfyfleet.graphs.ports import ANY, holds, inputs_of, type_named
 from comfyfleet.graphs.porttypes import Types, connection_problems
@@ -30,8 +32,11 @@ from comfyfleet.kernel.errors import InvalidValue
 
 
 class Checked(NamedTuple):
+    """`warnings` keep nothing from being run: backends come and go."""
+
     graph: Graph
     problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...] = ()
 
 
 def check_text(text: str, catalogue: Catalogue, limits: GraphLimits = DEFAULT_LIMITS) -> Checked:
@@ -42,7 +47,7 @@ def check(document: Any, catalogue: Catalogue, limits: GraphLimits = DEFAULT_LIM
     """Reads a document and validates what could be read, so that one mistake hides no other."""
     parsed = parse_graph(document, limits)
     found = validate(parsed.graph, catalogue, limits, parsed.broken)
-    return Checked(parsed.graph, (*parsed.problems, *found))
+    return Checked(parsed.graph, (*parsed.problems, *found), warnings(parsed.graph, catalogue))
 
 
 def validate(
@@ -78,7 +83,23 @@ def _workflow_problems(
             yield Problem("unknown_workflow", why, node.id, node.work_field)
         else:
             yield from _literal_problems(node, workflows[node.id])
-        yield from _affinity_problems(node, workflows.get(node.id), catalogue)
+        if node.fallback_strategy == Fallback.NONE:
+            yield from _affinity_problems(node, workflows.get(node.id), catalogue)
+
+
+def warnings(graph: Graph, catalogue: Catalogue) -> tuple[Problem, ...]:
+    """What could not be run just now, and is not refused for that."""
+    workflows = resolved(graph, catalogue)
+    found: list[Problem] = []
+    for node in graph.nodes.values():
+        if not isinstance(node, WorkflowNode):
+            continue
+        facts = workflows.get(node.id)
+        if node.fallback_strategy != Fallback.NONE:
+            found += _affinity_problems(node, facts, catalogue)
+        if facts and is_ours(facts) and not alternatives(facts.slug, catalogue.backends):
+            found.append(Problem("no_backend", nobody(facts), node.id, node.work_field))
+    return tuple(found)
 
 
 def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[Problem]:
@@ -104,7 +125,7 @@ def value_problem(each: Property, value: Any) -> str:
 def _affinity_problems(
     node: WorkflowNode, workflow: WorkflowFacts | None, catalogue: Catalogue
 ) -> Iterator[Problem]:
-    """Being offline is no problem here: the fallback is for that."""
+    """Being offline is no problem here. What is gone is one only without a fallback."""
     if node.backend_affinity is None:
         return
     meant = [each for each in catalogue.backends if each.is_meant_by(node.backend_affinity)]

@@ -40,10 +40,20 @@ async def backends(
         seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     assigned = await fleets.assignments(tx)
     depths = await dispatch.bound(tx)
+    workers = await fleets.workers_of(tx)
+    offers = await sides.abilities.offers(tx, workers, now=now)
     return tuple(
         [
-            _state(worker, assigned, depths, await _free_memory(tx, worker, now), seen_since)
-            for worker in await fleets.workers_of(tx)
+            _state(
+                worker,
+                await sides.abilities.able(
+                    tx, offers.get(worker.worker_id), assigned.get(worker.fleet_id, [])
+                ),
+                depths,
+                await _free_memory(tx, worker, now),
+                seen_since,
+            )
+            for worker in workers
             if PROVIDER in worker.providers
         ]
     )
@@ -59,19 +69,19 @@ async def _free_memory(tx: Tx, worker: Worker, now: datetime) -> int:
 
 def _state(
     worker: Worker,
-    assigned: Mapping[int, Iterable[Assigned]],
+    able: Iterable[Assigned],
     depths: Mapping[str, int],
     free_memory: int,
     seen_since: datetime,
 ) -> BackendState:
-    """A workflow that is paused counts: its jobs wait, and will be run here."""
+    """`able`: what its backend can run. One that is paused counts: its jobs will be run here."""
     return BackendState(
         worker.worker_id,
         fleet=worker.fleet_name,
         is_online=worker.takes_jobs and worker.last_seen_at >= seen_since,
         workflows=frozenset(
             each.slug
-            for each in assigned.get(worker.fleet_id, ())
+            for each in able
             if each.is_active
             and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
             and each.required_capabilities <= worker.capabilities
@@ -91,6 +101,7 @@ class World:
         self._began: datetime | None = None
         self._tenants: dict[UUID, Tenant] = {}
         self._lookup: Lookup | None = None
+        self._served_at: dict[str, datetime] = {}
 
     def lookup(self, sides: Sides) -> Lookup:
         """What nodes name, as old as the backends are."""
@@ -106,6 +117,10 @@ class World:
                 self._tenants.clear()
                 self._lookup = None
             self._at = now
+            served = frozenset[str]().union(
+                *(each.workflows for each in self._backends if each.is_online)
+            )
+            self._served_at |= dict.fromkeys(served, now)
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             async with sides.central.look() as tx:
@@ -117,6 +132,9 @@ class World:
             in_queue_max=sides.settings.max_queued_per_graph_run,
             priority_min=tenant.min_priority,
             priority_max=tenant.max_priority,
+            served_at=self._served_at,
+            watched_since=self._began,
+            no_backend_seconds=sides.settings.no_backend_seconds,
         )
 
     def _seen_since(self, sides: Sides) -> datetime:

@@ -70,6 +70,7 @@ class Settings:
     avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
     missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs go to others
     max_lost_leases: int = 5  # a job lost with its worker, unstarted, so often is poisoned
+    no_backend_seconds: int = 60  # a graph's job that nobody can run waits so long
     offline_after_seconds: int = 90  # a worker unseen for so long is offline
     remove_worker_after_seconds: int = 600  # and for so long, removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended

@@ -16,6 +16,7 @@ from comfyfleet.graphs.model import Problem
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.graphs.service import Owner
 from comfyfleet.graphs.stored import StoredGraph
+from comfyfleet.graphs.validation import Checked
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public.auth import Reader, Writer
@@ -57,6 +58,7 @@ class ProblemSeen(Answer):
 class Verdict(Answer):
     valid: bool
     problems: list[ProblemSeen] = Field(description="All of them, each with its node and port.")
+    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
 
 
 class GraphAnswer(Answer):
@@ -95,6 +97,7 @@ class QuoteAnswer(Answer):
     seconds_min: float
     seconds_max: float
     unknown_durations: list[str] = Field(description="Workflows that nobody has timed yet.")
+    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
 
 
 def owner_of(caller: Caller) -> Owner:
@@ -140,7 +143,7 @@ async def list_graphs(
 async def validate(body: Document, plane: GivenPlane, caller: Reader) -> Verdict:
     """What is wrong with a graph, before it is stored."""
     found, _ = await service.checked(plane.graphs, await _document(body))
-    return _verdict(found.problems)
+    return _verdict(found)
 
 
 @router.get("/graphs/{graph_id}", responses=problems(404))
@@ -176,7 +179,7 @@ async def validate_stored(graph_id: GraphName, plane: GivenPlane, caller: Reader
     found_id = await named(plane, caller, graph_id)
     stored = await service.get(plane.graphs, owner_of(caller), found_id)
     found, _ = await service.checked(plane.graphs, dict(stored.document))
-    return _verdict(found.problems)
+    return _verdict(found)
 
 
 @router.post("/graphs/{graph_id}/quote", responses=problems(404))
@@ -199,12 +202,17 @@ async def quote(
         seconds_min=found.seconds_min,
         seconds_max=found.seconds_max,
         unknown_durations=list(found.unknown_durations),
+        warnings=_problems(found.warnings),
     )
 
 
-def _verdict(found: tuple[Problem, ...]) -> Verdict:
-    seen = [ProblemSeen(**each._asdict()) for each in found]
-    return Verdict(valid=not seen, problems=seen)
+def _verdict(found: Checked) -> Verdict:
+    seen = _problems(found.problems)
+    return Verdict(valid=not seen, problems=seen, warnings=_problems(found.warnings))
+
+
+def _problems(found: tuple[Problem, ...]) -> list[ProblemSeen]:
+    return [ProblemSeen(**each._asdict()) for each in found]
 
 
 def _seen(graph: StoredGraph) -> GraphAnswer:

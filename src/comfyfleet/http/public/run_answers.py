@@ -13,7 +13,7 @@ from comfyfleet.graphs.budget import ANSWER_MAX, NOTHING, size_of
 from comfyfleet.graphs.keeping import Kept
 from comfyfleet.graphs.model import WorkflowNode, kind_of
 from comfyfleet.graphs.progress import node_status, progress_of
-from comfyfleet.graphs.runs import Choice, Key, Record, Run, RunStatus, Status
+from comfyfleet.graphs.runs import Choice, Key, Record, Run, RunStatus, Status, job_id
 from comfyfleet.graphs.stored import Head
 from comfyfleet.http.public.routing import Answer
 from comfyfleet.http.public.showing import url_of
@@ -76,6 +76,8 @@ class ExecutionSeen(Answer):
     index: list[int]
     status: Status
     attempts: int
+    job_id: UUID | None = Field(description="Of its last attempt.")
+    why: str | None = Field(description="Why it waits, if nobody can run it just now.")
     backend: Bound
     progress: float
     current_step: str | None
@@ -116,6 +118,7 @@ class RunAnswer(Answer):
 
 async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
     head = kept.head
+    unable = await service.unable_nodes(plane.graphs, kept, run)
     return RunAnswer(
         id=head.id,
         graph_id=head.graph_id,
@@ -130,7 +133,7 @@ async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
         questions=list(questions(run)),
         progress=progress_seen(plane, kept, run),
         nodes=list(nodes_seen(kept, run)),
-        executions=list(islice(_executions(kept, run), limit)),
+        executions=list(islice(_executions(kept, run, unable), limit)),
         executions_total=len(run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
@@ -198,7 +201,7 @@ def nodes_seen(kept: Kept, run: Run) -> Iterator[NodeSeen]:
         )
 
 
-def _executions(kept: Kept, run: Run) -> Iterator[ExecutionSeen]:
+def _executions(kept: Kept, run: Run, unable: Mapping[str, str]) -> Iterator[ExecutionSeen]:
     """In the order of the graph, those of one node by their index."""
     place = {name: number for number, name in enumerate(kept.plan.shape.order)}
     told = NOTHING
@@ -207,16 +210,21 @@ def _executions(kept: Kept, run: Run) -> Iterator[ExecutionSeen]:
         size = size_of((record.inputs, record.outputs), told.within(ANSWER_MAX))
         is_told = size.fits(told.within(ANSWER_MAX))
         told = told.plus(size) if is_told else told
-        yield execution(key, record, has_values=is_told)
+        why = unable.get(key.node) if record.status == Status.QUEUED else None
+        yield execution(run.id, key, record, has_values=is_told, why=why)
 
 
-def execution(key: Key, record: Record, *, has_values: bool = True) -> ExecutionSeen:
+def execution(
+    run_id: UUID, key: Key, record: Record, *, has_values: bool = True, why: str | None = None
+) -> ExecutionSeen:
     inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
     return ExecutionSeen(
         node=key.node,
         index=list(key.at),
         status=record.status,
         attempts=record.attempt,
+        job_id=job_id(run_id, key, record.attempt) if record.attempt else None,
+        why=why,
         backend=record.affinity,
         progress=record.progress,
         current_step=record.current_step,

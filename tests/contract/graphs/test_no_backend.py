@@ -1,0 +1,133 @@
+"""A node that nobody can run says so: when it is checked and priced, while it waits, and in the end."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tests.dbkit.databases import Databases
+from tests.graphskit.playing import Play, graph, node, output, play_on, statuses
+
+from comfyfleet.graphs import service
+from comfyfleet.graphs.keeping import Kept
+from comfyfleet.graphs.runs import Choice, Key, RunStatus, job_id
+from comfyfleet.kernel.clock import utc_now
+
+NOBODY = "NoBackendAvailable: no backend can run draw at the moment"
+ABLE = {"node_types": ["EmptyImage", "LoadImage", "SaveImage"]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.by = timedelta()
+
+    def __call__(self) -> datetime:
+        return utc_now() + self.by
+
+
+def one(**fields: str) -> dict[str, object]:
+    return graph([node("first", **fields), output()], "first.output > result.value")
+
+
+async def later(play: Play, clock: Clock, kept: Kept, seconds: float) -> Kept:
+    clock.by += timedelta(seconds=seconds)
+    await play.judge()
+    await play.sweep()
+    return await play.now(kept)
+
+
+async def test_what_nobody_can_run_is_a_warning_when_it_is_checked_and_priced(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, workers=()) as play:
+        found, _ = await service.checked(play.graphs, one())
+        assert found.problems == ()
+        assert [(each.code, each.node, each.message) for each in found.warnings] == [
+            ("no_backend", "first", NOBODY)
+        ]
+        made = await service.create(play.graphs, play.owner, one())
+        priced = await service.quoted(play.graphs, play.owner, made.id, {})
+        assert priced.warnings == found.warnings
+        # One that lacks a node type can't run it either.
+        await play.yard.register("bad", backend={"node_types": ["SaveImage"]})
+        found, _ = await service.checked(play.graphs, one())
+        assert [each.code for each in found.warnings] == ["no_backend"]
+        await play.yard.register("good", backend=ABLE)
+        found, _ = await service.checked(play.graphs, one())
+        assert found.warnings == ()
+
+
+async def test_a_job_that_nobody_can_run_fails_its_node_after_a_while(
+    databases: Databases, tmp_path: Path
+) -> None:
+    clock = Clock()
+    async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
+        kept = await play.started(one())
+        assert statuses(kept) == {"first": "queued"}
+        assert await service.unable_nodes(play.graphs, kept, kept.run) == {"first": NOBODY}
+        kept = await later(play, clock, kept, 50)
+        assert statuses(kept)["first"] == "queued"
+        kept = await later(play, clock, kept, 11)
+        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.error is not None
+        assert kept.run.error.message == f"Node first failed: {NOBODY}"
+        assert await play.balance() == 100
+        assert await play.count_jobs(status="cancelled") == 1
+        await play.require_sound_ledger()
+
+
+async def test_where_the_node_asks_a_person_decides(databases: Databases, tmp_path: Path) -> None:
+    clock = Clock()
+    async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
+        kept = await play.started(one(fallback_strategy="ask_user"))
+        kept = await later(play, clock, kept, 61)
+        assert kept.run.status == RunStatus.WAITING_FOR_USER
+        question = kept.run.record(Key("first")).question
+        assert question is not None
+        assert question.message == NOBODY
+        async with play.yard.worker("w1", backend=ABLE) as worker:
+            play.workers["w1"] = worker
+            play.graphs.world._at = None
+            await play.answer(kept, "first", Choice.RETRY)
+            await play.work()
+            kept = await play.now(kept)
+        assert kept.run.status == RunStatus.COMPLETED
+
+
+async def test_a_job_that_waits_behind_others_is_left_alone(
+    databases: Databases, tmp_path: Path
+) -> None:
+    clock = Clock()
+    async with play_on(databases, tmp_path, clock=clock) as play:
+        kept = await play.started(one())
+        for _ in range(3):
+            clock.by += timedelta(seconds=40)
+            await play.lose("w1", since=clock())  # seen just now, and busy
+            await play.judge()
+            await play.sweep()
+        kept = await play.now(kept)
+        assert statuses(kept)["first"] == "queued"
+        await play.lose("w1")
+        clock.by += timedelta(seconds=100)
+        kept = await later(play, clock, kept, 0)
+        assert kept.run.status == RunStatus.FAILED
+
+
+async def test_an_affinity_to_a_worker_that_is_gone_warns_unless_there_is_no_fallback(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path) as play:
+        gone = {"backend_affinity": "worker:gone"}
+        for fallback in ("ask_user", "auto_select"):
+            found, _ = await service.checked(play.graphs, one(fallback_strategy=fallback, **gone))
+            assert found.problems == ()
+            assert [each.code for each in found.warnings] == ["unknown_backend"]
+            kept = await play.started(one(fallback_strategy=fallback, **gone))
+            assert kept.run.status in (RunStatus.WAITING_FOR_USER, RunStatus.RUNNING)
+        found, _ = await service.checked(play.graphs, one(**gone))
+        assert [each.code for each in found.problems] == ["unknown_backend"]
+
+
+async def test_an_execution_names_its_job(databases: Databases, tmp_path: Path) -> None:
+    async with play_on(databases, tmp_path) as play:
+        kept = await play.started(one())
+        job = await play.workers["w1"].job()
+        assert job["job_id"] == str(job_id(kept.run.id, Key("first"), 1))
