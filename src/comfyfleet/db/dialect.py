@@ -66,9 +66,13 @@ def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
     return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
 
 
-def locked(tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False) -> Select[Any]:
-    """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer."""
-    return query if is_sqlite(tx) else query.with_for_update(skip_locked=skip_locked)
+def locked(
+    tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False, of: Table | None = None
+) -> Select[Any]:
+    """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer. `of`: only its rows."""
+    if is_sqlite(tx):
+        return query
+    return query.with_for_update(skip_locked=skip_locked, of=of)
 
 
 def among(

@@ -73,14 +73,16 @@ async def take_due(
         .subquery()
     )
     # By turns, tenant by tenant: one with thousands that are due holds up no other.
-    turns = select(due.c.id).order_by(due.c.place, due.c.not_before).limit(limit)
-    first = select(deliveries.c.id).where(
-        deliveries.c.id.in_(turns),
+    turns = (
+        select(deliveries.c.id)
+        .join(due, due.c.id == deliveries.c.id)
         # Looked at again under the lock: another may have taken it meanwhile.
-        deliveries.c.status == DeliveryStatus.PENDING,
-        deliveries.c.not_before <= now,
+        .where(deliveries.c.status == DeliveryStatus.PENDING, deliveries.c.not_before <= now)
+        .order_by(due.c.place, due.c.not_before)
+        .limit(limit)
     )
-    ids = [row.id for row in await tx.execute(locked(tx, first, skip_locked=True))]
+    free = locked(tx, turns, skip_locked=True, of=deliveries)
+    ids = [row.id for row in await tx.execute(free)]
     taken = await tx.execute(
         update(deliveries)
         .where(deliveries.c.id.in_(ids))
