@@ -89,6 +89,26 @@ async def test_a_worker_may_be_newer_than_we_are(plain_shop: Shop) -> None:
     assert joined.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("word", "body"),
+    [
+        ("fail", '"error": "a\\u0000b \\ud800"'),
+        ("fail", '"error": {"exception_message": "a\\u0000b", "step": NaN}'),
+        ("requeue", '"reason": "spot", "detail": "a\\u0000b\\ud800"'),
+    ],
+)
+async def test_an_odd_text_of_a_backend_costs_a_worker_nothing(
+    shop: Shop, word: str, body: str
+) -> None:
+    ada = await shop.customer()
+    await ada.job(shop.draw)
+    async with shop.yard.worker() as worker:
+        job = await worker.job()
+        lease = f'"dispatch_id": {job["dispatch_id"]}, "lease_token": "{job["lease_token"]}"'
+        said = await post(worker.client, f"/api/worker/{word}", f"{{{lease}, {body}}}")
+    assert said.status_code == 200, said.text
+
+
 async def test_neither_true_nor_a_text_is_an_amount(plain_shop: Shop) -> None:
     ada = await plain_shop.customer(tokens=0)
     path = f"/api/admin/tenants/{ada.tenant_id}/wallets/{ada.user_id}/credits"

@@ -8,6 +8,7 @@ import asyncio
 import json
 import json.scanner
 import math
+import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +29,7 @@ SMALL_BYTES = 256 * 1024
 _parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
 # Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
 _SUSPECT = (b"\\u0000", b"\\ud", b"\\uD")
+_NOT_KEPT = re.compile("[\0\ud800-\udfff]")
 
 
 class JsonRequest(Request):
@@ -86,7 +88,18 @@ def parse(body: bytes) -> Any:
 
 
 def parse_tolerantly(body: bytes) -> Any:
-    return _decoded(body, _TOLERANT, _TOLERANT_IN_STEPS)
+    """What can't be kept is replaced: NaN by null, a NUL and half a character by U+FFFD."""
+    value = _decoded(body, _TOLERANT, _TOLERANT_IN_STEPS)
+    return _cleaned(value) if any(each in body for each in _SUSPECT) else value
+
+
+def _cleaned(value: Any) -> Any:
+    """As deep as a body may be, and no deeper."""
+    if isinstance(value, str):
+        return _NOT_KEPT.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+    return [_cleaned(each) for each in value] if isinstance(value, list) else value
 
 
 def _decoded(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
@@ -169,7 +182,7 @@ def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
             parse_constant=_constant,
         )
         if is_strict
-        else json.JSONDecoder()
+        else json.JSONDecoder(parse_constant=lambda _: None)
     )
     if in_steps:
         # The scanner in C keeps all other threads waiting to its end; this one lets them in between.

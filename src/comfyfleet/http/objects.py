@@ -1,6 +1,7 @@
 """Serves the signed URLs of a local store: GET in whole or in part, PUT as a stream."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import APIRouter, Request
@@ -16,12 +17,14 @@ from comfyfleet.kernel.errors import (
     LimitExceeded,
     NotFound,
     Unavailable,
+    said_to_customers,
 )
 from comfyfleet.storage.folder import Opened
 from comfyfleet.storage.keys import disposition
 from comfyfleet.storage.local import Incoming, LocalStore
 from comfyfleet.storage.signing import OBJECTS_PATH, Grant
 
+logger = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
 # An upload that says nothing for so long is given up.
 SILENCE_SECONDS_MAX = 60
@@ -97,7 +100,11 @@ def _status(error: FleetError) -> int:
 
 
 def _refusal(error: FleetError, status: int) -> Response:
-    told = {"code": error.code, "message": error.message, "details": dict(error.details)}
+    said = said_to_customers(error)
+    if said != error.message:
+        logger.warning("%s: %s", error.code, error.message)
+    details = dict(error.details) if said == error.message else {}
+    told = {"code": error.code, "message": said, "details": details}
     return JSONResponse({"error": told}, status, OPEN_TO_PAGES | {"cache-control": "no-store"})
 
 
