@@ -20,7 +20,15 @@ from comfyfleet.kernel.errors import (
     WorkerRevoked,
 )
 from comfyfleet.wire.files import Asset, OutputSlot, WantedOutput
-from comfyfleet.wire.messages import Heartbeat, HeartbeatAnswer, Job, Progress, Reading
+from comfyfleet.wire.messages import (
+    FILLED_IN_MAX,
+    FilledIn,
+    Heartbeat,
+    HeartbeatAnswer,
+    Job,
+    Progress,
+    Reading,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,7 @@ class Heart:
         self._lost = lost
         self._around = surroundings or Surroundings()
         self._started = False
+        self._filled_in: FilledIn | None = None
         self._progress: Progress | None = None
         self._picture: Preview | None = None
         self._changed = asyncio.Event()
@@ -77,6 +86,17 @@ class Heart:
             self._begun.set()
             self._urgent.set()
             self._changed.set()
+
+    def sent(self, filled_in: FilledIn) -> None:
+        """The prompt goes to the backend with these values: told with the next word."""
+        self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
+        self._urgent.set()
+        self._changed.set()
+
+    @property
+    def untold(self) -> FilledIn | None:
+        """What no heartbeat has told yet."""
+        return self._filled_in
 
     def show(self, progress: Progress) -> None:
         if progress != self._progress:
@@ -192,6 +212,7 @@ class Heart:
                 want_outputs=want_outputs,
                 want_assets=want_assets,
                 reading=reading,
+                filled_in=self._filled_in,
             )
             self._last = time.monotonic()
             try:
@@ -199,6 +220,8 @@ class Heart:
             except (LeaseLost, WorkerRevoked) as error:
                 self._lost(error)
                 raise
+            if message.filled_in is not None:
+                self._filled_in = None
         self._heard(answer)
         return answer
 

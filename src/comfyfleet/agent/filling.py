@@ -21,6 +21,21 @@ def filled(prompt: Mapping[str, Any], names: Mapping[str, str], assets: tuple[As
     return new
 
 
+def differences(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Inputs that are other in what was sent, by node: what an operator needs to see it whole."""
+    found: dict[str, dict[str, Any]] = {}
+    for node_id, node in sent.items():
+        before = prompt.get(node_id, {}).get("inputs", {})
+        changed = {
+            name: value
+            for name, value in node.get("inputs", {}).items()
+            if name not in before or before[name] != value
+        }
+        if changed:
+            found[node_id] = changed
+    return found
+
+
 def _bound(prompt: Mapping[str, Any], binding: str, value: str) -> dict[str, Any]:
     node_id, name = _split(binding, prompt)
     node = prompt[node_id]

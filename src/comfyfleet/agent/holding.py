@@ -23,7 +23,7 @@ from comfyfleet.kernel.errors import (
     RunLost,
     ServerUnavailable,
 )
-from comfyfleet.wire.messages import Complete, Requeue, RequeueReason
+from comfyfleet.wire.messages import Complete, Fail, Requeue, RequeueReason
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Holding:
         lease = self.lease
         word = lease.entry.word
         if word is None:
-            word = await self._worked()
+            word = self._with_prompt(await self._worked())
         lease.enter(Phase.DELIVERING)
         if word is not None:
             lease.entry = replace(lease.entry, word=word)
@@ -95,6 +95,12 @@ class Holding:
             noted = asyncio.to_thread(self._workshop.journal.write, lease.entry)
             await asyncio.gather(noted, self._say(word))
         await asyncio.to_thread(self._forget)
+
+    def _with_prompt(self, word: LastWord | None) -> LastWord | None:
+        """A run may end before a heartbeat has told what was sent."""
+        if isinstance(word, Complete | Fail) and self._heart.untold is not None:
+            return word.model_copy(update={"filled_in": self._heart.untold})
+        return word
 
     def _forget(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -17,7 +17,7 @@ from comfyfleet.agent.backendfiles import BackendFiles
 from comfyfleet.agent.beating import Heart
 from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, shown_of, shows
 from comfyfleet.agent.deliveries import Deliveries
-from comfyfleet.agent.filling import filled
+from comfyfleet.agent.filling import differences, filled
 from comfyfleet.agent.jobfiles import flat_name, folder_of, input_name, is_unlisted, placed
 from comfyfleet.agent.journal import Entry, Journal
 from comfyfleet.agent.naming import output_names, prompt_id_of
@@ -145,13 +145,17 @@ async def handed_in(lease: Lease, heart: Heart, workshop: Workshop) -> str:
         nested = workshop.files is not None
         names = await uploaded(paths, lease, workshop, nested=nested)
         try:
-            run_id = await submitted(lease, await prepared(job, names, lease, workshop), workshop)
+            run_id = await submitted(
+                lease, await prepared(job, names, lease, workshop), heart, workshop
+            )
         except PromptRefused as error:
             if not nested or not is_unlisted(error, names.values()):
                 raise
             # A loader that takes nothing but what it lists, and lists no subfolders.
             names = await uploaded(paths, lease, workshop, nested=False)
-            run_id = await submitted(lease, await prepared(job, names, lease, workshop), workshop)
+            run_id = await submitted(
+                lease, await prepared(job, names, lease, workshop), heart, workshop
+            )
     lease.entry = replace(lease.entry, run_id=run_id)
     await asyncio.to_thread(workshop.journal.write, lease.entry)
     return run_id
@@ -186,9 +190,10 @@ async def prepared(
     return placed(prompt, lease.folder, workshop.files.known)
 
 
-async def submitted(lease: Lease, prompt: dict[str, object], workshop: Workshop) -> str:
+async def submitted(lease: Lease, prompt: dict[str, Any], heart: Heart, workshop: Workshop) -> str:
     """Sent once. If nobody can tell what came of it, it is looked for, never sent again."""
     backend, prompt_id = workshop.backend, lease.prompt_id
+    heart.sent(differences(lease.job.prompt, prompt))
     lease.enter(Phase.QUEUED)
     try:
         sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)

@@ -7,7 +7,7 @@ from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Extended, Status
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
-from comfyfleet.jobs import service
+from comfyfleet.jobs import attempts, service
 from comfyfleet.jobs.ending import held
 from comfyfleet.jobs.handing import assets, output_slot
 from comfyfleet.jobs.sides import Sides
@@ -52,6 +52,7 @@ async def _beat(sides: Sides, said: Heartbeat, worker: Worker | None) -> Heartbe
         return await _cancelled_before(sides, said, worker_id)
     if beat.begins:
         await _begin(sides, beat, said.lease_token)
+    await attempts.note(sides, said, worker_id=worker_id)
     if said.progress:
         sides.progresses.note(said.lease_token, said.progress)
         sides.news.tell(beat.job_id)

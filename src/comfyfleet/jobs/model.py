@@ -112,6 +112,20 @@ class Shortage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One lease under which the prompt was sent to a backend."""
+
+    job_id: UUID
+    lease_number: int
+    tenant_id: UUID
+    attempt: int
+    worker_id: str
+    started_at: datetime
+    # Other values than the job's prompt has, by node and input; None: removed with the prompt.
+    filled_in: Mapping[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """What a customer may read, and what an operator needs."""
 

@@ -1,6 +1,7 @@
 """The SQL of jobs: rows of a tenant's pool, every one looked up with its tenant."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -19,14 +20,22 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.fixed import Fixed, FixedInsert
-from comfyfleet.db.tenant import HAS_OLD_PROMPT, IS_ACTIVE, ai_jobs, job_attempts, outbox
+from comfyfleet.db.tenant import (
+    HAS_OLD_PROMPT,
+    IS_ACTIVE,
+    IS_RARE,
+    ai_jobs,
+    job_attempts,
+    outbox,
+)
 from comfyfleet.db.types import Moment
-from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
+from comfyfleet.jobs.model import Attempt, Failure, Job, JobStatus, Submission
 from comfyfleet.jobs.rows import SUBMITTED, job_of, just_added, row_of
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
+ATTEMPTS_MAX = 200
 _ADD = FixedInsert(ai_jobs, SUBMITTED, returning=[ai_jobs.c.id])
 
 
@@ -93,6 +102,53 @@ async def active_after(
         query = query.where(tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id) > tuple_(*after))
     found = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
     return [(row.tenant_id, row.id) for row in found]
+
+
+async def add_attempt(tx: Tx, attempt: Attempt) -> None:
+    await tx.execute(insert_if_new(tx, job_attempts, [asdict(attempt)]))
+
+
+async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[Attempt]:
+    """By the order of their leases."""
+    query = select(job_attempts).where(
+        job_attempts.c.tenant_id == tenant_id, job_attempts.c.job_id == job_id
+    )
+    found = await tx.execute(query.order_by(job_attempts.c.lease_number).limit(ATTEMPTS_MAX))
+    return [Attempt(**row) for row in found.mappings()]
+
+
+async def anywhere(tx: Tx, job_id: UUID) -> Job | None:
+    """Of whichever tenant of the pool: for operators only."""
+    row = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job_id))).mappings().first()
+    return job_of(row) if row else None
+
+
+async def newest(
+    tx: Tx,
+    wanted: Mapping[str, Any],
+    *,
+    since: datetime | None,
+    before: tuple[datetime, UUID] | None,
+    limit: int,
+) -> list[Job]:
+    """Of all tenants of the pool, for operators. `wanted`: values by column; None is not asked for."""
+    query = select(ai_jobs)
+    for name, value in wanted.items():
+        if value is not None:
+            query = query.where(ai_jobs.c[name] == value)
+    status = wanted.get("status")
+    if status in (JobStatus.FAILED, JobStatus.CANCELLED):
+        query = query.where(text(IS_RARE))  # as the index says it
+    elif status in ACTIVE:
+        query = query.where(text(IS_ACTIVE))
+    if since:
+        query = query.where(ai_jobs.c.submitted_at >= since)
+    if before:
+        place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
+        query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
+    order = (ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
+    found = await tx.execute(query.order_by(*order).limit(limit))
+    return [job_of(row) for row in found.mappings()]
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:

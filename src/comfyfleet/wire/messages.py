@@ -26,6 +26,8 @@ LOAD_MAX = 1000
 LACKING_MAX = 100
 OBJECT_INFO_BYTES_MAX = 64 * 1024**2
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
+FILLED_IN_MAX = 500
+FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 RequeueReason: TypeAlias = Literal[
     "spot",
@@ -200,6 +202,8 @@ class Heartbeat(Message):
     reading: Reading | None = None
     # Held back for so long unless there is an order: a prefetched job is asked back at once.
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
+    # What the worker put into the prompt before it sent it, by node and input; told once.
+    filled_in: FilledIn | None = None
 
 
 class HeartbeatAnswer(Message):
@@ -223,6 +227,7 @@ class Complete(Message):
     provider_job_id: str | None = None
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
     execution_seconds: float | None = Field(default=None, ge=0)
+    filled_in: FilledIn | None = None  # if no heartbeat has told it
     # What nodes showed as text, number, boolean or JSON; the output node's first.
     values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
 
@@ -239,6 +244,7 @@ class Fail(Message):
     lease_token: UUID
     error: str | dict[str, Any]
     provider_job_id: str | None = None
+    filled_in: FilledIn | None = None  # if no heartbeat has told it
 
 
 class Lacking(Message):

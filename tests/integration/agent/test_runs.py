@@ -175,3 +175,10 @@ async def test_polls_tell_which_models_are_loaded(here: Fixture) -> None:
     await here.run(picture(), model_key="flux", model_set="abc")
     assert here.plane.polls[-1].models_loaded == ("flux",)
     assert here.plane.polls[-1].model_set == "abc"
+
+
+async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
+    job = await here.run(passing(), files={"input": GivenFile(b"x" * 1000, binding="1.file")})
+    told = [beat.filled_in for beat in job.heartbeats] + [job.result.filled_in]
+    (filled_in,) = [each for each in told if each is not None]
+    assert filled_in["1"]["file"]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from comfyfleet.agent.filling import filled
+from comfyfleet.agent.filling import differences, filled
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.wire.files import Asset
 
@@ -65,3 +65,10 @@ def test_ids_and_inputs_may_both_hold_dots(binding: str, node: str, name: str) -
     }
     new = filled(prompt, {"input": "new.png"}, (asset(binding=binding),))
     assert new[node]["inputs"][name] == "new.png"
+
+
+def test_what_was_filled_in_is_told_by_node_and_input() -> None:
+    prompt = {"1": {"inputs": {"image": "", "keep": 1}}, "2": {"inputs": {"images": ["1", 0]}}}
+    sent = {"1": {"inputs": {"image": "cf/a.png", "keep": 1}}, "2": prompt["2"]}
+    assert differences(prompt, sent) == {"1": {"image": "cf/a.png"}}
+    assert differences(prompt, prompt) == {}

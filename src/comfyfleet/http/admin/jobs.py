@@ -1,9 +1,10 @@
 """Jobs as operators submit and see them."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from fastapi import Depends, Query
 from pydantic import BaseModel, Field
 
 from comfyfleet.audit import service as audit
@@ -14,13 +15,16 @@ from comfyfleet.files.model import File, upload_key
 from comfyfleet.http.admin.dispatches import DispatchSeen, seen
 from comfyfleet.http.admin.routing import Body, Operator, admin_router
 from comfyfleet.http.given import GivenPlane
-from comfyfleet.http.values import Text, VersionNumber
-from comfyfleet.jobs import submitting
+from comfyfleet.http.values import Text, VersionNumber, in_utc
+from comfyfleet.jobs import lookup, submitting
 from comfyfleet.jobs.arrival import ANNOUNCED_SIZE
+from comfyfleet.jobs.attempts import sent_prompt
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.shortage import shortage_for
 from comfyfleet.jobs.why import why
+from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.kernel.texts import is_storable
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.model import DEFAULT_TENANT
 from comfyfleet.wire.files import ROW_ID_MAX
@@ -28,6 +32,7 @@ from comfyfleet.wire.messages import Progress
 from comfyfleet.wire.values import ShownValue
 
 router = admin_router()
+JOBS_PER_PAGE_MAX = 500
 
 
 class NewJobs(Body):
@@ -80,6 +85,37 @@ class JobSeen(BaseModel):
     why: str | None = Field(description="Why it isn't running, if it isn't.")
 
 
+class JobListed(BaseModel):
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID | None
+    workflow: str
+    status: JobStatus
+    attempt: int
+    error: str | None
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+
+
+class JobPage(BaseModel):
+    jobs: list[JobListed] = Field(description="The newest first.")
+    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class AttemptSeen(BaseModel):
+    attempt: int
+    lease_number: int
+    worker_id: str
+    started_at: datetime
+    prompt: dict[str, Any] | None = Field(description="null: removed, as the job ended long ago.")
+
+
+class Attempts(BaseModel):
+    prompt: dict[str, Any] | None = Field(description="As workers get it; null: removed.")
+    attempts: list[AttemptSeen] = Field(description="As sent, in the order of leases.")
+
+
 @router.post("/jobs", status_code=201)
 async def submit(plane: GivenPlane, wanted: NewJobs, operator: Operator) -> JobIds:
     """One job, or several alike; each draws its own seed."""
@@ -116,12 +152,76 @@ async def submit(plane: GivenPlane, wanted: NewJobs, operator: Operator) -> JobI
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
+def wanted_of(
+    status: JobStatus | None = None,
+    tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
+    workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,
+    worker: Annotated[str | None, Query(description="Only those that it had last.")] = None,
+    since: Annotated[datetime | None, Query(description="Only those submitted since.")] = None,
+) -> lookup.Wanted:
+    for name, value in (("workflow", workflow), ("worker", worker)):
+        if value is not None and not is_storable(value):
+            raise InvalidInput(f"there is no such {name}", field=name)
+    return lookup.Wanted(status, tenant, workflow, worker, since and in_utc(since))
+
+
+@router.get("/jobs")
+async def list_jobs(
+    plane: GivenPlane,
+    wanted: Annotated[lookup.Wanted, Depends(wanted_of)],
+    after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
+) -> JobPage:
+    """Of all tenants, the newest first. With `worker`, a page may have fewer and still go on."""
+    found, following = await lookup.newest(plane.sides, wanted, after=after, limit=limit)
+    return JobPage(jobs=[_listed(job) for job in found], next=following)
+
+
+def _listed(job: Job) -> JobListed:
+    return JobListed(
+        id=job.id,
+        tenant_id=job.tenant_id,
+        user_id=job.asked.user_id,
+        workflow=job.asked.workflow_slug,
+        status=job.status,
+        attempt=job.attempt,
+        error=job.error_message,
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        completed_at=job.completed_at,
+    )
+
+
+@router.get("/jobs/{job_id}/attempts")
+async def attempts_of(plane: GivenPlane, job_id: UUID) -> Attempts:
+    """The prompt as it was sent to the backend, for each attempt whose worker has told it.
+
+    Removed with the prompts of ended jobs, after COMFYFLEET_PROMPT_KEEP_DAYS.
+    """
+    job = await lookup.find(plane.sides, job_id)
+    return Attempts(
+        prompt=dict(job.asked.prompt) or None,
+        attempts=[
+            AttemptSeen(
+                attempt=each.attempt,
+                lease_number=each.lease_number,
+                worker_id=each.worker_id,
+                started_at=each.started_at,
+                prompt=sent_prompt(job, each),
+            )
+            for each in await lookup.attempts_of(plane.sides, job)
+        ],
+    )
+
+
 @router.get("/jobs/{job_id}")
 async def show(plane: GivenPlane, job_id: UUID, tenant_id: UUID | None = None) -> JobSeen:
-    owner = tenant_id or DEFAULT_TENANT
-    job = await submitting.get(plane.sides, owner, job_id)
+    """Whosever it is: its tenant needn't be named."""
+    job = await lookup.find(plane.sides, job_id)
+    if tenant_id not in (None, job.tenant_id):
+        raise NotFound(f"there is no job {job_id} of the tenant {tenant_id}")
     async with plane.central.look() as tx:
-        row = await dispatch.of_job(tx, owner, job_id)
+        row = await dispatch.of_job(tx, job.tenant_id, job_id)
     return JobSeen(
         id=job.id,
         tenant_id=job.tenant_id,

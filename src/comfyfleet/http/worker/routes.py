@@ -11,7 +11,7 @@ from comfyfleet.http.json_body import WorkerRoute
 from comfyfleet.http.worker import joining
 from comfyfleet.http.worker.auth import CallingWorker, require_self
 from comfyfleet.http.worker.vanishing import LatePolled
-from comfyfleet.jobs import ending, polling
+from comfyfleet.jobs import attempts, ending, polling
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
 from comfyfleet.jobs.refusals import backend_lacks
@@ -69,6 +69,7 @@ async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -
 @router.post("/complete")
 async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Done:
     """The result is accepted once; the same word with the same token is heard again."""
+    await attempts.note(plane.sides, said, worker_id=worker.worker_id)
     await ending.complete(plane.sides, said, worker_id=worker.worker_id)
     return DONE
 
@@ -76,6 +77,7 @@ async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> 
 @router.post("/fail")
 async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
     """The application's fault: the job ends at once, whatever attempts remain."""
+    await attempts.note(plane.sides, said, worker_id=worker.worker_id)
     await ending.fail(
         plane.sides,
         said.dispatch_id,
