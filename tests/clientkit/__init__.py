@@ -58,6 +58,7 @@ class Shop:
     running: Running
     url: str
     admin_key: str
+    folder: Path  # where it was started
 
     def admin(self, path: str, **body: Any) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.admin_key}"}
@@ -140,6 +141,6 @@ def shop_in(folder: Path) -> Iterator[Shop]:
     with started("up", "--port", "0", folder=folder) as running:
         url, key = running.hears(KEY).groups()
         running.hears("Worker built-in in fleet default/production")
-        shop = Shop(running, url, key)
+        shop = Shop(running, url, key, folder)
         shop.stock()
         yield shop

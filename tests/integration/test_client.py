@@ -79,6 +79,19 @@ async def test_bytes_and_videos_are_taken_as_well(shop: Shop, tmp_path: Path) ->
     assert items == [clip.id, picture.id]
 
 
+async def test_no_file_of_a_job_stays_on_the_built_in_engine(shop: Shop, tmp_path: Path) -> None:
+    async with shop.client() as client:
+        handle = await client.apply("soften", await client.upload(PHOTO))
+        await handle.wait(timeout_seconds=60)
+        assert len(await handle.download(tmp_path)) == 2
+    engine = shop.folder / "comfyfleet-data" / "engine"
+    async with asyncio.timeout(20):
+        # They go a moment after the job was told to be done.
+        while [each for each in engine.glob("*/comfyfleet/**/*") if each.is_file()]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert (engine / "output").is_dir()
+
+
 async def test_a_url_of_this_machine_is_not_fetched(shop: Shop) -> None:
     async with shop.client() as client:
         with pytest.raises(FleetError) as caught:

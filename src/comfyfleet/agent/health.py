@@ -89,11 +89,13 @@ class Health:
 
     async def until_answering(self) -> None:
         """At the start: a ComfyUI takes minutes to load its node packs."""
+        since: float | None = None
         if self._owned is not None and self._owned.take_up():
             logger.info("ComfyUI runs from before, and is ours", extra={"pid": self._owned.pid})
+            since = time.monotonic()  # it has had its time to start
         told = False
         while not await self._answers():
-            await self._keep_owned()
+            await self._keep_owned(since=since)
             if not told:
                 logger.warning("waiting for the backend at %s: %s", self._place, self._trouble)
                 told = True
@@ -149,8 +151,10 @@ class Health:
             # Never beside another one: it could not have the address.
             if not await self._answers():
                 await self._owned.start()
-        elif since is not None and time.monotonic() - since > STARTING_SECONDS_MAX:
-            await self._replaced()
+        elif since is not None:
+            since = max(since, self._owned.started_at)
+            if time.monotonic() - since > STARTING_SECONDS_MAX:
+                await self._replaced()
 
     async def _replaced(self) -> bool:
         """Whether our process was replaced by a new one; not if it is not ours that answers."""

@@ -58,7 +58,7 @@ class OwnedProcess:
         self._note = note
         self._child: asyncio.subprocess.Process | None = None
         self._known: Known | None = None
-        self._started_at = 0.0
+        self.started_at = 0.0  # of the monotonic clock
         self._short_lives = 0
 
     @property
@@ -91,7 +91,7 @@ class OwnedProcess:
             raise InvalidInput(
                 f"{self._arguments[0]} can't be started: {error.strerror}"
             ) from error
-        self._started_at = time.monotonic()
+        self.started_at = time.monotonic()
         self._known = _known(self._child.pid)
         await asyncio.to_thread(_write, self._note, self._known)
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
@@ -122,7 +122,7 @@ class OwnedProcess:
     async def _space_out(self) -> None:
         if self._child is None:
             return
-        lived = time.monotonic() - self._started_at
+        lived = time.monotonic() - self.started_at
         self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
         if self._short_lives > 1:
             await asyncio.sleep(min(2.0**self._short_lives, PAUSE_SECONDS_MAX))

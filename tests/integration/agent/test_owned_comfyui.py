@@ -1,6 +1,7 @@
 """A ComfyUI that the worker started: it is owned again after a crash, and no other one is."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from tests.agentkit.plane import eventually
 
+from comfyfleet.agent import health as health_module
 from comfyfleet.agent.healing import POISONED
 from comfyfleet.agent.health import Health
 from comfyfleet.agent.owning import OwnedProcess
@@ -140,6 +142,29 @@ async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_
     finally:
         strange.kill()
         strange.wait()
+
+
+async def test_one_from_before_that_does_not_answer_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_module, "STARTING_SECONDS_MAX", 0.0)
+    stuck = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
+    try:
+        created = psutil.Process(stuck.pid).create_time()
+        note = {"pid": stuck.pid, "created": created}
+        (place.folder / "comfyui.json").write_text(json.dumps(note))
+        owned = place.owned()
+        async with place.health(owned) as health:
+            answering = asyncio.create_task(health.until_answering())
+            await eventually(lambda: stuck.poll() is not None)
+            # The next one gets its time to start.
+            monkeypatch.setattr(health_module, "STARTING_SECONDS_MAX", 300.0)
+            await answering
+        assert place.living == [owned.pid]
+        await owned.stop()
+    finally:
+        stuck.kill()
+        stuck.wait()
 
 
 async def test_a_note_of_a_process_whose_id_another_one_has_now_is_not_believed(
