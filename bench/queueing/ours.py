@@ -5,14 +5,25 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from sqlalchemy import delete, insert, text
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.db.central import audit_log, dispatches, workflows
+from comfyfleet.db import Database, Tx, open_database
+from comfyfleet.db.central import (
+    audit_log,
+    dispatches,
+    worker_workflows,
+    workflow_fleets,
+    workflows,
+)
+from comfyfleet.db.central import fleets as fleets_table
+from comfyfleet.db.central import workers as workers_table
 from comfyfleet.db.migrating import upgrade
 from comfyfleet.dispatch.model import Lane, Waiter
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.fleets import service as fleets
+from comfyfleet.fleets.model import Registration
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.settings import Settings
 
@@ -57,6 +68,22 @@ async def prepare(url: str, rows: int) -> Database:
     return database
 
 
+async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
+    """Real ones, with keys: each claim is held against the orders to them."""
+    for table in (worker_workflows, workers_table, workflow_fleets, fleets_table):
+        await tx.execute(delete(table))
+    now = utc_now()
+    fleet = await fleets.create(
+        tx, slug="a", stage="production", secret_hash="", max_workers=None, now=now
+    )
+    await fleets.assign(tx, fleet, range(1, WORKFLOWS + 1), now=now)
+    keyed = [replace(worker(each), key_hash=f"{each:064x}") for each in range(number)]
+    for waiter in keyed:
+        joining = Registration(waiter.worker_id)
+        await fleets.register(tx, fleet, joining, waiter.key_hash or "", cap=number, now=now)
+    return keyed
+
+
 async def fill(database: Database, rows: int) -> None:
     if not rows:
         return
@@ -82,15 +109,18 @@ async def opened(database: Database) -> AsyncIterator[Queue]:
 
 
 def worker(number: int) -> Waiter:
-    return Waiter(f"gpu-{number}", LANES, frozenset({f"worker:gpu-{number}", "fleet:a/production"}))
+    affinities = frozenset({f"worker:gpu-{number}", "fleet:a/production"})
+    return Waiter(f"gpu-{number}", LANES, affinities)
 
 
 async def cycles(database: Database, *, jobs: int, workers: int) -> float:
     """Leases and completes a second."""
+    async with database.begin() as tx:
+        waiters = await _add_workers(tx, workers)
     async with opened(database) as queue:
 
         async def work(number: int, left: Iterator[int]) -> None:
-            waiter = worker(number)
+            waiter = waiters[number]
             for _ in left:
                 lease = await queue.lease(waiter, wait_seconds=5)
                 assert lease is not None

@@ -119,6 +119,10 @@ class FusedQueue:
     def pushes(self) -> Any:
         return self._queue.pushes
 
+    @property
+    def model_sets(self) -> Any:
+        return self._queue.model_sets
+
     async def enqueue(self, *given: Any, **more: Any) -> Any:
         return await self._around(self._queue.enqueue, *given, **more)
 
