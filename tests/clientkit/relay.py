@@ -17,6 +17,7 @@ class Relay:
     target: str
     cuts: int = 0  # streams that are cut after their first event
     has_streams: bool = True
+    refusals: int = 0  # calls that are not answered at all, once a stream was cut
     url: str = ""
     asked: Counter[str] = field(default_factory=Counter)  # by method and last part of the path
 
@@ -25,12 +26,19 @@ class Relay:
 
 
 @contextmanager
-def relayed(target: str, *, cuts: int = 0, has_streams: bool = True) -> Iterator[Relay]:
-    relay = Relay(target, cuts, has_streams)
+def relayed(
+    target: str, *, cuts: int = 0, has_streams: bool = True, refusals: int = 0
+) -> Iterator[Relay]:
+    relay = Relay(target, cuts, has_streams, refusals)
+    cuts_before_refusals = cuts
 
     class Handler(BaseHTTPRequestHandler):
         def pass_on(self) -> None:
             relay.asked[f"{self.command} {kind_of(self.path)}"] += 1
+            if relay.cuts < cuts_before_refusals and relay.refusals > 0:
+                relay.refusals -= 1
+                self.close_connection = True
+                return
             is_stream = self.path.endswith("/events")
             if is_stream and not relay.has_streams:
                 self.send_error(404)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.acceptancekit.processes import finish
+from tests.acceptancekit.processes import Process, finish
 from tests.clientkit import PHOTO, Shop, shop_in
 from tests.clientkit.relay import relayed
 from tests.integration.commands import Result, comfyfleet
@@ -177,6 +177,60 @@ def test_a_question_is_answered(tmp_path: Path, shop: Shop, ada: Customer) -> No
     assert {each["id"]: each["status"] for each in skipped["nodes"]}["draw"] == "skipped"
     assert "Asking: failed" in ada.says("answer", run_ids[2], "fail").err
     assert "asking: none" in ada.says("answer", run_ids[2], "skip", code=1).err
+
+
+def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> None:
+    refused = ada.says("answer", "0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10", "backend", code=1)
+    assert "needs --backend" in refused.err
+    assert "graph show" in refused.err
+
+
+def test_a_question_is_told_where_there_is_no_terminal(
+    tmp_path: Path, shop: Shop, ada: Customer
+) -> None:
+    shop.offline_worker("elsewhere", "negative")
+    graph = written(tmp_path, ASKING.replace("away", "elsewhere"))
+    watching = Process(
+        "watching", "graph", "run", graph, "--watch", folder=tmp_path, environ=ada.environ
+    )
+    asked = watching.hears(r"elsewhere is offline; answer with: comfyfleet graph answer (\S+)")
+    ada.says("answer", asked[1], "backend", "--backend", "worker:built-in")
+    assert watching.wait() == 0
+
+
+def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
+    tmp_path: Path, ada: Customer
+) -> None:
+    file = written(tmp_path)
+    assert "no graph is stored" in ada.says("list").err
+    assert "tokens  2" in ada.says("quote", file).out
+    done = ada.says("run", file, "-o", str(tmp_path / "made"))
+    run_id, path = done.out.split()
+    assert Path(path).parent == tmp_path / "made"
+    assert Path(path).read_bytes().startswith(b"\x89PNG")
+    shown = ada.says("show", run_id).out
+    assert "✓ draw  negative  0." in shown
+    assert f"→ picture: {Path(path).name}" in shown
+    again = ada.says("run", "A square", "--watch").out.strip()
+    (graph,) = ada.says("list", "--json").json
+    assert graph["name"] == "A square"
+    assert {each["id"] for each in ada.says("runs", "--json").json} == {run_id, again}
+    assert ada.says("runs", "--graph", "A square", "--status", "failed").out == ""
+    assert ada.says("download", again, "-o", str(tmp_path / "more")).out.strip()
+    assert "A square: completed" in ada.says("cancel", again).err
+    ada.says("delete", graph["id"])
+    assert ada.says("list", "--json").json == []
+    assert len(ada.says("runs", "--json").json) == 2
+
+
+def test_a_run_is_watched_through_a_restart_of_its_control_plane(
+    tmp_path: Path, shop: Shop, ada: Customer
+) -> None:
+    with relayed(shop.url, cuts=1, refusals=3) as relay:
+        file = written(tmp_path, SLOW.replace("STEPS", "28"))
+        done = ada.says("run", file, "--watch", "--json", url=relay.url)
+    assert done.json["status"] == "completed"
+    assert done.err.count("the run goes on, trying again") == 1
 
 
 def test_watching_follows_the_stream(tmp_path: Path, shop: Shop, ada: Customer) -> None:

@@ -111,6 +111,27 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
     assert "no candidates" in none.err
 
 
+def test_candidates_are_judged_and_compared_by_commands(tmp_path: Path, ada: Customer) -> None:
+    file = written(tmp_path)
+    run = ada.says("run", file, "--base", "4", *SET, "--wait", "--json").json
+    ids = [each["id"] for each in ada.says("tree", run["id"], "--json").json["tree"]]
+    none = ada.says("export", run["id"], "-o", str(tmp_path / "no"), "--status", "approved", code=1)
+    assert "none of its 4 candidates are approved" in none.err
+    assert f"{ids[1]} is rejected" in ada.says("reject", run["id"], ids[0], ids[1]).err
+    ada.says("undo", run["id"], ids[1])
+    pair = ada.says("pair", run["id"], "--json").json["candidates"]
+    assert "won" in ada.says("vote", run["id"], pair[0]["id"], pair[1]["id"]).err
+    assert f"{ids[2]} is approved" in ada.says("approve", run["id"], ids[2]).err
+    scores = {each["id"]: each for each in ada.says("tree", run["id"], "--json").json["tree"]}
+    assert scores[pair[0]["id"]]["score"] > scores[pair[1]["id"]]["score"]
+    assert scores[ids[0]]["status"] == "rejected"
+    assert "cancelled" in ada.says("cancel", run["id"]).err
+    assert [each["id"] for each in ada.says("runs", "--json").json] == [run["id"]]
+    (pipeline,) = ada.says("list", "--json").json
+    ada.says("delete", pipeline["id"])
+    assert "no pipeline is registered" in ada.says("list").err
+
+
 def exported(folder: Path, ada: Customer, run_id: str, count: int, *more: str) -> None:
     """Copies with their own names, an index of them, and a sheet with all."""
     said = ada.says("export", run_id, str(folder), *more)

@@ -96,13 +96,15 @@ Graphs are JSON or YAML files.
 
 ```
 comfyfleet graph validate album.yaml
-comfyfleet graph run album.yaml --input photos=@a.png,@b.png --watch
+comfyfleet graph quote album.yaml
+comfyfleet graph run album.yaml --input photos=@a.png,@b.png -o results
+comfyfleet graph runs --status running
 comfyfleet graph show 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10
 comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend worker:gpu-7
 ```
 """
 
-PIPELINE = """Runs that make candidates step by step, day and night: create, run, status, tree, export.
+PIPELINE = """Runs that make candidates step by step, day and night: create, run, judge, export.
 
 `COMFYFLEET_URL` says where the control plane is, `COMFYFLEET_KEY` is a key of yours.
 
@@ -110,6 +112,7 @@ PIPELINE = """Runs that make candidates step by step, day and night: create, run
 comfyfleet pipeline create examples/pipelines/soft-colours.yaml
 comfyfleet pipeline run PIPELINE --base 3 --set colour=3368601 --set width=384 --wait
 comfyfleet pipeline status RUN
-comfyfleet pipeline export RUN results
+comfyfleet pipeline approve RUN CANDIDATE
+comfyfleet pipeline export RUN -o results
 ```
 """

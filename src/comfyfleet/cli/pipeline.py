@@ -17,7 +17,7 @@ from rich.tree import Tree
 from comfyfleet.cli import helps
 from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control
 from comfyfleet.cli.admin.client import control as control_of
-from comfyfleet.cli.admin.showing import cell, print_json
+from comfyfleet.cli.admin.showing import cell, print_json, print_rows
 from comfyfleet.cli.exporting import exported
 from comfyfleet.cli.files import need_file
 from comfyfleet.cli.listing import Listing
@@ -33,7 +33,12 @@ RESTING = ("complete", "failed", "waiting_for_judgement", "candidates_limit", "t
 OVER = (*RESTING, "time_up", "cancelled", "paused")
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
+RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
 Run = Annotated[str, Parameter(help="The run's id.")]
+Candidates = Annotated[
+    tuple[str, ...], Parameter(metavar="CANDIDATE", help="Ids, as tree shows them.", negative=())
+]
+Most = Annotated[int, Parameter(help="At most so many.")]
 
 
 @app.command
@@ -199,6 +204,139 @@ def _figures(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"about {answer['seconds_left']:.0f} s left"
 
 
+@app.command(name="list")
+def list_(*, limit: Most = 50, asking: Asking = USUALLY, world: InWorld) -> None:
+    """The pipelines that are registered, the newest first."""
+    with control(asking, world) as plane:
+        found = plane.pages("pipelines", "pipelines", limit=limit)
+    if asking.as_json:
+        print_json(found, world)
+    else:
+        none = "no pipeline is registered: comfyfleet pipeline create FILE"
+        print_rows(found, ("id", "name", "created_at"), world, none=none)
+
+
+@app.command
+def runs(
+    *,
+    pipeline: Annotated[str | None, Parameter(help="Only of this one, by its id.")] = None,
+    limit: Most = 50,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Your runs, the newest first."""
+    with control(asking, world) as plane:
+        found = plane.pages("runs", "pipeline-runs", limit=limit, pipeline_id=pipeline)
+    if asking.as_json:
+        print_json(found, world)
+    else:
+        print_rows(found, RUN_COLUMNS, world, none="there are no such runs")
+
+
+@app.command
+def delete(
+    pipeline: Annotated[str, Parameter(help="The pipeline's id.")],
+    /,
+    *,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Delete a pipeline; its runs stay, and go on."""
+    with control(asking, world) as plane:
+        plane.delete("pipelines", pipeline)
+    world.say(f"{pipeline} is deleted; its runs stay")
+
+
+@app.command
+def approve(
+    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+) -> None:
+    """Approve candidates: they get their children in the next step."""
+    _judge(run, candidates, "approve", asking, world)
+
+
+@app.command
+def reject(
+    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+) -> None:
+    """Reject candidates: nothing more is made of them."""
+    _judge(run, candidates, "reject", asking, world)
+
+
+@app.command
+def winner(
+    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+) -> None:
+    """Mark candidates as winners."""
+    _judge(run, candidates, "winner", asking, world)
+
+
+@app.command
+def undo(run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+    """Take judgements of candidates back."""
+    _judge(run, candidates, "undo", asking, world)
+
+
+def _judge(run_id: str, candidates: Sequence[str], act: str, asking: Asking, world: World) -> None:
+    with control(asking, world) as plane:
+        for each in candidates:
+            answer = plane.post("pipeline-runs", run_id, "candidates", each, act)
+            if asking.as_json:
+                print_json(answer, world)
+            else:
+                world.say(f"{each} is {answer['status']}")
+
+
+@app.command
+def pair(
+    run: Run,
+    /,
+    *,
+    step: Annotated[int | None, Parameter(help="Only of this step; the first is 0.")] = None,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Show two candidates to compare; `vote` says which is better."""
+    with control(asking, world) as plane:
+        answer = plane.get("pipeline-runs", run, "pair", step=step)
+    if asking.as_json:
+        print_json(answer, world)
+        return
+    found = answer["candidates"]
+    print_rows(found, ("id", "step", "score", "path"), world, none="there are no two to compare")
+    if found:
+        world.say(
+            f"comfyfleet pipeline vote {run} {found[0]['id']} {found[1]['id']}: the first won"
+        )
+
+
+@app.command
+def vote(
+    run: Run,
+    winner: Annotated[str, Parameter(help="The better candidate's id.")],
+    loser: Annotated[str, Parameter(help="The other candidate's id.")],
+    /,
+    *,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """Say which of two candidates of a step is better."""
+    with control(asking, world) as plane:
+        answer = plane.post(
+            "pipeline-runs", run, "vote", winner=winner, loser=loser, id=world.new_id()
+        )
+    if asking.as_json:
+        print_json(answer, world)
+    else:
+        world.say(f"{winner} won")
+
+
+@app.command
+def cancel(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+    """Stop a run and its jobs for good; its candidates stay."""
+    _act(run, "cancel", asking, world)
+
+
 @app.command
 def pause(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
     """Submit nothing more; what was submitted goes on."""
@@ -262,11 +400,13 @@ def _grow(tree: Tree, branch: Mapping[str, Any]) -> None:
         _grow(grown, child)
 
 
-@app.command
+@app.command(name=["export", "download"])
 def export(
     run: Run,
-    folder: Annotated[Path, Parameter(metavar="DIR", help="Where the files go.")],
     /,
+    folder: Annotated[
+        Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Where the files go.")
+    ],
     *,
     status: Annotated[
         str | None, Parameter(metavar="STATUS", help="Only approved, winner, active or rejected.")
@@ -284,7 +424,11 @@ def _export(
 ) -> None:
     done = exported(plane, answer, folder, status=status)
     if not done.candidates:
-        raise RunFailed("the run has no candidates to export")
+        made = sum(step["made"] for step in answer["steps"])
+        which = f"none of its {counted(made, 'candidate is', 'candidates are')} {status}"
+        raise RunFailed(
+            f"nothing to export: {which if status and made else 'the run has no candidates yet'}"
+        )
     world.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {folder}")
     world.say(f"Index: {done.index_file}")
     world.say(f"Contact sheet: {done.sheet_file}")

@@ -31,6 +31,7 @@ ANSWER_SECONDS_MAX = 60.0
 TRANSFER_SECONDS_MAX = 600.0
 BEGINNING_CHARACTERS = 80
 CHUNK_BYTES = 1024 * 1024
+PAGE_ENTRIES_MAX = 100
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 ADMIN_BASE, PUBLIC_BASE = "api/admin", "api"
 ADMIN_KEY_HINT = (
@@ -104,6 +105,22 @@ class Control:
 
     def patch(self, *path: object, **body: Any) -> dict[str, Any]:
         return self._call("PATCH", path, json=body)
+
+    def delete(self, *path: object) -> None:
+        self._call("DELETE", path)
+
+    def pages(self, name: str, *path: object, limit: int, **query: Any) -> list[dict[str, Any]]:
+        """The first `limit` entries of a list that the API gives page by page, under `name`."""
+        found: list[dict[str, Any]] = []
+        before = None
+        while len(found) < limit:
+            most = min(limit - len(found), PAGE_ENTRIES_MAX)
+            page = self.get(*path, **query, before=before, limit=most)
+            found += page[name]
+            before = page.get("next")
+            if before is None:
+                break
+        return found
 
     def events(self, *path: object, **query: Any) -> Iterator[ServerEvent]:
         """Server-sent events, until the server ends them or they break off."""
