@@ -108,7 +108,7 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
     exported(tmp_path / "all", ada, run["id"], 4)
     exported(tmp_path / "good", ada, run["id"], 1, "--status", "approved")
     none = ada.says("export", run["id"], str(tmp_path / "no"), "--status", "winner", code=1)
-    assert "no candidates" in none.err
+    assert "none of its 4 candidates has the status winner" in none.err
 
 
 def test_candidates_are_judged_and_compared_by_commands(tmp_path: Path, ada: Customer) -> None:
@@ -116,7 +116,7 @@ def test_candidates_are_judged_and_compared_by_commands(tmp_path: Path, ada: Cus
     run = ada.says("run", file, "--base", "4", *SET, "--wait", "--json").json
     ids = [each["id"] for each in ada.says("tree", run["id"], "--json").json["tree"]]
     none = ada.says("export", run["id"], "-o", str(tmp_path / "no"), "--status", "approved", code=1)
-    assert "none of its 4 candidates are approved" in none.err
+    assert "none of its 4 candidates has the status approved" in none.err
     assert f"{ids[1]} is rejected" in ada.says("reject", run["id"], ids[0], ids[1]).err
     ada.says("undo", run["id"], ids[1])
     pair = ada.says("pair", run["id"], "--json").json["candidates"]

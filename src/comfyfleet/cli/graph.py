@@ -175,7 +175,7 @@ def run(
         started = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
         if not asking.as_json:
             world.say(f"graph {started['graph_id']} ({started['name']})")
-            world.out.print(started["id"])
+            world.print_line(started["id"])
         if watch or output:
             started = _watched(plane, started["id"], world)
         if output:

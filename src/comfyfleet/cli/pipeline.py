@@ -425,7 +425,7 @@ def _export(
     done = exported(plane, answer, folder, status=status)
     if not done.candidates:
         made = sum(step["made"] for step in answer["steps"])
-        which = f"none of its {counted(made, 'candidate is', 'candidates are')} {status}"
+        which = f"none of its {counted(made, 'candidate', 'candidates')} has the status {status}"
         raise RunFailed(
             f"nothing to export: {which if status and made else 'the run has no candidates yet'}"
         )

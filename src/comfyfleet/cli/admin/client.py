@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import World
-from comfyfleet.kernel import errors
+from comfyfleet.client.answers import error_of
 from comfyfleet.kernel.errors import (
     AccessDenied,
     FleetError,
@@ -248,16 +248,11 @@ def _refusal(response: httpx.Response, where: str) -> FleetError:
     said = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(said, dict) or "message" not in said:
         return _no_control_plane(where, response)
-    details = dict(said.get("details") or {})
-    hint = details.pop("hint", None) or _hint(response)
-    kind = _kind(str(said.get("code")))
-    return kind(str(said["message"]), **details, **({"hint": hint} if hint else {}))
-
-
-def _kind(code: str) -> type[FleetError]:
-    """The error that the control plane raised, here again."""
-    kinds = (each for each in vars(errors).values() if isinstance(each, type))
-    return next((kind for kind in kinds if getattr(kind, "code", None) == code), FleetError)
+    error = error_of(response)
+    hint = error.details.get("hint") or _hint(response)
+    if hint:
+        error.details = {**error.details, "hint": hint}
+    return error
 
 
 def _key_hint(base: str) -> str:
