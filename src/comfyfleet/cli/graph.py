@@ -50,7 +50,7 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="Of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png for lists of files.",
+        help="Of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, one of one.",
     ),
 ]
 Most = Annotated[int, Parameter(help="At most so many.")]
@@ -240,8 +240,9 @@ def _named(text: str) -> tuple[str, str]:
 
 def _value(plane: Control, text: str) -> Any:
     if text.startswith("@"):
-        files = [_uploaded(plane, Path(each[1:])) for each in text.split(",")]
-        return files if len(files) > 1 else files[0]
+        names = [each.removeprefix("@") for each in text.split(",")]
+        files = [_uploaded(plane, Path(name)) for name in names if name]
+        return files if len(names) > 1 else files[0]
     try:
         return json.loads(text)
     except json.JSONDecodeError:

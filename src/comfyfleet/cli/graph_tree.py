@@ -52,7 +52,7 @@ def _seconds_by_node(executions: Sequence[Mapping[str, Any]]) -> dict[str, float
 
 def _shown(value: Any) -> str:
     """Files by their names, texts as they are, everything else as JSON, on one line."""
-    files = [each["filename"] for each in _files_in(value)]
+    files = list({each["file_id"]: each["filename"] for each in _files_in(value)}.values())
     if files:
         more = f" and {len(files) - FILES_SHOWN_MAX} more" if len(files) > FILES_SHOWN_MAX else ""
         return ", ".join(files[:FILES_SHOWN_MAX]) + more
