@@ -34,6 +34,7 @@ from comfyfleet.pipelines.store.candidates import Filter
 from comfyfleet.wire.files import DeliveredOutput
 from comfyfleet.wire.messages import Complete
 from comfyfleet.wire.messages import Job as Handed
+from comfyfleet.wire.values import ShownValue
 
 PRICES = {"draw": 3, "fix": 2, "upscale": 1}
 TOKENS = 1000
@@ -49,6 +50,8 @@ CHANGE = {
     "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "x"}},
 }
 DRAW_TAKES = [
+    Property("hue", "seed", binding="1.height", minimum=1, maximum=255),
+    Property("prefix", "text", binding="2.filename_prefix", default="x"),
     Property("color", "seed", binding="1.color"),
     Property("width", "integer", binding="1.width", default=8),
 ]
@@ -129,7 +132,11 @@ class Studio:
         return handed
 
     async def finish(
-        self, handed: Handed, pictures: Sequence[bytes] = (png(),), content_type: str = "image/png"
+        self,
+        handed: Handed,
+        pictures: Sequence[bytes] = (png(),),
+        content_type: str = "image/png",
+        texts: Sequence[str] = (),
     ) -> Job:
         outputs = []
         for number, data in enumerate(pictures):
@@ -141,7 +148,10 @@ class Studio:
                 DeliveredOutput(name=name, size=len(data), content_type=content_type, filename=name)
             )
         said = Complete(
-            dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, outputs=tuple(outputs)
+            dispatch_id=handed.dispatch_id,
+            lease_token=handed.lease_token,
+            outputs=tuple(outputs),
+            values=tuple(ShownValue(node_id="9", name="text", value=each) for each in texts),
         )
         return await ending.complete(self.sides, said)
 

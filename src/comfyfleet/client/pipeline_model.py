@@ -105,6 +105,7 @@ class Candidate(Message):
     content_type: str = ""
     size: int = 0
     url: str | None = None  # good for some minutes; none once the file was removed
+    text: str | None = None  # what its job showed, beside a picture or in its place
     created_at: datetime
 
 

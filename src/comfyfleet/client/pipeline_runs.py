@@ -212,12 +212,20 @@ class PipelineRunHandle:
     ) -> Path:
         """Saved under its own path in the folder, which no other candidate has."""
         found = await self.candidate(candidate)  # for a URL that is good from now on
+        if found.url is None and found.text is not None and found.content_type == "text/plain":
+            return await asyncio.to_thread(_write, _inside(folder, found.path), found.text)
         if found.url is None:
             raise NotFound(f"the file of candidate {found.id} was removed")
         return await fetch(self._calls, found.url, _inside(folder, found.path), progress)
 
     def _of(self, candidate: Candidate | UUID | str) -> str:
         return f"{self._path}/candidates/{_id(candidate)}"
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
 
 
 def plain_limits(limits: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Ended jobs become candidates: one per output image, all of a job's in one transaction, once."""
+"""Ended jobs become candidates: one per picture, or per text where there is none; all at once, once."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 from uuid import UUID, uuid5
@@ -18,12 +19,14 @@ from comfyfleet.kernel.errors import FleetError, NotFound
 from comfyfleet.media.kinds import kind_of
 from comfyfleet.pipelines import journal
 from comfyfleet.pipelines.acting import RUN_KIND
+from comfyfleet.pipelines.decide import wanted_of
 from comfyfleet.pipelines.model import Candidate, JobState, PipelineJob, StoredPipeline, StoredRun
 from comfyfleet.pipelines.naming import candidate_path
 from comfyfleet.pipelines.pictures import PICTURE_BYTES_MAX, problem_with_picture
 from comfyfleet.pipelines.store import candidates, runs
 from comfyfleet.pipelines.store import jobs as job_rows
 from comfyfleet.pipelines.watching import pause_if_full, raise_alert
+from comfyfleet.wire.values import text_of
 
 log = logging.getLogger(__name__)
 WORDS_PER_PASS_MAX = 200
@@ -38,6 +41,7 @@ class Outcome:
 
     job: Job
     pictures: Mapping[int, File] = field(default_factory=dict)  # by their place among the outputs
+    texts: tuple[str, ...] = ()  # candidates themselves, where there is no picture
     remarks: tuple[str, ...] = ()  # on what is no candidate, and why
 
     @property
@@ -113,9 +117,16 @@ async def _outcome(sides: Sides, pool: Database, tenant_id: UUID, job_id: UUID) 
             pictures[index] = file
         else:
             remarks.append(f"output {output['name']!r}: {problem}")
-    if not pictures and not remarks:
-        remarks.append("the job saved no picture")
-    return Outcome(job, pictures, tuple(remarks))
+    texts = () if pictures else _texts(job)
+    if not pictures and not texts and not remarks:
+        remarks.append("the job saved no picture, and showed no text")
+    return Outcome(job, pictures, texts, tuple(remarks))
+
+
+def _texts(job: Job) -> tuple[str, ...]:
+    """Of the first node that showed any."""
+    shown = [each for each in job.values if isinstance(each.value, str) and each.value]
+    return tuple(each.value for each in shown if each.node_id == shown[0].node_id)
 
 
 async def _file(pool: Database, tenant_id: UUID, file_id: UUID) -> File | None:
@@ -143,7 +154,11 @@ async def _write(
     tx: Tx, sides: Sides, stored: StoredRun, row: PipelineJob, outcome: Outcome
 ) -> Written:
     now = sides.clock()
-    is_done = bool(outcome.pictures)
+    made_with = await runs.pipeline(tx, stored.tenant_id, stored.pipeline_id)
+    if made_with is None:
+        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    outcome = await _wanted_of(tx, stored, made_with, row, outcome)
+    is_done = bool(outcome.pictures or outcome.texts)
     is_paid = outcome.job.status == JobStatus.COMPLETED
     error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
     state = JobState.DONE if is_done else JobState.FAILED
@@ -155,12 +170,10 @@ async def _write(
         await journal.record(tx, stored, "job_failed", told, now=now)
         await raise_alert(tx, sides, stored, row, error, now=now)
         return 0, state
-    made_with = await runs.pipeline(tx, stored.tenant_id, stored.pipeline_id)
-    if made_with is None:
-        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    made: Mapping[int, File | str] = outcome.pictures or dict(enumerate(outcome.texts))
     rows = [
-        _candidate(stored, made_with, row, outcome.job, index, file, now)
-        for index, file in outcome.pictures.items()
+        _candidate(stored, made_with, row, outcome.job, index, each, now)
+        for index, each in made.items()
     ]
     await candidates.add(tx, stored.tenant_id, stored.id, rows)
     if row.parent:
@@ -168,6 +181,28 @@ async def _write(
     await journal.record(tx, stored, "candidates", _told(row, rows, error), now=now)
     await pause_if_full(tx, sides, stored, row, now=now)
     return len(rows), state
+
+
+async def _wanted_of(
+    tx: Tx, stored: StoredRun, made_with: StoredPipeline, row: PipelineJob, outcome: Outcome
+) -> Outcome:
+    """As many as the step said, and as are still wanted: the rest is left out, and that is told."""
+    count = len(outcome.pictures) or len(outcome.texts)
+    if count <= 1:
+        return outcome
+    tree = await candidates.tree_of(tx, stored.id)
+    siblings = sum(each.step == row.step and each.parent == row.parent for each in tree.values())
+    left = wanted_of(made_with.pipeline, stored.run, row.step) - siblings
+    most = max(1, min(made_with.pipeline.steps[row.step].images_per_job, left))
+    if count <= most:
+        return outcome
+    remark = f"{count} were made, and {most} kept: images_per_job or what is wanted allows no more"
+    return replace(
+        outcome,
+        pictures=dict(islice(outcome.pictures.items(), most)),
+        texts=outcome.texts[:most],
+        remarks=(*outcome.remarks, remark),
+    )
 
 
 def _told(row: PipelineJob, rows: list[Candidate], remark: str | None) -> dict[str, Any]:
@@ -186,18 +221,19 @@ def _candidate(
     row: PipelineJob,
     job: Job,
     index: int,
-    file: File,
+    made: File | str,
     now: datetime,
 ) -> Candidate:
     candidate_id = uuid5(row.id, str(index))
     # Of one job, the first output is the oldest.
     created_at = now + timedelta(microseconds=index)
+    file = made if isinstance(made, File) else None
     path = candidate_path(
         target_folder=stored.run.target_folder,
         step=made_with.pipeline.steps[row.step].name,
         candidate_id=candidate_id,
         created_at=created_at,
-        extension=PurePosixPath(file.filename).suffix or PurePosixPath(file.path).suffix,
+        extension=_suffix(file) if file else ".txt",
     )
     return Candidate(
         id=candidate_id,
@@ -205,13 +241,18 @@ def _candidate(
         created_at=created_at,
         parent=row.parent,
         file={
-            "file_id": str(file.id),
+            "file_id": str(file.id) if file else None,
             "path": path,
-            "mime_type": file.mime_type,
-            "size": file.size or 0,
+            "mime_type": file.mime_type if file else "text/plain",
+            "size": (file.size or 0) if file else len(str(made).encode()),
         },
+        text=text_of(job.values) if file else str(made),
         seed=row.seed,
         properties=job.asked.properties,
         job_id=row.id,
         output_index=index,
     )
+
+
+def _suffix(file: File) -> str:
+    return PurePosixPath(file.filename).suffix or PurePosixPath(file.path).suffix

@@ -4,7 +4,7 @@ Pure: the same run and the same tree give the same answer, so that a sweep may b
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -61,8 +61,12 @@ def next_jobs(
     *,
     now: datetime,
     prices: Mapping[int, int] | None = None,
+    without: Collection[int] = (),
 ) -> list[Generation | NoWork]:
-    """As many as may be started now; `prices` are the tokens that a job of each step costs."""
+    """As many as may be started now; `prices` are the tokens that a job of each step costs.
+
+    `without`: steps that can't be made for now.
+    """
     stopped = _stopped(run, now)
     if stopped is not None:
         return [NoWork(stopped)]
@@ -70,7 +74,7 @@ def next_jobs(
         return [NoWork(Reason.BUSY)]
     demand = _Demand(pipeline, run, tree, in_flight, prices or {})
     found: list[Generation | NoWork] = []
-    for generation in demand.generations():
+    for generation in demand.generations(without):
         refusal = demand.refusal(generation)
         if refusal is not None:
             return found or [NoWork(refusal)]
@@ -114,24 +118,31 @@ class _Demand:
             self.used[job.parent] += pipeline.steps[job.step].images_per_job
         self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
 
-    def generations(self) -> Iterator[Generation]:
+    def generations(self, without: Collection[int] = ()) -> Iterator[Generation]:
         """In the order in which they are to be made, each as often as it is wanted."""
         for parent in parents_in_order(self.pipeline, self.tree):
             number = parent.step + 1
-            while self.lacks(parent.id, number):
+            while number not in without and self.lacks(parent.id, number):
                 yield ChildGeneration(parent.id, number)
-        while self.lacks(None, 0):
+        while 0 not in without and self.lacks(None, 0):
             yield BaseGeneration()
 
     def lacks(self, parent: UUID | None, number: int) -> bool:
-        step = self.pipeline.steps[number]
-        wanted = self.run.base_candidates if parent is None else step.children_per_parent
-        return self.used[parent] + step.images_per_job <= wanted
+        return self.lacking(parent, number) > 0
+
+    def lacking(self, parent: UUID | None, number: int) -> int:
+        """Where a job makes more than that, the rest of what it makes is left out."""
+        return wanted_of(self.pipeline, self.run, number) - self.used[parent]
+
+    def gain(self, generation: Generation) -> int:
+        """How many candidates its job will bring at most."""
+        parent = generation.parent if isinstance(generation, ChildGeneration) else None
+        images = self.pipeline.steps[generation.step].images_per_job
+        return min(images, self.lacking(parent, generation.step))
 
     def refusal(self, generation: Generation) -> Reason | None:
         limits = self.run.limits
-        images = self.pipeline.steps[generation.step].images_per_job
-        if limits.candidates is not None and self.total + images > limits.candidates:
+        if limits.candidates is not None and self.total + self.gain(generation) > limits.candidates:
             return Reason.CANDIDATES_LIMIT
         price = self.prices.get(generation.step, 0)
         if limits.tokens is not None and self.tokens + price > limits.tokens:
@@ -139,10 +150,10 @@ class _Demand:
         return None
 
     def count(self, generation: Generation) -> None:
-        images = self.pipeline.steps[generation.step].images_per_job
+        gain = self.gain(generation)
         parent = generation.parent if isinstance(generation, ChildGeneration) else None
-        self.used[parent] += images
-        self.total += images
+        self.used[parent] += gain
+        self.total += gain
         self.tokens += self.prices.get(generation.step, 0)
 
     def why_nothing(self, in_flight: Sequence[JobInFlight]) -> Reason:
@@ -157,6 +168,11 @@ class _Demand:
         for each in self.tree.candidates.values():
             if each.step + 1 < len(self.pipeline.steps) and self.lacks(each.id, each.step + 1):
                 yield each
+
+
+def wanted_of(pipeline: Pipeline, run: PipelineRun, step: int) -> int:
+    """How many candidates of a step are wanted: of the base in all, of others for each parent."""
+    return pipeline.steps[step].children_per_parent if step else run.base_candidates
 
 
 def _awaits_judgement(pipeline: Pipeline, candidate: Candidate, tree: Tree) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.db import Database, Tx
-from comfyfleet.effects.model import SEED_MAX
+from comfyfleet.effects.model import SEED_MAX, Property
+from comfyfleet.effects.values import seed_within
 from comfyfleet.graphs.catalogue import WorkflowFacts
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
@@ -44,12 +45,13 @@ from comfyfleet.pipelines.model import Candidate, JobState, PipelineJob, Step, S
 from comfyfleet.pipelines.state import State, read_state
 from comfyfleet.pipelines.store import candidates, runs
 from comfyfleet.pipelines.store import jobs as job_rows
-from comfyfleet.pipelines.templates import render
+from comfyfleet.pipelines.templates import names_in, render, whole_name
 from comfyfleet.pipelines.workflows import facts_by_step
 
 log = logging.getLogger(__name__)
 RUNS_PER_PASS_MAX = 200
 JOBS_PER_PASS_MAX = 200
+STEPS_MAX = 50
 # What somebody must put right (a price, a workflow, a variable) is looked at again this late.
 TROUBLE_SECONDS = 60
 # Only time or an act changes these; an ended job makes the run due anyway.
@@ -94,36 +96,73 @@ async def _serve(sides: Sides, pool: Database, tenant_id: UUID, due: Sequence[St
             work[stored.id] = generations
     async with pool.look() as tx:
         after = await runs.last_served(tx, tenant_id)
-    stuck: set[UUID] = set()
+    stuck: defaultdict[UUID, dict[int, FleetError]] = defaultdict(dict)
     for run_id, generation in in_turn(work, after=after, limit=JOBS_PER_PASS_MAX):
-        if run_id in stuck:
-            continue
-        try:
-            await make(sides, pool, tenant_id, run_id, generation)
-        except FleetError as error:
-            stuck.add(run_id)
-            await _note_trouble(sides, pool, seen[run_id], error)
-        except Exception:
-            stuck.add(run_id)
-            log.exception("pipeline run %s makes nothing", run_id)
+        await _make_safely(sides, pool, seen[run_id], generation, stuck[run_id])
+    for run_id, troubles in stuck.items():
+        if troubles:
+            await _serve_others(sides, pool, seen[run_id], troubles)
     return sum(map(len, work.values())) > JOBS_PER_PASS_MAX
+
+
+async def _serve_others(
+    sides: Sides, pool: Database, stored: StoredRun, troubles: dict[int, FleetError]
+) -> None:
+    """A step that can't be made stops no other; what ails it is told once those have had their turn."""
+    for _ in range(STEPS_MAX):
+        known = len(troubles)
+        async with pool.look() as tx:
+            state = await read_state(tx, stored.tenant_id, stored.id)
+        for generation in await _wanted(sides, state, frozenset(troubles)):
+            if not isinstance(generation, NoWork):
+                await _make_safely(sides, pool, stored, generation, troubles)
+        if len(troubles) == known:
+            break
+    await _note_trouble(sides, pool, stored, next(iter(troubles.values())))
+
+
+async def _make_safely(
+    sides: Sides,
+    pool: Database,
+    stored: StoredRun,
+    generation: Generation,
+    troubles: dict[int, FleetError],
+) -> None:
+    """Notes what ails a step; it is not tried again in this pass."""
+    if generation.step in troubles:
+        return
+    without = frozenset(troubles)
+    try:
+        await make(sides, pool, stored.tenant_id, stored.id, generation, without=without)
+    except FleetError as error:
+        troubles[generation.step] = error
+    except Exception:
+        troubles[generation.step] = Unavailable("it can't be made at present")
+        log.exception("pipeline run %s makes nothing", stored.id)
 
 
 async def _work_of(sides: Sides, pool: Database, stored: StoredRun) -> list[Generation]:
     async with pool.look() as tx:
         state = await read_state(tx, stored.tenant_id, stored.id)
-    found = next_jobs(
+    found = await _wanted(sides, state)
+    generations = [each for each in found if not isinstance(each, NoWork)]
+    if not generations:
+        await _note_no_work(sides, pool, state.stored, found)
+    return generations
+
+
+async def _wanted(
+    sides: Sides, state: State, without: frozenset[int] = frozenset()
+) -> list[Generation | NoWork]:
+    return next_jobs(
         state.pipeline,
         state.run,
         state.tree,
         state.in_flight,
         now=sides.clock(),
         prices=await _prices(sides, state),
+        without=without,
     )
-    generations = [each for each in found if not isinstance(each, NoWork)]
-    if not generations:
-        await _note_no_work(sides, pool, state.stored, found)
-    return generations
 
 
 async def _prices(sides: Sides, state: State) -> dict[int, int]:
@@ -153,13 +192,22 @@ async def _note_trouble(sides: Sides, pool: Database, seen: StoredRun, error: Fl
     log.warning("pipeline run %s can't go on for now: %s", seen.id, error.message)
     later = sides.clock() + timedelta(seconds=seconds)
     async with pool.begin() as tx:
-        await runs.note_look(tx, seen, {"look_at": later, "trouble": said_to_customers(error)})
+        now = await runs.run(tx, seen.tenant_id, seen.id, is_locked=True)
+        if now is not None and now.look_at == seen.look_at:
+            told = {"look_at": later, "trouble": said_to_customers(error)}
+            await runs.change_run(tx, seen.id, told)
 
 
 async def make(
-    sides: Sides, pool: Database, tenant_id: UUID, run_id: UUID, generation: Generation
+    sides: Sides,
+    pool: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    generation: Generation,
+    *,
+    without: frozenset[int] = frozenset(),
 ) -> Job | None:
-    """None: it is no longer wanted, or is there already."""
+    """None: it is no longer wanted, or is there already. `without`: steps that can't be made now."""
     async with pool.look() as tx:
         state = await read_state(tx, tenant_id, run_id)
         parent = await _parent(tx, run_id, generation)
@@ -171,7 +219,13 @@ async def make(
         state = await read_state(tx, tenant_id, run_id, is_locked=True)
         now = sides.clock()
         still = next_jobs(
-            state.pipeline, state.run, state.tree, state.in_flight, now=now, prices=prices
+            state.pipeline,
+            state.run,
+            state.tree,
+            state.in_flight,
+            now=now,
+            prices=prices,
+            without=without,
         )
         if generation not in still:
             return None
@@ -197,13 +251,13 @@ async def _built(
         what = f"the {step.work_field} {step.effect or step.workflow}"
         raise Refused(f"step {step.name!r}: {what} is not offered at present")
     seed = step.seed if step.seed is not None else _dice.randint(0, SEED_MAX)
-    if parent is not None and not (parent.file or {}).get("file_id"):
+    if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
         raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
     values = render(step, variables=state.run.variables, parent=parent, seed=seed)
     order = Order(
         slug=facts.slug,
         version=facts.version,
-        values={**_seeds(step, facts, seed), **_by_reference(values)},
+        values={**_by_reference(values), **_seeds(step, facts, seed)},
         **(facts.effect.of_order if facts.effect else {}),
         user_id=state.stored.user_id,
     )
@@ -218,13 +272,25 @@ async def _built(
     return Made(generation, asked, seed, step.timeout_seconds)
 
 
+def _needs_file(step: Step) -> bool:
+    """A parent may be a text; and one whose file retention has removed can still be told of."""
+    used = (name for template in step.properties.values() for name in names_in(template))
+    return any(name.split(".")[:2] == ["parent", "file"] for name in used)
+
+
 def _seeds(step: Step, facts: WorkflowFacts, seed: int) -> dict[str, int]:
-    """Seeds that the step leaves open: all the same, so that it can be told which it was."""
+    """Seeds that the step leaves open, and those that it names: all the same, within their ranges."""
     return {
-        each.name: seed
+        each.name: seed_within(each, seed)
         for each in facts.properties
-        if each.type == "seed" and each.name not in step.properties
+        if _takes_seed(step, each) and each.type in ("seed", "integer")
     }
+
+
+def _takes_seed(step: Step, each: Property) -> bool:
+    if each.name not in step.properties:
+        return each.type == "seed"
+    return step.seed is None and whole_name(step.properties[each.name]) == "seed"
 
 
 def _by_reference(values: Mapping[str, Any]) -> dict[str, Any]:

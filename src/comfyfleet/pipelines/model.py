@@ -84,6 +84,7 @@ class Candidate:
     score: float = START_SCORE
     child_count: int = 0
     file: Mapping[str, Any] | None = None  # a reference, never the picture itself
+    text: str | None = None  # what its job showed, beside the picture or in its place
     seed: int | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
     job_id: UUID | None = None

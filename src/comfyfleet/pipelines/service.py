@@ -20,6 +20,7 @@ from comfyfleet.pipelines import journal
 from comfyfleet.pipelines.acting import RUN_KIND, Act, acting, own_run
 from comfyfleet.pipelines.model import (
     Limits,
+    Pipeline,
     PipelineRun,
     RunStatus,
     StoredPipeline,
@@ -29,6 +30,7 @@ from comfyfleet.pipelines.naming import clean_folder
 from comfyfleet.pipelines.parsing import parse_pipeline
 from comfyfleet.pipelines.store import jobs, runs
 from comfyfleet.pipelines.validation import validate, variable_problems
+from comfyfleet.pipelines.workflows import facts_by_step
 
 PAGE_MAX = 200
 BASE_CANDIDATES_MAX = 100_000
@@ -72,10 +74,9 @@ async def create(
 ) -> StoredPipeline:
     """Never changed afterwards: what runs use must stay what it was."""
     parsed = parse_pipeline(document)
-    refuse(parsed.problems)
     async with sides.central.look() as tx:
         catalogue = await with_names(tx, await offered(tx, parsed.pipeline.steps))
-    refuse(validate(parsed.pipeline, catalogue))
+    refuse([*parsed.problems, *validate(parsed.pipeline, catalogue)])
     stored = StoredPipeline(
         sides.new_id(), tenant_id, user_id, parsed.pipeline, document, sides.clock()
     )
@@ -137,7 +138,7 @@ async def start_run(
     """The run, and whether it is new: the same idempotency key gives the same run."""
     pool = await sides.pool_of(tenant_id)
     made_with = await get_pipeline(sides, tenant_id, user_id, pipeline_id)
-    refuse(variable_problems(made_with.pipeline, new.variables))
+    await _check_variables(sides, made_with.pipeline, new.variables)
     run_id, now = sides.new_id(), sides.clock()
     stored = StoredRun(
         run=_run(sides, run_id, new),
@@ -158,6 +159,12 @@ async def start_run(
     sides.news.tell_run(RUN_KIND)
     await journal.tell_audit(sides, pool)
     return stored, True
+
+
+async def _check_variables(sides: Sides, pipeline: Pipeline, variables: Mapping[str, Any]) -> None:
+    async with sides.central.look() as tx:
+        facts = await facts_by_step(tx, pipeline)
+    refuse(variable_problems(pipeline, variables, facts))
 
 
 async def _same_run(tx: Tx, wanted: StoredRun) -> StoredRun:
@@ -286,6 +293,10 @@ async def change(
     base_candidates: int | None = None,
 ) -> StoredRun:
     """Applies to what is submitted next. Variables replace those of the same name."""
+    if variables is not None:
+        run = (await get_run(sides, tenant_id, user_id, run_id)).run
+        pipeline = await _pipeline_of(sides, tenant_id, user_id, run_id)
+        await _check_variables(sides, pipeline, {**run.variables, **variables})
     async with acting(sides, tenant_id, user_id, run_id) as act:
         _refuse_cancelled(act)
         run = act.stored.run
@@ -304,6 +315,17 @@ async def change(
             base_candidates=base_candidates,
         )
     return await get_run(sides, tenant_id, user_id, run_id)
+
+
+async def _pipeline_of(sides: Sides, tenant_id: UUID, user_id: UUID, run_id: UUID) -> Pipeline:
+    """Of a run, also if it was deleted since."""
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        stored = await own_run(tx, tenant_id, user_id, run_id)
+        made_with = await runs.pipeline(tx, tenant_id, stored.pipeline_id)
+    if made_with is None:
+        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    return made_with.pipeline
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def parent_values(parent: Candidate) -> dict[str, Any]:
     return {
         "id": str(parent.id),
         "file": parent.file,
+        "text": parent.text,
         "seed": parent.seed,
         "score": parent.score,
         "properties": parent.properties,
@@ -99,6 +100,12 @@ def _written(name: str, names: Mapping[str, Any], place: _Place) -> str:
 def names_in(template: Any) -> list[str]:
     """What a template asks for: `variables.size`, `parent.file`, `seed`."""
     return [name for text in _texts(template) for name in _NAME.findall(text)]
+
+
+def whole_name(template: Any) -> str | None:
+    """The name, of a text that is nothing but `{{ name }}`."""
+    found = _NAME.fullmatch(template.strip()) if isinstance(template, str) else None
+    return found[1] if found else None
 
 
 def is_template(value: Any) -> bool:

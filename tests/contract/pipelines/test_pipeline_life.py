@@ -9,6 +9,8 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, TOKENS, Studio, png, studio_on
 
+from comfyfleet.effects import service as effects
+from comfyfleet.effects.model import Terms
 from comfyfleet.jobs import submitting
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.ledger import service as ledger
@@ -126,7 +128,7 @@ async def test_a_job_without_any_output_gives_none_and_says_so(studio: Studio) -
     await studio.sweep()
     async with studio.pool.look() as tx:
         (failed,) = await jobs.page_of_failed(tx, run.id, limit=10)
-    assert failed.error == "the job saved no picture"
+    assert failed.error == "the job saved no picture, and showed no text"
 
 
 async def test_readable_outputs_are_kept_beside_an_unreadable_one(studio: Studio) -> None:
@@ -343,3 +345,92 @@ async def test_others_find_nothing(studio: Studio) -> None:
         with pytest.raises(NotFound):
             await service.get_pipeline(studio.sides, *whose, run.pipeline_id)
         assert await service.runs_of(studio.sides, *whose, limit=10) == []
+
+
+async def test_as_many_candidates_as_wanted_are_made_and_no_more(studio: Studio) -> None:
+    """The last job of two pictures fills the one place that is left; what was not said is left out."""
+    two = {"name": "Two", "steps": [{**ONE_STEP["steps"][0], "images_per_job": 2}]}
+    run = await studio.start(two, base=3)
+    for _ in range(2):
+        await studio.sweep()
+        await studio.finish(await studio.leased(), [png(1), png(2), png(3)])
+    await studio.sweep()
+    assert await studio.made(run) == [3]
+    assert (await studio.state(run)).stored.reason == "complete"
+
+
+async def test_a_step_may_make_texts_that_the_next_one_uses(studio: Studio) -> None:
+    words = {
+        "name": "Words",
+        "steps": [
+            {"name": "Write", "workflow": "draw"},
+            {"name": "Draw", "workflow": "draw", "properties": {"prefix": "a {{ parent.text }}"}},
+        ],
+    }
+    run = await studio.start(words, base=1)
+    await studio.sweep()
+    await studio.finish(await studio.leased(), [], texts=["cat"])
+    await studio.sweep()
+    (written,) = await studio.candidates(run)
+    assert (written.text, (written.file or {})["mime_type"]) == ("cat", "text/plain")
+    handed = await studio.leased()
+    assert handed.prompt["2"]["inputs"]["filename_prefix"].endswith("a cat")
+    await studio.finish(handed, texts=["a caption"])
+    await studio.sweep()
+    assert [each.text for each in await studio.candidates(run)] == ["cat", "a caption"]
+
+
+async def test_variables_of_the_wrong_kind_start_nothing(studio: Studio) -> None:
+    made = await service.create(studio.sides, *studio.whose, THREE_STEPS)
+    for wrong in ("wide", 0.5, True):
+        with pytest.raises(InvalidInput, match="width"):
+            await service.start_run(
+                studio.sides, *studio.whose, made.id, NewRun(1, variables={"width": wrong})
+            )
+    run = await studio.start()
+    with pytest.raises(InvalidInput, match="width"):
+        await service.change(studio.sides, *studio.whose, run.id, variables={"width": "wide"})
+
+
+async def test_a_seed_fits_wherever_it_is_named(studio: Studio) -> None:
+    step = {"name": "Base", "workflow": "draw", "properties": {"width": "{{ seed }}"}}
+    await studio.start({"name": "Seeds", "steps": [step]}, base=1)
+    await studio.sweep()
+    inputs = (await studio.leased()).prompt["1"]["inputs"]
+    assert 1 <= inputs["height"] <= 255  # left open, and within its range
+
+
+async def test_all_that_is_wrong_with_a_pipeline_is_told_at_once(studio: Studio) -> None:
+    steps = [
+        {"name": "A", "workflow": "draw", "properties": {"width": "{{ nobody }}"}, "keep": "x"},
+        {"name": "B", "workflow": "nowhere"},
+        {"name": "C", "workflow": "draw", "properties": {"widht": 1, "width": "w{{ seed }}"}},
+        {"name": "D", "workflow": "draw", "seed": 300, "properties": {"hue": "{{ seed }}"}},
+        {"name": "E", "workflow": "fix"},
+    ]
+    with pytest.raises(InvalidInput) as refused:
+        await service.create(studio.sides, *studio.whose, {"name": "Bad", "steps": steps})
+    found = {(each["step"], each["code"]) for each in refused.value.details["problems"]}
+    assert found == {
+        ("A", "invalid_field"),
+        ("A", "invalid_template"),
+        ("B", "unknown_workflow"),
+        ("C", "unknown_property"),
+        ("C", "type_mismatch"),
+        ("D", "type_mismatch"),
+        ("E", "missing_input"),
+    }
+
+
+async def test_a_step_that_cannot_be_made_stops_no_other(studio: Studio) -> None:
+    run = await studio.start(base=2, limits={"concurrent_jobs": 1})
+    await studio.sweep()
+    await studio.finish(await studio.leased())
+    async with studio.sides.central.begin() as tx:
+        fix = await effects.by_slug(tx, "fix")
+        await effects.change_terms(tx, fix, Terms(is_withdrawn=True))
+    await studio.sweep()
+    handed = await studio.leased()
+    assert handed.prompt["1"]["class_type"] == "EmptyImage"  # the second of the base
+    stored = (await studio.state(run)).stored
+    assert stored.trouble == "step 'Fix it': the workflow fix is not offered at present"

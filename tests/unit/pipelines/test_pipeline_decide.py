@@ -22,6 +22,7 @@ from comfyfleet.pipelines.decide import (
     next_jobs,
     parents_in_order,
     to_cancel,
+    wanted_of,
 )
 from comfyfleet.pipelines.model import (
     FailedJob,
@@ -131,6 +132,18 @@ def test_a_job_with_several_pictures_fills_several_places() -> None:
     assert jobs(fours, run(8, concurrent_jobs=9), tree(), flying(1)) == [BaseGeneration()]
 
 
+def test_the_last_job_is_made_even_if_it_makes_more_than_is_wanted() -> None:
+    twos = steps({"images_per_job": 2})
+    assert jobs(twos, run(3, concurrent_jobs=9), tree()) == [BaseGeneration()] * 2
+    given = tree(candidate(1), candidate(2))
+    assert jobs(twos, run(3, concurrent_jobs=9, candidates=3), given) == [BaseGeneration()]
+
+
+def test_a_step_that_cannot_be_made_leaves_the_others() -> None:
+    given = tree(candidate(1))
+    assert next_jobs(TWO, run(2), given, [], now=NOW, without={1}) == [BaseGeneration()]
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [(RunStatus.PAUSED, Reason.PAUSED), (RunStatus.CANCELLED, Reason.CANCELLED)],
@@ -234,7 +247,7 @@ class Loop:
             self.run = replace(self.run, tokens=self.run.tokens - self.price)
             return
         made = dict(self.tree.candidates)
-        for _ in range(self.pipeline.steps[job.step].images_per_job):
+        for _ in range(self.brings([job])):
             self.number += 1
             new = candidate(
                 self.number, job.step, job.parent.int if job.parent else None, job_id=job.job_id
@@ -244,6 +257,17 @@ class Loop:
                 mother = made[job.parent]
                 made[job.parent] = replace(mother, child_count=mother.child_count + 1)
         self.tree = Tree(made, self.tree.failed)
+
+    def brings(self, jobs: Sequence[JobInFlight]) -> int:
+        """How many candidates jobs make: no more than are wanted are kept."""
+        total = 0
+        for step, parent in {(each.step, each.parent) for each in jobs}:
+            made = self.tree.candidates.values()
+            siblings = sum((each.step, each.parent) == (step, parent) for each in made)
+            count = sum((each.step, each.parent) == (step, parent) for each in jobs)
+            left = wanted_of(self.pipeline, self.run, step) - siblings
+            total += min(count * self.pipeline.steps[step].images_per_job, max(left, 0))
+        return total
 
     def judge_one(self) -> None:
         if self.tree.candidates:
@@ -259,7 +283,7 @@ class Loop:
     def check(self) -> None:
         limits = self.run.limits
         assert len(self.in_flight) <= limits.concurrent_jobs
-        coming = sum(self.pipeline.steps[each.step].images_per_job for each in self.in_flight)
+        coming = self.brings(self.in_flight)
         made = self.tree.candidates.values()
         assert limits.candidates is None or len(made) + coming <= limits.candidates
         assert limits.tokens is None or self.run.tokens <= limits.tokens

@@ -59,7 +59,10 @@ class CandidateAnswer(Answer):
     path: str = Field(description="Its name in listings and exports.")
     content_type: str
     size: int
-    url: str | None = Field(description="Lives for 15 minutes; null once the file was removed.")
+    url: str | None = Field(
+        description="Lives for 15 minutes; null of a text, and once the file was removed."
+    )
+    text: str | None = Field(description="What its job showed, beside a picture or in its place.")
     created_at: datetime
 
 
@@ -297,5 +300,6 @@ async def _answer(
         content_type=kept.get("mime_type", ""),
         size=kept.get("size", 0),
         url=await url_of(plane, file) if file else None,
+        text=candidate.text,
         created_at=candidate.created_at,
     )

@@ -65,6 +65,7 @@ def _whole(row: RowMapping) -> Candidate:
         score=row["score"],
         child_count=row["child_count"],
         file=file,
+        text=row["text"],
         seed=None if row["seed"] is None else int(row["seed"]),
         properties=row["properties"],
         job_id=row["job_id"],
@@ -86,7 +87,7 @@ def _row(tenant_id: UUID, run_id: UUID, each: Candidate) -> dict[str, Any]:
         "parent_id": each.parent,
         "job_id": each.job_id,
         "output_index": each.output_index,
-        "file_id": UUID(file["file_id"]),
+        "file_id": UUID(file["file_id"]) if file.get("file_id") else None,
         "path": file["path"],
         "mime_type": file["mime_type"],
         "size": file["size"],
@@ -96,6 +97,7 @@ def _row(tenant_id: UUID, run_id: UUID, each: Candidate) -> dict[str, Any]:
         "status": each.status,
         "child_count": 0,
         "created_at": each.created_at,
+        "text": each.text,
     }
 
 
