@@ -43,6 +43,7 @@ from comfyfleet.kernel.errors import (
 from comfyfleet.kernel.filetypes import SNIFF_BYTES
 from comfyfleet.wire.files import WANTED_MAX, DeliveredOutput
 from comfyfleet.wire.messages import Complete, Job
+from comfyfleet.wire.metadata import strip_metadata
 
 UNKNOWN_LOOKS_MAX = 4
 LOOK_SECONDS = 1.0
@@ -291,6 +292,8 @@ async def deliver(
                 f"The output {file.filename} has {size:,} bytes; at most "
                 f"{job.max_output_bytes:,} are taken."
             )
+        if job.strip_metadata:
+            size = await asyncio.to_thread(strip_metadata, fetched.path)
         content_type = content_type_of(file.filename, fetched.content_type)
         content_hash, (width, height) = await asyncio.to_thread(looked_at, fetched.path)
         await workshop.precedence.give_way()
@@ -307,6 +310,7 @@ async def deliver(
         kind=file.key,
         width=width,
         height=height,
+        is_stripped=job.strip_metadata,
     )
 
 

@@ -318,6 +318,7 @@ effects = Table(
     Column("typical_seconds", Float),  # smoothed: one slow job doesn't frighten everybody
     Column("created_at", Moment, nullable=False),
     Column("locked", Json, nullable=False, server_default="[]"),  # properties not for customers
+    Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("price_tokens >= 0", name="price_tokens"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
     Index(None, "workflow_id"),

@@ -70,6 +70,11 @@ def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
     return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, plain)}{suffix}"
 
 
+def kept_output_key(tenant_id: UUID, job_id: UUID, file_id: UUID, suffix: str) -> str:
+    """Where an output is kept: no URL to write to it was ever made."""
+    return f"tenants/{tenant_id}/ai-jobs/{job_id}/{file_id}{suffix}"
+
+
 def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
     return f"tenants/{tenant_id}/uploads/{upload_id}/{safe_name(name)}"
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.db import Database
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.files import service as files
-from comfyfleet.files.model import File, output_key
-from comfyfleet.jobs import service, store
+from comfyfleet.files.model import File
+from comfyfleet.jobs import delivery, service, store
 from comfyfleet.jobs.admitting import admit_after
-from comfyfleet.jobs.model import Failure, Job, delivery_of
+from comfyfleet.jobs.model import Failure, Job, JobStatus
 from comfyfleet.jobs.settling import align, tell
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import InvalidInput, LeaseLost
-from comfyfleet.wire.files import DeliveredOutput
+from comfyfleet.kernel.errors import InvalidInput, LeaseLost, NotFound
 from comfyfleet.wire.messages import Complete
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,40 @@ async def held(
 
 async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None) -> Job:
     row = await held(sides, said.dispatch_id, said.lease_token, worker_id)
-    stored = await _stored_outputs(sides, row, said)
     pool = await sides.pool_of(row.tenant_id)
+    taken = await _taken(sides, pool, row, said)
+    try:
+        job, words = await _completed(sides, pool, row, said, [each.file for each in taken])
+    except BaseException:
+        await delivery.drop(sides, taken)
+        raise
+    tell(sides, job)
+    await _complete_centrally(sides, row, said, job)
+    # Without words it was said before, and these are copies that nothing names.
+    await (delivery.settle(sides, taken) if words else delivery.drop(sides, taken))
+    async with pool.say() as tx:
+        await store.forget_words(tx, words)
+    await admit_after(sides, pool, job)
+    return job
+
+
+async def _taken(
+    sides: Sides, pool: Database, row: Dispatch, said: Complete
+) -> list[delivery.Delivered]:
+    try:
+        return await delivery.take(sides, row, said)
+    except (InvalidInput, NotFound):
+        async with pool.look() as tx:
+            job = await store.get(tx, row.tenant_id, row.job_id)
+        # Said before, and the answer was lost: what was delivered lies elsewhere since.
+        if job and job.status == JobStatus.COMPLETED and job.lease_token == said.lease_token:
+            return []
+        raise
+
+
+async def _completed(
+    sides: Sides, pool: Database, row: Dispatch, said: Complete, stored: Sequence[File]
+) -> tuple[Job, Sequence[Any]]:
     async with pool.begin() as tx:
         job, words = await service.complete(
             tx,
@@ -51,14 +83,9 @@ async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None
             new_id=sides.new_id,
             now=sides.clock(),
         )
-        for file in stored if words else ():  # without words it was said before
+        for file in stored if words else ():
             await files.add(tx, replace(file, user_id=job.asked.user_id))
-    tell(sides, job)
-    await _complete_centrally(sides, row, said, job)
-    async with pool.say() as tx:
-        await store.forget_words(tx, words)
-    await admit_after(sides, pool, job)
-    return job
+    return job, words
 
 
 async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: Job) -> None:
@@ -93,46 +120,12 @@ def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
                     "width": output.width,
                     "height": output.height,
                 }
-                for output, file in zip(said.outputs, stored, strict=True)
+                for output, file in zip(said.outputs, stored, strict=bool(stored))
             ],
             "execution_seconds": said.execution_seconds,
             "values": [each.model_dump() for each in said.values],
         },
     }
-
-
-async def _stored_outputs(sides: Sides, row: Dispatch, said: Complete) -> list[File]:
-    """Each output must lie where its URL led, in the size that was announced."""
-    names = [output.name for output in said.outputs]
-    if len(set(names)) < len(names):
-        raise InvalidInput("two outputs have the same name", field="outputs")
-    return [await _stored(sides, row, said.lease_token, output) for output in said.outputs]
-
-
-async def _stored(sides: Sides, row: Dispatch, token: UUID, output: DeliveredOutput) -> File:
-    key = output_key(row.tenant_id, row.job_id, delivery_of(token, row.job_id), output.name)
-    facts = await sides.store.head(key)
-    if facts is None:
-        raise InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
-    if facts.size != output.size:
-        raise InvalidInput(
-            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
-        )
-    if facts.size > sides.settings.max_output_bytes:
-        raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
-    return File(
-        id=sides.new_id(),
-        tenant_id=row.tenant_id,
-        user_id=None,
-        disk=sides.store.disk,
-        path=key,
-        filename=output.filename or output.name,
-        mime_type=output.content_type,
-        size=output.size,
-        content_hash=output.content_hash,
-        metadata={},
-        created_at=sides.clock(),
-    )
 
 
 async def fail(

@@ -14,6 +14,7 @@ from comfyfleet.files.model import File, output_key, renamed
 from comfyfleet.jobs import service, store
 from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.complaints import UNKNOWN, sayable
+from comfyfleet.jobs.delivery import is_to_strip
 from comfyfleet.jobs.ending import fail
 from comfyfleet.jobs.model import Failure, Job, Submission, delivery_of
 from comfyfleet.jobs.settling import end_dispatch_of
@@ -100,6 +101,7 @@ async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
 async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.Job:
     async with sides.central.look() as tx:
         workflow = await effects.get(tx, job.asked.workflow_id)
+        is_stripped = await is_to_strip(tx, job.asked)
     settings = sides.settings
     return wire.Job(
         dispatch_id=lease.dispatch_id,
@@ -119,6 +121,7 @@ async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.
         max_output_bytes=settings.max_output_bytes,
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
+        strip_metadata=is_stripped,
     )
 
 

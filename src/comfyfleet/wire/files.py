@@ -54,3 +54,4 @@ class DeliveredOutput(Message):
     kind: str | None = None  # images, gifs, audio … as the node sorted it
     width: int | None = Field(default=None, ge=0)  # of a picture
     height: int | None = Field(default=None, ge=0)
+    is_stripped: bool = False  # of prompts and workflows; else we do it

@@ -149,6 +149,7 @@ class Job(Message):
     extra_data: dict[str, Any] = Field(default_factory=dict)
     model_key: str | None = None
     model_set: str | None = None
+    strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
     # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
     # and `workflow` (the prompt), `assets`, `output_node_id`.
     input_url: str | None = None

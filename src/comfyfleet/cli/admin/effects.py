@@ -60,6 +60,10 @@ class Face:
         tuple[str, ...], Parameter(help="Such as image/png; else all of its kind. Repeatable.")
     ] = ()
 
+    keep_metadata: Annotated[
+        bool | None, Parameter(help="Results carry the prompt and workflow that made them.")
+    ] = None
+
     def body(self, plane: Control, workflow: str) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "title": self.title,
@@ -71,6 +75,7 @@ class Face:
             "provider": self.provider,
             "max_upload_bytes": self.max_upload,
             "media_types": list(self.media_type) or None,
+            "keep_metadata": self.keep_metadata,
         }
         if self.set_:
             properties = plane.get("workflows", workflow)["properties"]

@@ -45,6 +45,7 @@ class Face:
     max_upload_bytes: int | None = None  # None: as much as the settings allow
     media_types: tuple[str, ...] = ()  # none named: all of the kind that it takes
     locked: tuple[str, ...] = ()  # properties that customers neither see nor set
+    keep_metadata: bool = False  # whether results carry the prompt and workflow that made them
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,11 @@ class FaceBody(Body):
         default=None, description="Such as image/png; none named: all of the kind that it takes."
     )
 
+    keep_metadata: bool | None = Field(
+        default=None,
+        description="Whether results carry the prompt and workflow that made them; false at first.",
+    )
+
     def face(self, before: Face) -> Face:
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "published"}
         # These can be taken back; for the others null says no more than leaving them out.
@@ -87,6 +92,7 @@ class EffectAnswer(Answer):
     published: bool
     max_upload_bytes: int | None
     media_types: list[str]
+    keep_metadata: bool
     last_processing_time_seconds: float | None
     typical_seconds: float | None
     created_at: datetime

@@ -1,0 +1,140 @@
+"""A worker's output becomes a file: under a key that no URL to write to was made for.
+
+Without the prompt and workflow that it carries, unless its effect says so. Our own workers take them
+out before they deliver; what another worker delivers goes through here once.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from blake3 import blake3
+
+from comfyfleet.db import Tx
+from comfyfleet.dispatch.model import Dispatch
+from comfyfleet.effects.catalogue import service as catalogue
+from comfyfleet.files.model import File, kept_output_key, output_key, safe_name
+from comfyfleet.jobs import store
+from comfyfleet.jobs.arrival import suffix_of
+from comfyfleet.jobs.model import Submission, delivery_of
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.wire.files import DeliveredOutput
+from comfyfleet.wire.messages import Complete
+from comfyfleet.wire.metadata import strip_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """`source`: where the worker has put it."""
+
+    source: str
+    file: File
+
+
+async def is_to_strip(tx: Tx, asked: Submission) -> bool:
+    """An operator's own jobs keep what their files carry."""
+    if asked.user_id is None:
+        return False
+    try:
+        found = await catalogue.get(tx, asked.effect_id) if asked.effect_id else None
+    except NotFound:
+        return True
+    return found is None or not found.face.keep_metadata
+
+
+async def take(sides: Sides, row: Dispatch, said: Complete) -> list[Delivered]:
+    """Each output must lie where its URL led, in the size that was announced."""
+    names = [output.name for output in said.outputs]
+    if len(set(names)) < len(names):
+        raise InvalidInput("two outputs have the same name", field="outputs")
+    is_stripping = await _is_stripping(sides, row, said.outputs)
+    taken: list[Delivered] = []
+    try:
+        for output in said.outputs:
+            strips = is_stripping and not output.is_stripped
+            taken.append(await _taken(sides, row, said.lease_token, output, strips=strips))
+    except BaseException:
+        await drop(sides, taken)
+        raise
+    return taken
+
+
+async def drop(sides: Sides, taken: Sequence[Delivered]) -> None:
+    """They are not wanted: the job has ended otherwise, or was told of before."""
+    for each in taken:
+        await sides.store.delete(each.file.path)
+
+
+async def settle(sides: Sides, taken: Sequence[Delivered]) -> None:
+    """They are named by rows now; what the worker has put is needed no more."""
+    for each in taken:
+        await sides.store.delete(each.source)
+
+
+async def _is_stripping(sides: Sides, row: Dispatch, outputs: Sequence[DeliveredOutput]) -> bool:
+    if all(each.is_stripped for each in outputs):
+        return False
+    pool = await sides.pool_of(row.tenant_id)
+    async with pool.look() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if job is None:
+        return False
+    async with sides.central.look() as tx:
+        return await is_to_strip(tx, job.asked)
+
+
+async def _taken(
+    sides: Sides, row: Dispatch, token: UUID, output: DeliveredOutput, *, strips: bool
+) -> Delivered:
+    source = output_key(row.tenant_id, row.job_id, delivery_of(token, row.job_id), output.name)
+    facts = await sides.store.head(source)
+    if facts is None:
+        raise InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
+    if facts.size != output.size:
+        raise InvalidInput(
+            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
+        )
+    if facts.size > sides.settings.max_output_bytes:
+        raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
+    file_id, filename = sides.new_id(), safe_name(output.filename or output.name)
+    suffix = suffix_of(filename, output.content_type)
+    key = kept_output_key(row.tenant_id, row.job_id, file_id, suffix)
+    size, content_hash = output.size, output.content_hash
+    if strips:
+        size, content_hash = await _stripped(sides, source, key, output.content_type)
+    else:
+        await sides.store.copy(source, key, output.content_type)
+    file = File(
+        id=file_id,
+        tenant_id=row.tenant_id,
+        user_id=None,
+        disk=sides.store.disk,
+        path=key,
+        filename=filename,
+        mime_type=output.content_type,
+        size=size,
+        content_hash=content_hash,
+        metadata={},
+        created_at=sides.clock(),
+    )
+    return Delivered(source, file)
+
+
+async def _stripped(sides: Sides, source: str, key: str, content_type: str) -> tuple[int, str]:
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+        path = Path(folder) / "output"
+        with await asyncio.to_thread(path.open, "wb") as file:
+            async for chunk in sides.store.chunks(source):
+                await asyncio.to_thread(file.write, chunk)
+        size = await asyncio.to_thread(strip_metadata, path)
+        content_hash = await asyncio.to_thread(_hash_of, path)
+        await sides.store.put_file(key, path, content_type)
+    return size, content_hash
+
+
+def _hash_of(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()

@@ -1,0 +1,190 @@
+"""Takes prompts and workflows out of delivered files, without encoding anything anew. Blocking.
+
+Pictures are written again without the parts that hold them; in films and sounds those parts are
+overwritten where they lie, so that a large file costs no more than a small one.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from comfyfleet.kernel.filetypes import SNIFF_BYTES, sniffed
+
+PICTURE_BYTES_MAX = 1024**3
+PARTS_MAX = 100_000
+_PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"comf"})  # the last: ComfyUI's own
+_JPEG_NOTES = frozenset({0xE1, 0xED, 0xFE})  # Exif and XMP, Photoshop's, comments
+_WEBP_NOTES = frozenset({b"EXIF", b"XMP "})
+_WEBP_HAS_NOTES = 0x08 | 0x04
+_MOVIE_BOXES = frozenset({b"trak", b"mdia", b"minf"})
+_MOVIE_NOTES = frozenset({b"udta", b"meta"})
+_SEGMENT, _TAGS, _VOID = 0x18538067, 0x1254C367, b"\xec"
+_FLAC_COMMENT, _FLAC_PADDING = 4, 1
+
+
+def strip_metadata(path: Path) -> int:
+    """Its size afterwards. What we can't take apart stays as it is."""
+    with path.open("r+b") as file:
+        media_type = sniffed(file.read(SNIFF_BYTES)) or ""
+        size = file.seek(0, 2)
+        try:
+            if media_type in _WITHOUT and size <= PICTURE_BYTES_MAX:
+                file.seek(0)
+                _replace(file, _WITHOUT[media_type](file.read()))
+            elif media_type in _OVERWRITE:
+                _OVERWRITE[media_type](file, size)
+        except (struct.error, IndexError, ValueError):
+            pass  # damaged, or of a kind that nobody has seen yet
+        return file.seek(0, 2)
+
+
+def _replace(file: BinaryIO, data: bytes) -> None:
+    file.seek(0)
+    file.write(data)
+    file.truncate()
+
+
+def _png(data: bytes) -> bytes:
+    parts, at = [data[:8]], 8
+    while at + 12 <= len(data):
+        end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
+        if data[at + 4 : at + 8] not in _PNG_TEXTS:
+            parts.append(data[at:end])
+        at = end
+    return b"".join([*parts, data[at:]])
+
+
+def _jpeg(data: bytes) -> bytes:
+    parts, at = [data[:2]], 2
+    # Up to the first scan: behind it there are pixels.
+    while data[at] == 0xFF and data[at + 1] != 0xDA:
+        end = at + 2 + int(struct.unpack_from(">H", data, at + 2)[0])
+        if data[at + 1] not in _JPEG_NOTES:
+            parts.append(data[at:end])
+        at = end
+    return b"".join([*parts, data[at:]])
+
+
+def _webp(data: bytes) -> bytes:
+    parts, at = [b"WEBP"], 12
+    while at + 8 <= len(data):
+        kind, length = data[at : at + 4], int(struct.unpack_from("<I", data, at + 4)[0])
+        end = at + 8 + length + length % 2
+        part = data[at:end]
+        if kind == b"VP8X":
+            part = part[:8] + bytes([part[8] & ~_WEBP_HAS_NOTES]) + part[9:]
+        if kind not in _WEBP_NOTES:
+            parts.append(part)
+        at = end
+    body = b"".join(parts)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Kind, start, start of its content, end."""
+    for _ in range(PARTS_MAX):
+        if start + 8 > end:
+            return
+        file.seek(start)
+        head = file.read(16)
+        length, kind = struct.unpack(">I4s", head[:8])
+        inner = start + (16 if length == 1 else 8)
+        length = struct.unpack(">Q", head[8:16])[0] if length == 1 else length or end - start
+        if length < inner - start or start + length > end:
+            raise ValueError(kind)
+        yield kind, start, inner, start + length
+        start += length
+
+
+def _movie(file: BinaryIO, size: int) -> None:
+    for kind, _, inner, end in list(_boxes(file, 0, size)):
+        if kind == b"moov":
+            _free_notes(file, inner, end)
+
+
+def _free_notes(file: BinaryIO, start: int, end: int) -> None:
+    """Nothing moves: what the file says about places in it stays true."""
+    for kind, at, inner, until in list(_boxes(file, start, end)):
+        if kind in _MOVIE_NOTES:
+            _fill(file, at + 4, b"free", inner, until)
+        elif kind in _MOVIE_BOXES:
+            _free_notes(file, inner, until)
+
+
+def _fill(file: BinaryIO, at: int, name: bytes, start: int, end: int) -> None:
+    file.seek(at)
+    file.write(name)
+    file.seek(start)
+    file.write(bytes(end - start))
+
+
+def _matroska(file: BinaryIO, size: int) -> None:
+    for number, _, inner, end in list(_elements(file, 0, size)):
+        if number != _SEGMENT:
+            continue
+        for kind, at, _, until in list(_elements(file, inner, end)):
+            if kind == _TAGS and until - at >= 9:
+                length = (until - at - 9).to_bytes(7, "big")
+                _fill(file, at, _VOID + b"\x01" + length, at + 9, until)
+
+
+def _elements(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, start, start of its content, end; one of unknown length goes on to the end."""
+    for _ in range(PARTS_MAX):
+        if start + 2 > end:
+            return
+        file.seek(start)
+        head = file.read(12)
+        width = 9 - head[0].bit_length()
+        first = head[width]
+        wide = 9 - first.bit_length()
+        value = int.from_bytes(head[width : width + wide], "big") & (1 << 7 * wide) - 1
+        inner = start + width + wide
+        until = end if value == (1 << 7 * wide) - 1 else inner + value
+        if until > end:
+            raise ValueError(start)
+        yield int.from_bytes(head[:width], "big"), start, inner, until
+        start = until
+
+
+def _flac(file: BinaryIO, size: int) -> None:
+    at, is_last = 4, False
+    while not is_last and at + 4 <= size:
+        file.seek(at)
+        head = file.read(4)
+        is_last, kind = head[0] >= 0x80, head[0] & 0x7F
+        end = at + 4 + int.from_bytes(head[1:], "big")
+        if kind == _FLAC_COMMENT and end <= size:
+            _fill(file, at, bytes([head[0] & 0x80 | _FLAC_PADDING]), at + 4, end)
+        at = end
+
+
+def _mp3(file: BinaryIO, size: int) -> None:
+    """The tag at its beginning becomes padding, that at its end is cut off."""
+    file.seek(0)
+    head = file.read(10)
+    if head[:3] == b"ID3":
+        length = sum(
+            (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
+        )
+        _fill(file, 5, b"\0", 10, min(10 + length, size))
+    file.seek(max(0, size - 128))
+    if file.read(3) == b"TAG":
+        file.truncate(size - 128)
+
+
+_WITHOUT: Mapping[str, Callable[[bytes], bytes]] = {
+    "image/png": _png,
+    "image/jpeg": _jpeg,
+    "image/webp": _webp,
+}
+_OVERWRITE: Mapping[str, Callable[[BinaryIO, int], None]] = {
+    "video/mp4": _movie,
+    "audio/mp4": _movie,
+    "video/quicktime": _movie,
+    "video/webm": _matroska,
+    "video/x-matroska": _matroska,
+    "audio/flac": _flac,
+    "audio/mpeg": _mp3,
+}

@@ -1,0 +1,109 @@
+"""Prompts and workflows are taken out of files; pictures, frames and sounds stay as they were."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import PIL.Image
+import pytest
+from tests.unit import saved_files
+
+from comfyfleet.wire.metadata import strip_metadata
+
+SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
+TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}
+FILMS = ["mp4", "mov", "webm", "matroska"]
+SOUNDS = [("flac", "flac"), ("mp3", "libmp3lame")]
+
+
+def stripped(tmp_path: Path, data: bytes) -> bytes:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    size = strip_metadata(path)
+    after = path.read_bytes()
+    assert size == len(after)
+    return after
+
+
+def pixels(data: bytes) -> Any:
+    with PIL.Image.open(io.BytesIO(data)) as picture:
+        return [np.asarray(picture.convert("RGBA")), getattr(picture, "n_frames", 1)]
+
+
+def decoded(data: bytes) -> list[bytes]:
+    with av.open(io.BytesIO(data), "r") as container:
+        assert not {key.lower() for key in container.metadata} & {"prompt", "workflow", "comment"}
+        return [bytes(frame.planes[0]) for frame in container.decode()]
+
+
+def tags() -> PIL.Image.Exif:
+    found = PIL.Image.Exif()
+    found[0x010F], found[0x0110] = f"workflow:{SECRET}", f"prompt:{SECRET}"
+    return found
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved_files.png({"prompt": SECRET}),
+        saved_files.webp(tags()),
+        saved_files.jpeg(tags(), comment=SECRET),
+    ],
+    ids=["png", "webp", "jpeg"],
+)
+def test_a_picture_loses_its_texts_and_no_pixel(tmp_path: Path, data: bytes) -> None:
+    after = stripped(tmp_path, data)
+    assert SECRET.encode() in data
+    assert SECRET.encode() not in after
+    assert np.array_equal(pixels(after)[0], pixels(data)[0])
+    assert stripped(tmp_path, after) == after
+
+
+@pytest.mark.parametrize("make", [saved_files.animated_webp, saved_files.animated_png])
+def test_an_animation_keeps_its_frames(tmp_path: Path, make: Any) -> None:
+    after = stripped(tmp_path, make())
+    assert pixels(after)[1] == pixels(make())[1] > 1
+    assert b"comf" not in after
+
+
+@pytest.mark.parametrize("container", FILMS)
+def test_a_film_loses_its_tags_and_no_frame(tmp_path: Path, container: str) -> None:
+    data = saved_files.video(container, TEXTS)
+    after = stripped(tmp_path, data)
+    assert SECRET.encode() in data
+    assert SECRET.encode() not in after
+    assert len(decoded(after)) == 1
+    assert len(after) == len(data)
+
+
+@pytest.mark.parametrize(("container", "codec"), SOUNDS)
+def test_a_sound_loses_its_tags_and_no_sample(tmp_path: Path, container: str, codec: str) -> None:
+    data = saved_files.sound(container, codec, TEXTS)
+    after = stripped(tmp_path, data)
+    assert SECRET.encode() in data
+    assert SECRET.encode() not in after
+    assert decoded(after)
+
+
+@pytest.mark.parametrize("name", ["png", "webp", "jpeg", "mp4", "webm", "flac", "mp3"])
+def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
+    kinds: dict[str, Callable[[], bytes]] = {
+        "png": saved_files.png_with,
+        "webp": saved_files.webp,
+        "jpeg": saved_files.jpeg,
+        "mp4": lambda: saved_files.video("mp4"),
+        "webm": lambda: saved_files.video("webm"),
+        "flac": lambda: saved_files.sound("flac", "flac"),
+        "mp3": lambda: saved_files.sound("mp3", "libmp3lame"),
+    }
+    whole = kinds[name]()
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        stripped(tmp_path, whole[:length])
+
+
+@pytest.mark.parametrize("data", [b"", b"made", b"<html>"])
+def test_what_is_no_media_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
+    assert stripped(tmp_path, data) == data
