@@ -49,7 +49,12 @@ class Folder:
 
 
 class Silent:
+    """A heart that nobody listens to."""
+
     renew = None
+
+    def sent(self, prompt: object) -> None:
+        """Nobody is told."""
 
 
 async def test_a_loader_that_lists_no_subfolders_gets_a_name_as_hard_to_guess(
