@@ -157,7 +157,7 @@ async def test_a_question_is_answered(shop: Shop) -> None:
         await handle.answer("backend", backend=question.backends[0])
         run = await handle.wait(timeout_seconds=60)
     assert [(each.status, each.backend) for each in run.executions if each.node == "one"] == [
-        ("done", "built-in")
+        ("done", "worker:built-in")
     ]
 
 
