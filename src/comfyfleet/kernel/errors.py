@@ -182,10 +182,15 @@ class InputUnavailable(Refused):
 class InsufficientTokens(Refused):
     code = "insufficient_tokens"
 
-    def __init__(self, *, required_tokens: int, balance: int) -> None:
-        super().__init__(
-            "Insufficient token balance.", required_tokens=required_tokens, balance=balance
-        )
+    def __init__(
+        self,
+        message: str = "Insufficient token balance.",
+        *,
+        required_tokens: int,
+        balance: int,
+        **details: Any,
+    ) -> None:
+        super().__init__(message, required_tokens=required_tokens, balance=balance, **details)
 
 
 class QueueFull(FleetError):
