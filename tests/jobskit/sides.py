@@ -48,7 +48,8 @@ async def sides_on(
     """With a tenant in it."""
     urls = await databases.url("central"), await databases.url("tenant")
     central, pool = map(open_database, urls)
-    given = Settings(**settings)
+    # Caps are for those tests that are about them.
+    given = Settings(**{"max_active_jobs_per_user": 1000, **settings})
     queue = Queue(central, settings=given, clock=clock, new_token=uuid4)
     store = LocalStore(folder, public_url="http://c.test", secret=b"s" * 32, clock=clock)
     tenant_id = uuid4()

@@ -10,7 +10,7 @@ from uuid import UUID
 from comfyfleet.db import Tx
 from comfyfleet.files import store
 from comfyfleet.files.model import File, checked, checked_hash
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, StorageFull
 
 FILES_AT_ONCE_MAX = 1000
 
@@ -19,6 +19,22 @@ async def add(tx: Tx, file: File) -> File:
     """A file whose bytes are there, or one that is only announced: then its size is None."""
     await store.add(tx, checked(file))
     return file
+
+
+async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
+    """What the tenant stores, uploads that are only announced among it."""
+    return await store.used_bytes(tx, tenant_id)
+
+
+async def require_room(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> None:
+    """In the transaction that adds the file: nobody else of the tenant can take the same room."""
+    used = await store.used_bytes(tx, tenant_id)
+    if used + size > most:
+        raise StorageFull(
+            f"the quota of {most:,} bytes does not hold {size:,} more: {used:,} are used",
+            quota_bytes=most,
+            used_bytes=used,
+        )
 
 
 async def get(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:

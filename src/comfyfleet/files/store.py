@@ -4,10 +4,10 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, delete, insert, select, update
+from sqlalchemy import BigInteger, RowMapping, cast, delete, func, insert, select, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import is_sqlite, locked
 from comfyfleet.db.tenant import files
 from comfyfleet.files.model import File
 
@@ -64,6 +64,18 @@ async def remove(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     )
     row = found.mappings().first()
     return None if row is None else _file(row)
+
+
+async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
+    """With those that are only announced. Who asks for room waits for those who ask too."""
+    if not is_sqlite(tx):
+        key = int.from_bytes(tenant_id.bytes[:8], signed=True)
+        await tx.execute(select(func.pg_advisory_xact_lock(key)))
+    mine = files.c.tenant_id == tenant_id
+    stored = await tx.scalar(select(func.sum(files.c.size)).where(mine))
+    announced = cast(files.c.metadata["announced_size"].as_string(), BigInteger)
+    coming = await tx.scalar(select(func.sum(announced)).where(mine, files.c.size.is_(None)))
+    return int(stored or 0) + int(coming or 0)
 
 
 def _row(file: File) -> dict[str, Any]:

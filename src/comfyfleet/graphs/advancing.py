@@ -160,7 +160,8 @@ class _Step:
         affordable, unpaid = await self._affordable(tx, orders)
         if affordable:
             now, tenant_id = self.graphs.sides.clock(), self.kept.head.tenant_id
-            added, words = await jobs.submit(tx, tenant_id, affordable, now=now)
+            most = self.graphs.sides.active_max
+            added, words = await jobs.submit(tx, tenant_id, affordable, now=now, active_max=most)
             outcome.jobs += added
             outcome.words += words
         advance = await self._without(tx, [*refused, *unpaid], outcome)

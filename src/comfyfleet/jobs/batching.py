@@ -114,7 +114,9 @@ async def _write(sides: Sides, batch: Batch, asked: dict[UUID, Submission]) -> t
         created = await batches.create(tx, batch)
         if not created.is_new:
             return created.batch, False
-        jobs, words = await service.submit(tx, batch.tenant_id, clamped, now=sides.clock())
+        jobs, words = await service.submit(
+            tx, batch.tenant_id, clamped, now=sides.clock(), active_max=sides.active_max
+        )
     await deliver(sides, pool, jobs, words)
     return batch, True
 

@@ -3,9 +3,17 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 FRESH = timedelta(seconds=2)
+
+
+class ActiveMax(NamedTuple):
+    """So many jobs may be queued or running at once, whichever way they came."""
+
+    of_user: int
+    of_tenant: int
 
 
 @dataclass

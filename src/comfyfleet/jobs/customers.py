@@ -90,8 +90,7 @@ async def _apply(
         offered = await offered_by(tx, wanted.effect_id)
         tenant = await tenants.require_kept(tx, tenant_id)
     asked = await ordered(sides, tenant_id, user_id, offered, wanted)
-    most = sides.settings.max_active_jobs_per_user
-    return await submitting.submit_new(sides, tenant_id, asked, active_max=most, tenant=tenant)
+    return await submitting.submit_new(sides, tenant_id, asked, tenant=tenant)
 
 
 async def offered_by(tx: Tx, effect_id: UUID) -> Offered:
@@ -232,9 +231,7 @@ async def retry(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> t
         raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
     new_id = retry_id(failed)
     asked = replace(once_more(failed), price_tokens=await _price_today(sides, failed))
-    added = await submitting.submit_many(
-        sides, tenant_id, {new_id: asked}, active_max=sides.settings.max_active_jobs_per_user
-    )
+    added = await submitting.submit_many(sides, tenant_id, {new_id: asked})
     if added:
         return added[0], True
     return await get(sides, tenant_id, user_id, new_id), False
@@ -250,7 +247,7 @@ async def _price_today(sides: Sides, job: Job) -> int:
 async def why(sides: Sides, tenant_id: UUID, user_id: UUID, job_id: UUID) -> str:
     job = await get(sides, tenant_id, user_id, job_id)
     if job.asked.is_held and job.status == JobStatus.QUEUED:
-        return "It is held until others of its batch have ended."
+        return "It is held until others of yours have ended."
     async with sides.central.look() as tx:
         row = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None:

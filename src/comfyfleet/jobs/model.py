@@ -111,6 +111,13 @@ class Shortage(NamedTuple):
     told: str
 
 
+class HeldJob(NamedTuple):
+    """It waits on the tenant's side."""
+
+    id: UUID
+    batch_id: UUID | None
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One lease under which the prompt was sent to a backend."""

@@ -5,6 +5,7 @@ transaction; `settling` delivers it, at once or by a sweep.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from uuid import UUID
 from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Lease
 from comfyfleet.jobs import consequences, store
+from comfyfleet.jobs.caps import ActiveMax
 from comfyfleet.jobs.consequences import NewId
 from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
 from comfyfleet.kernel.errors import Conflict, InvalidInput, LeaseLost, NotFound, TooManyActive
@@ -46,22 +48,26 @@ async def submit(
     asked: Mapping[UUID, Submission],
     *,
     now: datetime,
-    active_max: int | None = None,
+    active_max: ActiveMax | None = None,
 ) -> tuple[list[Job], list[int]]:
     """The new jobs and the words left for them; ids that are known already change nothing.
 
     All of it or nothing: too few tokens, too many active jobs or busy media end the transaction.
+    Jobs of batches and runs wait instead, held, until others of their user have ended.
     """
     user_id = _payer(asked)
     if user_id:
+        # Counted while it is locked: two submits at once can't both be the last one.
         await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
+        if active_max:
+            asked = await _held_beyond(tx, tenant_id, user_id, asked, active_max)
     added: list[Job] = []
     pairs = list(asked.items())
     for start in range(0, len(pairs), ROWS_PER_STATEMENT_MAX):
         part = dict(pairs[start : start + ROWS_PER_STATEMENT_MAX])
         added += await store.add(tx, tenant_id, part, now=now)
     if user_id and added:
-        await _check_active(tx, tenant_id, user_id, active_max)
+        await _check_active(tx, tenant_id, user_id, added, active_max)
         prices = {job.id: job.reserved_tokens for job in added}
         await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
     await consequences.after_submit(tx, added, now=now)
@@ -79,17 +85,48 @@ def _payer(asked: Mapping[UUID, Submission]) -> UUID | None:
     return user_id
 
 
-async def _check_active(tx: Tx, tenant_id: UUID, user_id: UUID, active_max: int | None) -> None:
-    """Counted while the wallet is locked: two submits at once can't both be the last one."""
-    if active_max is None:
+def _waits(asked: Submission) -> bool:
+    """It is a part of something larger, which goes on when there is room."""
+    return asked.batch_id is not None or asked.run_id is not None
+
+
+async def _held_beyond(
+    tx: Tx, tenant_id: UUID, user_id: UUID, asked: Mapping[UUID, Submission], most: ActiveMax
+) -> Mapping[UUID, Submission]:
+    """As many as there is room for go to the queue, in their order."""
+    if not any(map(_waits, asked.values())):
+        return asked
+    room = await active_room(tx, tenant_id, user_id, most)
+    kept: dict[UUID, Submission] = {}
+    for job_id, each in asked.items():
+        is_held = each.is_held or (_waits(each) and room <= 0)
+        room -= not is_held
+        kept[job_id] = replace(each, is_held=is_held)
+    return kept
+
+
+async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveMax) -> int:
+    """How many more may be active; below zero: too many are."""
+    of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
+    return min(most.of_user - of_user, most.of_tenant - of_tenant)
+
+
+async def _check_active(
+    tx: Tx, tenant_id: UUID, user_id: UUID, added: Sequence[Job], most: ActiveMax | None
+) -> None:
+    if most is None or all(_waits(job.asked) for job in added):
         return
-    active = await store.count_active(tx, tenant_id, user_id)
-    if active > active_max:
-        raise TooManyActive(
-            f"at most {active_max} jobs of a user may be active",
-            retry_after_seconds=RETRY_SECONDS,
-            active=active - 1,
-        )
+    of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
+    for active, limit, whose in (
+        (of_user, most.of_user, "user"),
+        (of_tenant, most.of_tenant, "tenant"),
+    ):
+        if active > limit:
+            raise TooManyActive(
+                f"at most {limit} jobs of a {whose} may be active",
+                retry_after_seconds=RETRY_SECONDS,
+                active=active - len(added),
+            )
 
 
 async def words_for_runs(

@@ -13,7 +13,7 @@ from comfyfleet.effects.models import models_of
 from comfyfleet.fleets.abilities import Abilities
 from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.jobs import store
-from comfyfleet.jobs.caps import Caps
+from comfyfleet.jobs.caps import ActiveMax, Caps
 from comfyfleet.jobs.keeping import Documents, Lately, Prompts
 from comfyfleet.jobs.model import Shortage
 from comfyfleet.jobs.news import News
@@ -70,6 +70,12 @@ class Sides:
             log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
             return None
         return None if job is None else models_of(job.asked.prompt)
+
+    @property
+    def active_max(self) -> ActiveMax:
+        return ActiveMax(
+            self.settings.max_active_jobs_per_user, self.settings.max_active_jobs_per_tenant
+        )
 
     async def pool_of(self, tenant_id: UUID) -> Database:
         return self.pools[await self._pool_name(tenant_id)]

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    Integer,
     bindparam,
     delete,
     func,
@@ -25,17 +26,20 @@ from comfyfleet.db.fixed import Fixed, FixedInsert
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
     IS_ACTIVE,
+    IS_HELD,
     IS_RARE,
     ai_jobs,
     job_attempts,
     outbox,
 )
 from comfyfleet.db.types import Moment
-from comfyfleet.jobs.model import Attempt, Failure, Job, JobStatus, Submission
+from comfyfleet.jobs.model import Attempt, Failure, HeldJob, Job, JobStatus, Submission
 from comfyfleet.jobs.rows import SUBMITTED, job_of, just_added, row_of
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
 ATTEMPTS_MAX = 200
+# A refusal tells how many there are; nobody needs to know of more than this.
+COUNTED_BEYOND = 1000
 _ADD = FixedInsert(ai_jobs, SUBMITTED, returning=[ai_jobs.c.id])
 
 
@@ -168,22 +172,31 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
     return len(ids)
 
 
-_COUNT_ACTIVE = Fixed(
-    lambda tx: select(func.count().label("active")).where(
-        ai_jobs.c.tenant_id == bindparam("of_tenant"),
-        ai_jobs.c.user_id == bindparam("of_user"),
+def _counted(*mine: Any) -> Any:
+    some = (
         # As the index says it: bound values would hide from the planner that it fits.
-        text(IS_ACTIVE),
-        ai_jobs.c.batch_id.is_(None),
-        ai_jobs.c.run_id.is_(None),
+        select(ai_jobs.c.id)
+        .where(ai_jobs.c.tenant_id == bindparam("of_tenant"), text(IS_ACTIVE), ~ai_jobs.c.is_held)
+        .where(*mine)
+        .limit(bindparam("at_most", type_=Integer))
+        .subquery()
+    )
+    return select(func.count()).select_from(some).scalar_subquery()
+
+
+_COUNT_ACTIVE = Fixed(
+    lambda tx: select(
+        _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
+        _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
     )
 )
 
 
-async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
-    """Of a user; those of batches and runs have limits of their own."""
-    counted = await _COUNT_ACTIVE.rows(tx, {"of_tenant": tenant_id, "of_user": user_id})
-    return int(counted[0]["active"])
+async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> tuple[int, int]:
+    """Of the user and of all users of the tenant, those that are held not counted; up to a bound."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "at_most": most + COUNTED_BEYOND}
+    (counted,) = await _COUNT_ACTIVE.rows(tx, values)
+    return int(counted["of_user"]), int(counted["of_tenant"])
 
 
 async def page(
@@ -228,17 +241,42 @@ async def of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
     return [job_of(row) for row in found.mappings()]
 
 
-async def batches_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """(tenant, batch) of those that have jobs to admit."""
+async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
+    """(tenant, user) of those that have jobs to admit."""
     found = await tx.execute(
-        select(ai_jobs.c.tenant_id, ai_jobs.c.batch_id)
-        .where(
-            ai_jobs.c.status == JobStatus.QUEUED, ai_jobs.c.is_held, ai_jobs.c.batch_id.is_not(None)
-        )
+        select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
+        .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
         .distinct()
         .limit(limit)
     )
-    return [(row.tenant_id, row.batch_id) for row in found]
+    return [(row.tenant_id, row.user_id) for row in found]
+
+
+async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[HeldJob]:
+    """The oldest first."""
+    found = await tx.execute(
+        select(ai_jobs.c.id, ai_jobs.c.batch_id)
+        .where(text(IS_HELD), ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
+        .order_by(ai_jobs.c.submitted_at, ai_jobs.c.batch_position, ai_jobs.c.id)
+        .limit(limit)
+    )
+    return [HeldJob(*row) for row in found]
+
+
+async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, int]:
+    """How many jobs of each of a user's batches are in the queue or run."""
+    found = await tx.execute(
+        select(ai_jobs.c.batch_id, func.count())
+        .where(
+            text(IS_ACTIVE),
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,
+            ai_jobs.c.batch_id.is_not(None),
+            ~ai_jobs.c.is_held,
+        )
+        .group_by(ai_jobs.c.batch_id)
+    )
+    return {row[0]: row[1] for row in found}
 
 
 async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:

@@ -18,16 +18,14 @@ JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
 
 
-async def submit(
-    sides: Sides, tenant_id: UUID, asked: Submission, *, active_max: int | None = None
-) -> tuple[Job, bool]:
+async def submit(sides: Sides, tenant_id: UUID, asked: Submission) -> tuple[Job, bool]:
     """The job, and whether it is new: the same idempotency key gives the same job."""
     pool = await sides.pool_of(tenant_id)
     async with pool.look() as tx:
         before = await service.same_asked_before(tx, tenant_id, asked)
     if before:
         return await again(sides, before), False
-    return await submit_new(sides, tenant_id, asked, active_max=active_max)
+    return await submit_new(sides, tenant_id, asked)
 
 
 async def submit_new(
@@ -35,13 +33,10 @@ async def submit_new(
     tenant_id: UUID,
     asked: Submission,
     *,
-    active_max: int | None = None,
     tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
     """Not looked for first, as its idempotency key is mostly unused: the database decides."""
-    added = await submit_many(
-        sides, tenant_id, {sides.new_id(): asked}, active_max=active_max, tenant=tenant
-    )
+    added = await submit_many(sides, tenant_id, {sides.new_id(): asked}, tenant=tenant)
     if added:
         return added[0], True
     pool = await sides.pool_of(tenant_id)
@@ -64,14 +59,13 @@ async def submit_many(
     tenant_id: UUID,
     asked: dict[UUID, Submission],
     *,
-    active_max: int | None = None,
     tenant: Tenant | None = None,
 ) -> Sequence[Job]:
     clamped = await admissible(sides, tenant_id, asked, tenant=tenant)
     pool = await sides.pool_of(tenant_id)
     async with pool.begin() as tx:
         added, words = await service.submit(
-            tx, tenant_id, clamped, now=sides.clock(), active_max=active_max
+            tx, tenant_id, clamped, now=sides.clock(), active_max=sides.active_max
         )
     await deliver(sides, pool, added, words)
     return added

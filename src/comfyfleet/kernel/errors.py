@@ -29,6 +29,7 @@ FleetError
  ├─ Forbidden             the key is right, and does not allow this
  ├─ Refused               well-formed, and not possible as things stand
  │   ├─ InputUnavailable  the file at a customer's URL can't be had, or not from there
+ │   ├─ StorageFull       the tenant stores as much as it may
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a cap is reached; carries when to come again
  │   ├─ TooManyActive     a user has as many active jobs as allowed
@@ -177,6 +178,10 @@ class Refused(FleetError):
 
 class InputUnavailable(Refused):
     code = "input_unavailable"
+
+
+class StorageFull(Refused):
+    code = "storage_full"
 
 
 class InsufficientTokens(Refused):

@@ -44,7 +44,9 @@ class Settings:
     max_fleet_workers: int = 50  # of a fleet without a cap of its own
     max_queued_per_tenant: int = 100_000  # of a tenant without a limit of its own
     max_queued_total: int = 2_000_000  # jobs that may wait in all
-    max_active_jobs_per_user: int = 5  # queued and running
+    max_active_jobs_per_user: int = 5  # queued and running, by whatever way they came
+    max_active_jobs_per_tenant: int = 1000  # of all its users, about
+    max_storage_bytes_per_tenant: int = 1024**4  # announced uploads too; without its own
     max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
     event_keep_days: int = 7  # events of jobs, from which readers go on; 0: for ever
     delivery_keep_days: int = 30  # the log of deliveries to webhooks; 0: for ever
@@ -59,8 +61,10 @@ class Settings:
     max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not compared with those there are
     max_picture_pixels: int = 64_000_000  # of one picture, by its header; the engine reads it, too
     fetch_seconds: int = 120  # within which a file at a customer's URL must have arrived
-    calls_per_second: float = 20.0  # of one API key, on average
-    calls_at_once: int = 100  # of one API key, after a pause
+    calls_per_second: float = 20.0  # of one user with all keys, on average
+    calls_at_once: int = 100  # of one user, after a pause
+    tenant_calls_per_second: float = 200.0  # of one tenant with all users, on average
+    tenant_calls_at_once: int = 1000  # of one tenant, after a pause
     max_streams_per_key: int = 50  # server-sent events that one API key follows at once
     max_streams_per_user: int = 100  # and all keys of one user
     max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL

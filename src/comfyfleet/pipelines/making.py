@@ -19,6 +19,7 @@ from comfyfleet.effects.values import seed_within
 from comfyfleet.graphs.catalogue import WorkflowFacts
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
+from comfyfleet.jobs.caps import ActiveMax
 from comfyfleet.jobs.model import Job, Submission
 from comfyfleet.jobs.ordering import Order, submission
 from comfyfleet.jobs.settling import deliver
@@ -229,7 +230,7 @@ async def make(
         )
         if generation not in still:
             return None
-        added, words = await _submit(tx, state, made, now)
+        added, words = await _submit(tx, state, made, now, sides.active_max)
     await deliver(sides, pool, added, words)
     sides.news.tell(run_id)
     return added[0] if added else None
@@ -301,13 +302,16 @@ def _by_reference(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _submit(tx: Tx, state: State, made: Made, now: datetime) -> tuple[list[Job], list[int]]:
+async def _submit(
+    tx: Tx, state: State, made: Made, now: datetime, active_max: ActiveMax
+) -> tuple[list[Job], list[int]]:
     run_id, tenant_id = state.stored.id, state.stored.tenant_id
     step = made.generation.step
     parent = made.generation.parent if isinstance(made.generation, ChildGeneration) else None
     number = await job_rows.next_number(tx, run_id, step, parent)
     job_id = job_id_of(run_id, step, parent, number)
-    added, words = await jobs.submit(tx, tenant_id, {job_id: made.asked}, now=now)
+    asked = {job_id: made.asked}
+    added, words = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
     if not added:
         return [], []
     row = PipelineJob(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -38,10 +39,8 @@ class Till:
     def priced(self, **changes: object) -> Submission:
         return asked(user_id=self.user_id, price_tokens=10, **changes)  # type: ignore[arg-type]
 
-    async def submit(self, active_max: int | None = None, **changes: object) -> Job:
-        job, _ = await submitting.submit(
-            self.sides, self.tenant_id, self.priced(**changes), active_max=active_max
-        )
+    async def submit(self, **changes: object) -> Job:
+        job, _ = await submitting.submit(self.sides, self.tenant_id, self.priced(**changes))
         return job
 
     async def lease(self) -> Handed:
@@ -138,7 +137,9 @@ async def test_the_same_request_is_paid_once_however_often_it_comes(till: Till) 
 
 
 async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
-    submits = [till.submit(active_max=1) for _ in range(4)]
+    one = replace(till.sides.settings, max_active_jobs_per_user=1)
+    till.sides = replace(till.sides, settings=one)
+    submits = [till.submit() for _ in range(4)]
     made = await asyncio.gather(*submits, return_exceptions=True)
     assert sum(isinstance(each, Job) for each in made) == 1
     assert sum(isinstance(each, TooManyActive) for each in made) == 3

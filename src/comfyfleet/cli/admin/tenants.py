@@ -114,6 +114,28 @@ def retention(
 
 
 @app.command
+def quota(
+    tenant: TenantId,
+    most_bytes: Annotated[
+        int | None, Parameter(help="Without it, only look; 0 lets nothing in.")
+    ] = None,
+    /,
+    *,
+    as_settings: Annotated[bool, Parameter(help="No quota of its own any more.")] = False,
+    asking: Asking = USUALLY,
+    world: InWorld,
+) -> None:
+    """How many bytes a tenant stores, and how many it may; or set that."""
+    with control(asking, world) as plane:
+        if as_settings or most_bytes is not None:
+            given = None if as_settings else most_bytes
+            plane.put("tenants", tenant, "quota", max_storage_bytes=given)
+        answer = plane.get("tenants", tenant, "storage")
+    said = f"{answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used"
+    _done(answer, f"tenant {tenant}: {said}", asking, world)
+
+
+@app.command
 def credit(
     tenant: TenantId,
     amount: Annotated[int, Parameter(help="In tokens.")],

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
+from comfyfleet.files import service as files
 from comfyfleet.http.admin.routing import Answer, Body, Operator, Owner, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.values import INTEGER_MAX
@@ -61,6 +62,11 @@ class Quota(Body):
         description="So much may it store; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
         examples=[50 * 1024**3],
     )
+
+
+class Storage(Answer):
+    used_bytes: int = Field(description="With uploads that are only announced.")
+    max_storage_bytes: int
 
 
 class TenantAnswer(Answer):
@@ -147,6 +153,16 @@ async def set_quota(
         tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
         await _record(tx, tenant, "set_quota", owner, now, body.model_dump())
     return answer_of(tenant)
+
+
+@router.get("/tenants/{tenant_id}/storage")
+async def storage(tenant_id: UUID, plane: GivenPlane) -> Storage:
+    async with plane.central.look() as tx:
+        tenant = await tenants.get(tx, tenant_id)
+    async with plane.pools[tenant.pool].begin() as tx:
+        used = await files.used_bytes(tx, tenant_id)
+    own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
+    return Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
 
 
 async def _record(

@@ -44,7 +44,14 @@ _MODULES = (
 
 def install(app: FastAPI, plane: Plane) -> None:
     settings = plane.settings
-    app.state.rates = Rates(per_second=settings.calls_per_second, at_once=settings.calls_at_once)
+    app.state.rates = Rates(
+        "user", per_second=settings.calls_per_second, at_once=settings.calls_at_once
+    )
+    app.state.tenant_rates = Rates(
+        "tenant",
+        per_second=settings.tenant_calls_per_second,
+        at_once=settings.tenant_calls_at_once,
+    )
     app.state.fetches = Fetches()
     app.state.streams = Streams(
         per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user

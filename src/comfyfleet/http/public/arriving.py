@@ -78,8 +78,15 @@ async def announce(plane: Plane, caller: Caller, announced: Announcement) -> tup
         size=announced.size,
     )
     async with plane.pools[caller.tenant.pool].begin() as tx:
+        most = quota_of(plane, caller)
+        await files.require_room(tx, caller.tenant.id, announced.size, most=most)
         await files.add(tx, file)
     return file, put
+
+
+def quota_of(plane: Plane, caller: Caller) -> int:
+    own = caller.tenant.max_storage_bytes
+    return plane.settings.max_storage_bytes_per_tenant if own is None else own
 
 
 async def link(plane: Plane, caller: Caller, file_id: UUID) -> tuple[Media, bool]:
@@ -169,6 +176,8 @@ async def fetch(plane: Plane, caller: Caller, url: str) -> Media:
             await plane.store.put_file(file.path, path, file.mime_type)
     async with plane.pools[caller.tenant.pool].begin() as tx:
         if twin is None:
+            most = quota_of(plane, caller)
+            await files.require_room(tx, caller.tenant.id, file.size or 0, most=most)
             await files.add(tx, file)
         return await _create(tx, plane, caller, twin or file, plane.sides.new_id())
 

@@ -43,7 +43,10 @@ async def customer_calling(request: Request) -> Caller:
         )
     async with plane.central.look() as tx:
         caller = await _known(tx, plane, bearer.credentials, now)
-    rates_of(request).take(caller.key.id, now)
+    # Whatever keys they call by.
+    rates_of(request).take(caller.user_id, now)
+    tenant_rates: Rates = request.app.state.tenant_rates
+    tenant_rates.take(caller.tenant.id, now)
     if not caller.key.is_use_noted(now):
         async with plane.central.begin() as tx:
             await keys.note_use(tx, caller.key, now=now)

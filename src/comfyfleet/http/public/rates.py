@@ -1,6 +1,6 @@
-"""How often a key may call: a bucket of calls for each, refilled as time goes by.
+"""How often a user and a tenant may call: a bucket of calls for each, refilled as time goes by.
 
-In this process only: with n control planes a key may call n times as often.
+In this process only: with n control planes they may call n times as often.
 """
 
 from collections import Counter, OrderedDict
@@ -25,15 +25,16 @@ class _Bucket:
 
 
 class Rates:
-    def __init__(self, *, per_second: float, at_once: int) -> None:
+    def __init__(self, whose: str, *, per_second: float, at_once: int) -> None:
+        self._whose = whose
         self._per_second = per_second
         self._at_once = at_once
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
-    def take(self, key_id: UUID, now: datetime) -> None:
+    def take(self, who: UUID, now: datetime) -> None:
         """One call; TooManyCalls says in how many seconds there will be one again."""
-        bucket = self._buckets.setdefault(key_id, _Bucket(self._at_once, now))
-        self._buckets.move_to_end(key_id)
+        bucket = self._buckets.setdefault(who, _Bucket(self._at_once, now))
+        self._buckets.move_to_end(who)
         if len(self._buckets) > KEPT_MAX:
             self._buckets.popitem(last=False)
         seconds = max(0.0, (now - bucket.at).total_seconds())
@@ -42,7 +43,7 @@ class Rates:
         if bucket.left < 1:
             wait = (1 - bucket.left) / self._per_second
             raise TooManyCalls(
-                f"this key calls more than {self._per_second:g} times a second",
+                f"this {self._whose} calls more than {self._per_second:g} times a second",
                 retry_after_seconds=round(wait, 3),
             )
         bucket.left -= 1
