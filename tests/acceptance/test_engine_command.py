@@ -60,10 +60,10 @@ def test_without_a_folder_nothing_stays() -> None:
     assert not Path(folder[1]).exists()
 
 
-def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     with started() as (_, url):
         command: list[str | Path] = [COMFYFLEET, "engine", "--port", url.rpartition(":")[2]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_SECONDS_MAX)
     assert done.returncode == 1
     assert "can't be listened on" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
