@@ -17,6 +17,8 @@ from comfyfleet.db import Database, Tx
 from comfyfleet.effects.model import SEED_MAX, Property
 from comfyfleet.effects.values import seed_within
 from comfyfleet.graphs.catalogue import WorkflowFacts
+from comfyfleet.graphs.placing import alternatives, is_ours, nobody
+from comfyfleet.graphs.world import backends
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs import submitting
 from comfyfleet.jobs.caps import ActiveMax
@@ -148,7 +150,7 @@ async def _work_of(sides: Sides, pool: Database, stored: StoredRun) -> list[Gene
     found = await _wanted(sides, state)
     generations = [each for each in found if not isinstance(each, NoWork)]
     if not generations:
-        await _note_no_work(sides, pool, state.stored, found)
+        await _note_no_work(sides, pool, state, found)
     return generations
 
 
@@ -173,17 +175,32 @@ async def _prices(sides: Sides, state: State) -> dict[int, int]:
 
 
 async def _note_no_work(
-    sides: Sides, pool: Database, seen: StoredRun, found: Sequence[Generation | NoWork]
+    sides: Sides, pool: Database, state: State, found: Sequence[Generation | NoWork]
 ) -> None:
+    seen = state.stored
     reason = next(each.reason for each in found if isinstance(each, NoWork))
     again: datetime | None = None
+    trouble: str | None = None
     if reason in _UNTIL_SOMETHING_ENDS:
         again = sides.clock() + timedelta(seconds=sides.settings.comfyui_submit_interval)
+        trouble = await _nobody_can(sides, state)
     async with pool.begin() as tx:
-        await runs.note_look(tx, seen, {"reason": reason, "trouble": None, "look_at": again})
+        await runs.note_look(tx, seen, {"reason": reason, "trouble": trouble, "look_at": again})
         if seen.reason != reason and reason not in _UNTIL_SOMETHING_ENDS:
             await journal.record(tx, seen, "no_work", {"reason": reason}, now=sides.clock())
     sides.news.tell(seen.id)
+
+
+async def _nobody_can(sides: Sides, state: State) -> str | None:
+    """Of what is in flight, the first step whose jobs nobody can run just now."""
+    async with sides.central.look() as tx:
+        facts = await facts_by_step(tx, state.pipeline)
+        there = await backends(tx, sides)
+    for number in sorted({each.step for each in state.in_flight} & facts.keys()):
+        each = facts[number]
+        if is_ours(each) and not alternatives(each.slug, there):
+            return f"step {state.pipeline.steps[number].name!r}: {nobody(each)}"
+    return None
 
 
 async def _note_trouble(sides: Sides, pool: Database, seen: StoredRun, error: FleetError) -> None:

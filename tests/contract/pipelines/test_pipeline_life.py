@@ -434,3 +434,12 @@ async def test_a_step_that_cannot_be_made_stops_no_other(studio: Studio) -> None
     assert handed.prompt["1"]["class_type"] == "EmptyImage"  # the second of the base
     stored = (await studio.state(run)).stored
     assert stored.trouble == "step 'Fix it': the workflow fix is not offered at present"
+
+
+async def test_a_job_that_nobody_can_run_is_told_as_the_runs_trouble(studio: Studio) -> None:
+    run = await studio.start(ONE_STEP, base=1)
+    for _ in range(2):
+        await studio.sweep()
+        studio.clock.go_on(seconds=60)
+    trouble = (await studio.state(run)).stored.trouble or ""
+    assert "NoBackendAvailable: no backend can run draw at the moment" in trouble
