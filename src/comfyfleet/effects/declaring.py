@@ -109,7 +109,7 @@ def _check_shape(each: Property) -> None:
         raise refused(each, "a name begins with a letter, then letters, digits, _, . and -")
     if each.type not in PROPERTY_TYPES:
         near = closest(each.type, PROPERTY_TYPES)
-        meant = f", did you mean {near[0]}?" if near else ";"
+        meant = f", did you mean {near[0]}?" if near else "."
         listed = ", ".join(PROPERTY_TYPES)
         raise refused(each, f"{shown(each.type)} is no type{meant} There are: {listed}")
     if (each.binding is None) == (each.placeholder is None):

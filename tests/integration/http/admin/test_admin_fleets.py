@@ -127,8 +127,9 @@ async def test_one_able_worker_is_enough_and_the_others_are_told(
     await make_workflow(client)
     await join(plane, "able", ALL)
     await join(plane, "poor", BackendFacts(node_types=("SaveImage",)))
-    answer = await assign(client, "photo")
-    assert answer.json()["warnings"] == []
+    (warning,) = (await assign(client, "photo")).json()["warnings"]
+    assert "1 of 2 workers of gpus/production can't run photo" in warning
+    assert "poor lacks node" in warning
     workers = (await client.get("/api/admin/workflows/photo/workers")).json()["workers"]
     assert {each["worker_id"]: each["can_run"] for each in workers} == {
         "able": True,

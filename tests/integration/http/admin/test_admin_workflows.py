@@ -46,7 +46,7 @@ async def test_a_prompt_is_registered_and_shown_with_what_it_needs(
     await report_object_info(client, plane)
     answer = await register(client, price_tokens=5, required_capabilities=["big"])
     assert answer.status_code == 201
-    assert answer.json() == {"slug": "photo", "version": 1, "warnings": []}
+    assert answer.json() == {"slug": "photo", "version": 1, "warnings": [], "notes": []}
     shown = (await client.get("/api/admin/workflows/photo")).json()
     assert shown["models"][0] == {
         "input": "CheckpointLoaderSimple.ckpt_name",
@@ -66,7 +66,7 @@ async def test_an_editors_workflow_is_registered_with_the_engine_alone(
     answer = await register(
         client, slug=name, document=document, properties=[], output_node_id=None
     )
-    assert answer.json() == {"slug": name, "version": 1, "warnings": []}
+    assert answer.json() == {"slug": name, "version": 1, "warnings": [], "notes": []}
     assert (await client.get(f"/api/admin/workflows/{name}")).json()["kind"] == "workflow"
 
 
@@ -104,7 +104,7 @@ async def test_a_workflow_is_held_back_and_let_go(client: httpx.AsyncClient) -> 
     [
         ({"properties": [{"name": "x", "type": "text", "binding": "77.text"}]}, "77"),
         ({"properties": [PROPERTIES[1], PROPERTIES[1]]}, "what"),
-        ({"properties": [{"name": "x", "type": "words", "binding": "4.text"}]}, "properties.0"),
+        ({"properties": [{"name": "x", "type": "words", "binding": "4.text"}]}, "is no type"),
         ({"output_node_id": "77"}, "77"),
         ({"document": {"no": "document"}}, "neither a workflow nor a prompt"),
         ({"slug": "No Good"}, "slug"),
