@@ -25,7 +25,7 @@ from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import FleetError, InvalidInput
 
 log = logging.getLogger(__name__)
-PAGE = 500
+PAGE = 2000
 # What is younger is still on its way between the two databases.
 SETTLED = timedelta(seconds=30)
 LEASED, QUEUED, POOL = "leased", "queued", "pool"

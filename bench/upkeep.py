@@ -1,0 +1,78 @@
+"""Reconcile with 100,000 queued, and leases while 1,000,000 old rows are removed, on PostgreSQL."""
+
+import asyncio
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter
+
+from tests.dbkit.databases import Databases
+from tests.dbkit.postgres import running_postgres
+from tests.jobskit.sides import START, ByHand, sides_on, waiter
+
+from comfyfleet.jobs.reconciling import reconcile
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.upkeep.thinning import thin
+
+QUEUED, OLD = 100_000, int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+JOBS = """
+    INSERT INTO ai_jobs (id, tenant_id, workflow_id, workflow_slug, workflow_version, stage, provider,
+        priority, status, prompt, properties, assets, submitted_at)
+    SELECT md5(n::text)::uuid, 'TENANT', 1, 'workflow-1', 1, 'production', 'self_hosted', 0, 'queued',
+        '{}', '{}', '[]', 'AT' FROM generate_series(1, COUNT) n"""
+DISPATCHES = """
+    INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, provider, status, priority,
+        rank, created_at, queued_at)
+    SELECT 'TENANT', md5(n::text)::uuid, 1, 'self_hosted', 'queued', 0, n, 'AT', 'AT'
+    FROM generate_series(1, COUNT) n"""
+AUDIT = """
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT 'AT'::timestamptz - interval '400 days', 'worker:' || n % 200, 'lease', 'dispatch:' || n,
+        'TENANT', '{}' FROM generate_series(1, COUNT) n"""
+
+
+async def leases(sides: Sides, seconds: float) -> list[float]:
+    """How long each took, in milliseconds."""
+    took, until = [], perf_counter() + seconds
+    while perf_counter() < until:
+        begun = perf_counter()
+        assert await sides.queue.lease(waiter(), wait_seconds=0)
+        took.append((perf_counter() - begun) * 1000)
+    return took
+
+
+def told(name: str, took: list[float]) -> str:
+    parts = quantiles(took, n=100)
+    return f"{name}: {len(took)} leases, median {parts[49]:.1f} ms, p99 {parts[98]:.1f} ms"
+
+
+async def main(url: str, folder: Path) -> None:
+    clock = ByHand()
+    async with sides_on(Databases(folder, url), folder, clock) as (sides, tenant_id):
+
+        async def fill(statement: str, count: int, *, is_central: bool) -> None:
+            for name, value in {"TENANT": tenant_id, "AT": START, "COUNT": count}.items():
+                statement = statement.replace(name, str(value))
+            database = sides.central if is_central else sides.pools["main"]
+            async with database.begin() as tx:
+                await tx.exec_driver_sql(statement)
+                await tx.exec_driver_sql("ANALYZE")  # as autovacuum does
+
+        await fill(JOBS, QUEUED, is_central=False)
+        await fill(DISPATCHES, QUEUED, is_central=True)
+        clock.now = START + timedelta(minutes=5)
+        begun = perf_counter()
+        repairs = await reconcile(sides)
+        print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")  # noqa: T201
+        await fill(AUDIT, OLD, is_central=True)
+        print(told("alone", await leases(sides, 10)))  # noqa: T201
+        removing = asyncio.create_task(thin(sides))
+        print(told("while rows are removed", await leases(sides, 10)))  # noqa: T201
+        print(f"removed meanwhile and after: {(await removing)['audit']:,}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    with running_postgres() as server, tempfile.TemporaryDirectory() as data:
+        asyncio.run(main(server, Path(data)))
