@@ -65,12 +65,12 @@ async def main(url: str, folder: Path) -> None:
         clock.now = START + timedelta(minutes=5)
         begun = perf_counter()
         repairs = await reconcile(sides)
-        print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")  # noqa: T201
+        print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")
         await fill(AUDIT, OLD, is_central=True)
-        print(told("alone", await leases(sides, 10)))  # noqa: T201
+        print(told("alone", await leases(sides, 10)))
         removing = asyncio.create_task(thin(sides))
-        print(told("while rows are removed", await leases(sides, 10)))  # noqa: T201
-        print(f"removed meanwhile and after: {(await removing)['audit']:,}")  # noqa: T201
+        print(told("while rows are removed", await leases(sides, 10)))
+        print(f"removed meanwhile and after: {(await removing)['audit']:,}")
 
 
 if __name__ == "__main__":
