@@ -10,6 +10,9 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 
+from comfyfleet.http.json_body import _object, parse_tolerantly
+from comfyfleet.kernel.errors import InvalidInput
+
 ECHO = {
     "name": "Echo",
     "nodes": [{"id": "x", "type": "input", "value_type": "any"}, {"id": "y", "type": "output"}],
@@ -58,6 +61,33 @@ async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Sho
         answer = await post(ada.client, path, f'{{"inputs": {{"x": {value}}}}}')
         assert answer.status_code == 422, (value[:20], answer.text)
         assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+async def test_another_encoding_hides_nothing_from_the_reader(shop: Shop, encoding: str) -> None:
+    ada = await shop.customer()
+    path = await echo(ada)
+    for value in ('"a\\u0000b"', '{"\\u0000": 1}', '"\\ud800"', '"\\uD800"'):
+        body = f'{{"inputs": {{"x": {value}}}}}'.encode(encoding)
+        answer = await ada.client.post(path, content=body, headers=JSON)
+        assert answer.status_code == 422, (value, answer.text)
+    assert parse_tolerantly('["a\\u0000", "\\ud800"]'.encode(encoding)) == ["a\ufffd", "\ufffd"]
+
+
+class Name(str):
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return super().__eq__(other)
+
+
+def test_a_field_that_stands_twice_is_found_among_very_many_in_one_pass() -> None:
+    names = [Name(number) for number in range(2_000)]
+    with pytest.raises(InvalidInput, match="'1999' stands twice"):
+        _object([(name, 1) for name in [*names, Name(1_999)]])
+    assert Name.compared < 10 * len(names)
 
 
 async def test_a_file_id_that_is_none_is_a_value_like_any_other(shop: Shop) -> None:

@@ -9,6 +9,7 @@ import json
 import json.scanner
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,7 +29,7 @@ SMALL_BYTES = 256 * 1024
 # Not the shared pool: its threads read and write files.
 _parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
 # Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
-_SUSPECT = (b"\\u0000", b"\\ud", b"\\uD")
+_SUSPECT = ("\\u0000", "\\ud", "\\uD")
 _NOT_KEPT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -81,16 +82,23 @@ async def _read(body: bytes, parse: Callable[[bytes], Any]) -> Any:
 
 def parse(body: bytes) -> Any:
     """InvalidInput says what can't be kept; json.JSONDecodeError what is no JSON."""
-    value = _decoded(body, _STRICT, _STRICT_IN_STEPS)
-    if any(each in body for each in _SUSPECT):
+    text = _text_of(body)
+    value = _decoded(text, _STRICT, _STRICT_IN_STEPS)
+    if any(each in text for each in _SUSPECT):
         _check_texts(value)
     return value
 
 
 def parse_tolerantly(body: bytes) -> Any:
     """What can't be kept is replaced: NaN by null, a NUL and half a character by U+FFFD."""
-    value = _decoded(body, _TOLERANT, _TOLERANT_IN_STEPS)
-    return _cleaned(value) if any(each in body for each in _SUSPECT) else value
+    text = _text_of(body)
+    value = _decoded(text, _TOLERANT, _TOLERANT_IN_STEPS)
+    return _cleaned(value) if any(each in text for each in _SUSPECT) else value
+
+
+def _text_of(body: bytes) -> str:
+    """In whichever encoding JSON may have: what is looked for must be looked for in the text."""
+    return body.decode(json.detect_encoding(body))
 
 
 def _cleaned(value: Any) -> Any:
@@ -102,13 +110,12 @@ def _cleaned(value: Any) -> Any:
     return [_cleaned(each) for each in value] if isinstance(value, list) else value
 
 
-def _decoded(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
-    opened = body.count(b"[") + body.count(b"{")
-    if opened + body.count(b",") > VALUES_MAX:
+def _decoded(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
+    opened = text.count("[") + text.count("{")
+    if opened + text.count(",") > VALUES_MAX:
         raise LimitExceeded(f"a request has at most {VALUES_MAX:,} values")
-    text = body.decode(json.detect_encoding(body))
     try:
-        value = (decoder if len(body) <= SMALL_BYTES else in_steps).decode(text)
+        value = (decoder if len(text) <= SMALL_BYTES else in_steps).decode(text)
     except RecursionError:
         raise _too_deep() from None
     if opened > DEPTH_MAX:
@@ -150,8 +157,8 @@ def _inside(value: Any) -> Iterable[Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        # All counted in one pass: there may be as many names as a body has values.
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise InvalidInput(f"the field {twice[:100]!r} stands twice in the same object")
     return found
 
