@@ -17,6 +17,7 @@ from comfyfleet.fetching.outward import Outward
 from comfyfleet.jobs.elsewhere import CHANNEL, Elsewhere
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
+from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.model import Plane
@@ -69,17 +70,34 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
 
 
 async def _ready_pools(places: Mapping[str, Place], stack: AsyncExitStack) -> dict[str, Database]:
-    return {name: await _ready(place, "tenant", stack) for name, place in places.items()}
+    """A pool that is down holds up its own tenants, and no start of a control plane."""
+    pools: dict[str, Database] = {}
+    for name, place in places.items():
+        pools[name] = _opened(place, stack)
+        try:
+            await _require_ready(pools[name], place, "tenant")
+        except Unavailable as error:
+            logger.warning("pool %s is not there yet, its tenants wait: %s", name, error.message)
+    return pools
 
 
 async def _ready(place: Place, history: History, stack: AsyncExitStack) -> Database:
+    database = _opened(place, stack)
+    await _require_ready(database, place, history)
+    return database
+
+
+def _opened(place: Place, stack: AsyncExitStack) -> Database:
     database = open_database(place.url)
     stack.push_async_callback(database.close)
+    return database
+
+
+async def _require_ready(database: Database, place: Place, history: History) -> None:
     if place.is_embedded:
         await upgrade(database, history)
     else:
         await require_newest(database, history)
-    return database
 
 
 async def _store(

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import asyncpg
 import pytest
+from sqlalchemy.engine import make_url
 from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, client_of, plane_on
 
@@ -82,3 +84,24 @@ async def test_a_pool_that_is_down_is_told_and_takes_no_control_plane_away(
     checks = answer.json()["checks"]
     assert (checks["central"], checks["pool main"]) == ("ok", "ok")
     assert checks["pool b"] != "ok"
+
+
+async def test_a_control_plane_starts_while_a_pool_is_down(
+    postgres_databases: Databases, tmp_path: Path
+) -> None:
+    down = await postgres_databases.url("tenant")
+    name, server = make_url(down).database, postgres_databases.server_url
+    assert server
+    pools = f"main={await postgres_databases.url('tenant')},b={down}"
+    connection = await asyncpg.connect(server)
+    try:
+        await connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        async with (
+            plane_on(postgres_databases, tmp_path, tenant_database_urls=pools) as plane,
+            client_of(plane) as client,
+        ):
+            assert (await client.get("/readyz")).json()["status"] == "degraded"
+            await connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+            assert (await client.get("/readyz")).json()["status"] == "ready"
+    finally:
+        await connection.close()
