@@ -16,7 +16,7 @@ from comfyfleet.wire.metadata import strip_metadata
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
 TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}
 FILMS = ["mp4", "mov", "webm", "matroska"]
-SOUNDS = [("flac", "flac"), ("mp3", "libmp3lame")]
+SOUNDS = [("flac", "flac"), ("mp3", "libmp3lame"), ("ogg", "libopus")]
 
 
 def stripped(tmp_path: Path, data: bytes) -> bytes:
@@ -88,7 +88,28 @@ def test_a_sound_loses_its_tags_and_no_sample(tmp_path: Path, container: str, co
     assert decoded(after)
 
 
-@pytest.mark.parametrize("name", ["png", "webp", "jpeg", "mp4", "webm", "flac", "mp3"])
+def test_comments_over_many_pages_go_and_the_sound_stays(tmp_path: Path) -> None:
+    data = saved_files.sound("ogg", "libopus", {"workflow": SECRET * 9_000})
+    after = stripped(tmp_path, data)
+    assert SECRET.encode() not in after
+    assert len(after) == len(data)
+    with av.open(io.BytesIO(data), "r") as container:
+        assert decoded(after) == [bytes(frame.planes[0]) for frame in container.decode()]
+
+
+def test_a_model_and_a_drawing_lose_their_texts(tmp_path: Path) -> None:
+    model, drawing = saved_files.glb({"prompt": SECRET}), saved_files.svg()
+    assert SECRET.encode() not in stripped(tmp_path, model)
+    assert len(stripped(tmp_path, model)) == len(model)
+    assert b"<metadata" in drawing
+    after = stripped(tmp_path, drawing)
+    assert b"<metadata" not in after
+    assert b"</svg>" in after
+
+
+@pytest.mark.parametrize(
+    "name", ["png", "webp", "jpeg", "mp4", "webm", "flac", "mp3", "ogg", "glb"]
+)
 def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
     kinds: dict[str, Callable[[], bytes]] = {
         "png": saved_files.png_with,
@@ -98,6 +119,8 @@ def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
         "webm": lambda: saved_files.video("webm"),
         "flac": lambda: saved_files.sound("flac", "flac"),
         "mp3": lambda: saved_files.sound("mp3", "libmp3lame"),
+        "ogg": lambda: saved_files.sound("ogg", "libopus"),
+        "glb": saved_files.glb,
     }
     whole = kinds[name]()
     for length in range(0, len(whole), max(1, len(whole) // 40)):

@@ -4,6 +4,8 @@ Pictures are written again without the parts that hold them; in films and sounds
 overwritten where they lie, so that a large file costs no more than a small one.
 """
 
+import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,12 +23,15 @@ _MOVIE_BOXES = frozenset({b"trak", b"mdia", b"minf"})
 _MOVIE_NOTES = frozenset({b"udta", b"meta"})
 _SEGMENT, _TAGS, _VOID = 0x18538067, 0x1254C367, b"\xec"
 _FLAC_COMMENT, _FLAC_PADDING = 4, 1
+_OGG_COMMENTS = (b"\x03vorbis", b"OpusTags")
+_SVG_NOTES = re.compile(rb"<metadata\b.*?</metadata\s*>", re.DOTALL | re.IGNORECASE)
 
 
 def strip_metadata(path: Path) -> int:
     """Its size afterwards. What we can't take apart stays as it is."""
     with path.open("r+b") as file:
-        media_type = sniffed(file.read(SNIFF_BYTES)) or ""
+        head = file.read(SNIFF_BYTES)
+        media_type = sniffed(head) or _document(head)
         size = file.seek(0, 2)
         try:
             if media_type in _WITHOUT and size <= PICTURE_BYTES_MAX:
@@ -37,6 +42,13 @@ def strip_metadata(path: Path) -> int:
         except (struct.error, IndexError, ValueError):
             pass  # damaged, or of a kind that nobody has seen yet
         return file.seek(0, 2)
+
+
+def _document(head: bytes) -> str:
+    """Models and drawings that ComfyUI saves: no media that can be uploaded, so not sniffed."""
+    if head.startswith(b"glTF"):
+        return "model/gltf-binary"
+    return "image/svg+xml" if b"<svg" in head.lower() else ""
 
 
 def _replace(file: BinaryIO, data: bytes) -> None:
@@ -174,10 +186,94 @@ def _mp3(file: BinaryIO, size: int) -> None:
         file.truncate(size - 128)
 
 
+def _svg(data: bytes) -> bytes:
+    return _SVG_NOTES.sub(b"", data)
+
+
+def _glb(file: BinaryIO, size: int) -> None:
+    """`asset.extras` goes out of the JSON, which is filled up with blanks to its length."""
+    file.seek(12)
+    length, kind = struct.unpack("<I4s", file.read(8))
+    if kind != b"JSON" or 20 + length > min(size, PICTURE_BYTES_MAX):
+        return
+    value = json.loads(file.read(length))
+    if not isinstance(value, dict) or not isinstance(value.get("asset"), dict):
+        return
+    if value["asset"].pop("extras", None) is None:
+        return
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) <= length:
+        file.seek(20)
+        file.write(text.ljust(length))
+
+
+def _ogg(file: BinaryIO, size: int) -> None:
+    """The second packet of a stream holds its comments: their number becomes none, all else of the
+    packet zero, and the pages that it lies in get their checksums anew."""
+    packet, pages = _second_packet(file, size)
+    prefix = next((each for each in _OGG_COMMENTS if packet.startswith(each)), None)
+    if prefix is None:
+        return
+    vendor = int(struct.unpack_from("<I", packet, len(prefix))[0])
+    kept = packet[: len(prefix) + 4 + vendor]
+    framing = b"\x01" if prefix == b"\x03vorbis" else b""
+    emptied = (kept + bytes(4) + framing).ljust(len(packet), b"\0")
+    if len(emptied) != len(packet):
+        return
+    for page, inner, length, done in pages:
+        file.seek(inner)
+        file.write(emptied[done : done + length])
+        _sign_page(file, page)
+
+
+def _second_packet(file: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int, int, int]]]:
+    """Its bytes, and where they lie: start of the page, start there, length, bytes before."""
+    packet, places, finished, at = b"", list[tuple[int, int, int, int]](), 0, 0
+    while finished < 2 and at + 27 <= size and len(packet) < PICTURE_BYTES_MAX:
+        file.seek(at)
+        head = file.read(27)
+        if head[:4] != b"OggS":
+            raise ValueError(at)
+        lengths = file.read(head[26])
+        inner = at + 27 + len(lengths)
+        for length in lengths:
+            if finished == 1:
+                file.seek(inner)
+                places.append((at, inner, length, len(packet)))
+                packet += file.read(length)
+            inner += length
+            finished += length < 255
+            if finished == 2:
+                break
+        at += 27 + len(lengths) + sum(lengths)
+    return packet, places
+
+
+def _sign_page(file: BinaryIO, at: int) -> None:
+    file.seek(at)
+    head = file.read(27)
+    lengths = file.read(head[26])
+    page = head[:22] + bytes(4) + head[26:] + lengths + file.read(sum(lengths))
+    checksum = 0
+    for byte in page:
+        checksum = (checksum << 8 & 0xFFFFFFFF) ^ _OGG_CHECKSUMS[checksum >> 24 ^ byte]
+    file.seek(at + 22)
+    file.write(struct.pack("<I", checksum))
+
+
+def _ogg_checksum(byte: int) -> int:
+    value = byte << 24
+    for _ in range(8):
+        value = (value << 1 ^ (0x04C11DB7 if value & 0x80000000 else 0)) & 0xFFFFFFFF
+    return value
+
+
+_OGG_CHECKSUMS = [_ogg_checksum(byte) for byte in range(256)]
 _WITHOUT: Mapping[str, Callable[[bytes], bytes]] = {
     "image/png": _png,
     "image/jpeg": _jpeg,
     "image/webp": _webp,
+    "image/svg+xml": _svg,
 }
 _OVERWRITE: Mapping[str, Callable[[BinaryIO, int], None]] = {
     "video/mp4": _movie,
@@ -187,4 +283,6 @@ _OVERWRITE: Mapping[str, Callable[[BinaryIO, int], None]] = {
     "video/x-matroska": _matroska,
     "audio/flac": _flac,
     "audio/mpeg": _mp3,
+    "audio/ogg": _ogg,
+    "model/gltf-binary": _glb,
 }
