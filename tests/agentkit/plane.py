@@ -98,6 +98,7 @@ class Plane:
         self.url_seconds = 900.0
         self.lease_seconds = 900
         self.drain = False
+        self.reason: str | None = None  # why nobody is given a job
         self.requeues_again = True  # a requeued job goes back into the queue
         self.errors: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()
@@ -179,6 +180,8 @@ class Plane:
                 dispatch = self._next(body)
                 if dispatch is not None:
                     return Polled(job=self._job(dispatch))
+                if self.reason is not None:
+                    return Polled(reason=self.reason)
                 if self.drain:
                     return Polled(reason="draining", drain=True)
                 if self.new_token is not None and key != self.new_token:

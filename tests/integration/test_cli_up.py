@@ -110,6 +110,12 @@ def test_what_is_wrong_is_said_in_one_line(
     assert problem in result.lines[0], result.err
 
 
+def test_which_workers_can_run_a_workflow_is_listed(admin: Admin) -> None:
+    result = admin("workflows", "workers", "soften")
+    assert "built-in" in result.out, result.err
+    assert "missing models" in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

@@ -85,7 +85,9 @@ class Worker:
         self._facts: BackendFacts | None = None
         self._told_facts: BackendFacts | None = None
         self._polled_facts: BackendFacts | None = None  # as they were when the poll began
+        self._polled_load = 0  # as it was then
         self._is_polling = False
+        self._told_reason: str | None = None  # why there was no job, as the log has it
         self._description: Description | None = None  # until it is uploaded
         self._aside: set[asyncio.Task[None]] = set()
         self._revoked: WorkerRevoked | None = None
@@ -146,16 +148,18 @@ class Worker:
             await self._until(lambda: self.stop.asked or self._has_room())
             polled = None
             if not self.stop.asked:
-                # What the backend has now decides what it is given: that is told at once.
-                self._polled_facts = self._facts
-                polled = await self._unless_stopped(
-                    self._poll(failures),
-                    until=lambda: self._is_polling and self._facts is not self._polled_facts,
-                )
+                self._polled_facts, self._polled_load = self._facts, self._load()
+                polled = await self._unless_stopped(self._poll(failures), self._polls_as_another)
             failures = 0 if polled is not None else failures + 1
             if polled is not None and polled.job is not None:
                 await asyncio.to_thread(self._workshop.journal.write, Entry(polled.job))
                 self._take(Entry(polled.job))
+
+    def _polls_as_another(self) -> bool:
+        """What the backend has, and that it is idle, decide what it is given: told at once."""
+        most = self._settings.max_concurrency
+        is_idle_now = self._load() < most <= self._polled_load
+        return self._is_polling and (is_idle_now or self._facts is not self._polled_facts)
 
     def _has_room(self) -> bool:
         """For one more than run; and those that deliver must not pile up behind a slow line."""
@@ -200,19 +204,23 @@ class Worker:
         self._heed_key(polled.new_token)
         if polled.drain:
             self._hand_back_unstarted(Halt.DRAIN)
+        if polled.job is None and polled.reason != self._told_reason:
+            self._told_reason = polled.reason
+            logger.info("no jobs: %s", polled.reason)
         if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
             # Answered before its time: draining, paused, or nothing assigned.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
 
     async def _poll_message(self) -> Poll:
+        reading = await self._surveys.machine.read()
         held = [each.lease.job for each in self._holdings]
-        facts = self._polled_facts
+        facts, self._polled_load = self._polled_facts, self._load()
         return Poll(
             worker_id=self._registration.worker_id,
             is_brief=True,
             capabilities=self._settings.capabilities,
-            current_load=self._load(),
+            current_load=self._polled_load,
             max_concurrency=self._settings.max_concurrency,
             providers=(self._registration.provider,),
             wait_seconds=WAIT_SECONDS,
@@ -221,7 +229,7 @@ class Worker:
             ),
             models_loaded=self.models.keys,
             model_set=self.models.set_key,
-            reading=await self._surveys.machine.read(),
+            reading=reading,
             backend=None if facts is self._told_facts else facts,
         )
 

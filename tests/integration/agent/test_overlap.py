@@ -81,3 +81,17 @@ async def test_uploads_behind_a_slow_line_do_not_pile_up(
     async with working(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     assert max(len(poll.held or ()) for poll in plane.polls) <= 4
+
+
+async def test_a_worker_that_has_become_idle_says_so_at_once(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    """While it waits to prefetch, its job ends: for others it would be busy until its poll ends."""
+    job = plane.add(steps(4, 50))
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: any(poll.current_load for poll in plane.polls))
+        await eventually(lambda: job.word and not plane.polls[-1].current_load)
+        asked = len(plane.polls)
+        another = plane.add(steps(1, 1))
+        await eventually(lambda: another.word)
+    assert len(plane.polls) - asked <= 2

@@ -92,3 +92,20 @@ async def test_who_stops_while_a_job_runs_tells_that_it_waits(
     assert job.result.outputs
     (told,) = lines(caplog, "second Ctrl-C")
     assert "jobs: 1" in told
+
+
+async def test_why_there_are_no_jobs_is_told_once_until_it_is_something_else(
+    plane: Plane, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    plane.reason = "this worker waits for an operator's approval"
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: len(plane.polls) > 2)
+        plane.reason = "this worker is draining"
+        asked = len(plane.polls)
+        await eventually(lambda: len(plane.polls) > asked + 1)
+    told = [each.getMessage() for each in caplog.records]
+    assert [each for each in told if each.startswith("no jobs: ")] == [
+        "no jobs: this worker waits for an operator's approval",
+        "no jobs: this worker is draining",
+    ]

@@ -29,6 +29,14 @@ COLUMNS = (
     "fleets",
     "created:created_at",
 )
+WORKER_COLUMNS = (
+    "worker:worker_id",
+    "fleet",
+    "can run:can_run",
+    "missing nodes:node_types",
+    "missing models:models",
+    "missing capabilities:capabilities",
+)
 PROPERTY_COLUMNS = ("name", "type", "binding", "placeholder", "default", "required", "description")
 PROPERTY_HELP = (
     "NAME:TYPE=NODE.INPUT, such as prompt:text=6.text or input:image=10.image. "
@@ -114,6 +122,19 @@ def show(slug: Slug, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
     if properties:
         world.out.print()
         print_rows(properties, PROPERTY_COLUMNS, world, none="")
+
+
+@app.command
+def workers(slug: Slug, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+    """Which workers of its fleets can run it, and what is missing where."""
+    with control(asking, world) as plane:
+        answer = plane.get("workflows", slug, "workers")
+    if asking.as_json:
+        print_json(answer, world)
+        return
+    rows = [{**each, **each["missing"]} for each in answer["workers"]]
+    none = f"no worker is in a fleet that runs {slug}: comfyfleet admin fleets assign"
+    print_rows(rows, WORKER_COLUMNS, world, none=none)
 
 
 @app.command
