@@ -173,6 +173,13 @@ def own_id(fleet: Fleet, worker_id: str) -> str:
     return name + worker_id[: WORKER_ID_CHARACTERS_MAX - len(name)]
 
 
+def fleet_in_id(worker_id: str) -> tuple[str, str] | None:
+    """Slug and stage that such an id begins with; None: it has not that form."""
+    name, colon, _ = worker_id.partition(":")
+    slug, dot, stage = name.partition(".")
+    return (slug, stage) if colon and dot else None
+
+
 def check_approval(approval: str) -> None:
     if approval not in (AUTO, MANUAL):
         raise InvalidInput(

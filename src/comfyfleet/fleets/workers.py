@@ -20,6 +20,7 @@ from comfyfleet.fleets.model import (
     Worker,
     after,
     check_capabilities,
+    fleet_in_id,
     own_id,
 )
 from comfyfleet.fleets.offers import Missing, Offer, facts_hash, with_refusal
@@ -63,7 +64,7 @@ async def register(
     # Counted while nobody else joins, or two would both be the last one in.
     await fleet_store.lock(tx, fleet.id)
     registration = await _with_own_id(tx, fleet, registration)
-    before = await _taken_over(tx, registration, unseen_since)
+    before = await _taken_over(tx, fleet, registration, unseen_since)
     limit = cap if fleet.max_workers is None else fleet.max_workers
     if await store.count(tx, fleet.id) >= limit:
         raise FleetFull(
@@ -77,25 +78,40 @@ async def register(
 
 
 async def _with_own_id(tx: Tx, fleet: Fleet, registration: Registration) -> Registration:
-    """An id that a worker of another fleet has keeps nobody out: here it gets the fleet's name."""
+    """An id that a worker of another fleet has keeps nobody out: here it gets the fleet's name.
+
+    So does one with the name of another fleet, which only that fleet's workers may have.
+    """
     known = await find_worker(tx, registration.worker_id)
-    if known is None or known.fleet_id == fleet.id:
-        return registration
-    return replace(registration, worker_id=own_id(fleet, registration.worker_id))
+    is_others = known is not None and known.fleet_id != fleet.id
+    if is_others or await _is_named_after_another(tx, fleet, registration.worker_id):
+        return replace(registration, worker_id=own_id(fleet, registration.worker_id))
+    return registration
+
+
+async def _is_named_after_another(tx: Tx, fleet: Fleet, worker_id: str) -> bool:
+    named = fleet_in_id(worker_id)
+    if named is None or named == (fleet.slug, fleet.stage):
+        return False
+    return await fleet_store.get(tx, *named) is not None
 
 
 async def _taken_over(
-    tx: Tx, registration: Registration, unseen_since: datetime | None
+    tx: Tx, fleet: Fleet, registration: Registration, unseen_since: datetime | None
 ) -> dict[str, Any] | None:
     """What of the worker that had this id goes over to the new one; None: nobody had it."""
     known = await find_worker(tx, registration.worker_id)
     if known is None:
         return None
+    if known.fleet_id != fleet.id:
+        raise _taken(registration)
     if known.revoked_at is not None:
         raise _revoked(known)
     if unseen_since is None or not await store.remove(tx, known.id, unseen_since=unseen_since):
         raise _taken(registration)
-    return {"is_approved": known.is_approved, "is_draining": known.is_draining}
+    # By hand means each one: whoever knows the secret may have waited for this one to fall silent.
+    is_approved = known.is_approved and fleet.approval == AUTO
+    return {"is_approved": is_approved, "is_draining": known.is_draining}
 
 
 async def authenticate(tx: Tx, key: str) -> Worker:
