@@ -44,9 +44,7 @@ async def fleet(admin: httpx.AsyncClient, slug: str) -> str:
 
 async def joined(admin: httpx.AsyncClient, slug: str, secret: str, worker_id: str) -> str:
     said = {"worker_id": worker_id, "fleet_slug": slug, "stage": "production"}
-    answer = await admin.post(
-        "/api/worker/register", json=said, headers={"X-Fleet-Secret": secret}
-    )
+    answer = await admin.post("/api/worker/register", json=said, headers={"X-Fleet-Secret": secret})
     assert answer.status_code == 200, answer.text
     known: str = answer.json()["worker_id"]
     return known
