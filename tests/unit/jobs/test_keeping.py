@@ -17,8 +17,16 @@ class Conversion:
     """Of a workflow with one text; counts how often it is converted."""
 
     def __init__(self, kind: str, text: str, *placeholders: str) -> None:
-        node = {"id": 1, "type": kind, "inputs": [], "outputs": [], "widgets_values": [text]}
-        self.document = {"nodes": [node], "links": [], "version": 0.4}
+        picture = {
+            "id": 2,
+            "type": "LoadImage",
+            "widgets_values": ["cat.png"],
+            "outputs": [{"name": "IMAGE", "type": "IMAGE", "links": [1]}],
+        }
+        images = [{"name": "images", "type": "IMAGE", "link": 1}] if kind == "SaveImage" else []
+        node = {"id": 1, "type": kind, "inputs": images, "outputs": [], "widgets_values": [text]}
+        links = [[1, 2, 0, 1, 0, "IMAGE"]] if images else []
+        self.document = {"nodes": [picture, node], "links": links, "version": 0.4}
         self.placeholders = list(placeholders)
         self.times = 0
 
