@@ -111,6 +111,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 def test_which_workers_can_run_a_workflow_is_listed(admin: Admin) -> None:
+    assert admin("fleets", "assign", "default", "soften", "--add").code == 0
     result = admin("workflows", "workers", "soften")
     assert "built-in" in result.out, result.err
     assert "missing models" in result.out
