@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.dispatch import service as dispatch
@@ -53,10 +54,15 @@ async def attempts_of(sides: Sides, job: Job) -> list[Attempt]:
         return await store.attempts_of(tx, job.tenant_id, job.id)
 
 
-async def newest(
-    sides: Sides, wanted: Wanted, *, after: str | None, limit: int
-) -> tuple[Sequence[Job], str | None]:
-    """The newest first, and where to go on; None: that was all."""
+class Page(NamedTuple):
+    """The newest first; `following` is where to go on, None: that was all."""
+
+    jobs: Sequence[Job]
+    following: str | None
+    pools_left_out: Sequence[str] = ()  # they are down: there may be more
+
+
+async def newest(sides: Sides, wanted: Wanted, *, after: str | None, limit: int) -> Page:
     if wanted.worker_id is not None:
         return await _of_worker(sides, wanted, after=after, limit=limit)
     before = _place(after) if after else None
@@ -66,6 +72,7 @@ async def newest(
         "workflow_slug": wanted.workflow_slug,
     }
     found: list[Job] = []
+    down = []
     for name, pool in sides.pools.items():
         try:
             async with pool.look() as tx:
@@ -74,8 +81,9 @@ async def newest(
                 )
         except FleetError as error:
             log.warning("jobs of pool %s are left out: %s", name, error.message)
+            down.append(name)
     page = sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
-    return page, _told(page[-1]) if len(page) == limit else None
+    return Page(page, _told(page[-1]) if len(page) == limit else None, down)
 
 
 def _told(job: Job) -> str:
@@ -97,9 +105,7 @@ def _no_place() -> InvalidInput:
     return InvalidInput("this is no place that a page has told", field="after")
 
 
-async def _of_worker(
-    sides: Sides, wanted: Wanted, *, after: str | None, limit: int
-) -> tuple[Sequence[Job], str | None]:
+async def _of_worker(sides: Sides, wanted: Wanted, *, after: str | None, limit: int) -> Page:
     """Which worker had a job is known to its dispatch, for as long as that is kept."""
     if after is not None and not after.isdecimal():
         raise _no_place()
@@ -118,7 +124,7 @@ async def _of_worker(
             job = await store.get(tx, row.tenant_id, row.job_id)
         if job is not None and _fits(job, wanted):
             jobs.append(job)
-    return jobs, str(rows[-1].id) if len(rows) == limit else None
+    return Page(jobs, str(rows[-1].id) if len(rows) == limit else None)
 
 
 def _fits(job: Job, wanted: Wanted) -> bool:

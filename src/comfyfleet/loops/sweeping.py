@@ -45,6 +45,7 @@ class Sweeps:
         self._meters = meters
         self._clock = clock
         self._is_stopping = False
+        self._cut_short: set[str] = set()  # sweeps whose database was away when they passed last
         for sweep in self._sweeps.values():
             if sweep.woken_by is not None:
                 sweep.woken_by(partial(self.wake, sweep.name))
@@ -69,12 +70,18 @@ class Sweeps:
             try:
                 outcome, has_more = await self._turn(sweep)
             except Unavailable as error:
-                # No fault of the sweep's, and told by all of them at once: a line is enough.
-                logger.warning("the sweep %s was cut short: %s", sweep.name, error.message)
+                # No fault of the sweep's, and told by all of them at once: a line is enough, once.
+                is_new = sweep.name not in self._cut_short
+                level = logging.WARNING if is_new else logging.DEBUG
+                logger.log(level, "the sweep %s was cut short: %s", sweep.name, error.message)
+                self._cut_short.add(sweep.name)
                 outcome, has_more = FAILED, False
             except Exception:
                 logger.exception("the sweep %s failed; it will run again", sweep.name)
                 outcome, has_more = FAILED, False
+            if outcome != FAILED and sweep.name in self._cut_short:
+                self._cut_short.discard(sweep.name)
+                logger.warning("the sweep %s passes again", sweep.name)
         self._meters.passes.labels(sweep.name, outcome).inc()
         if outcome == DONE:
             self._meters.last_pass.labels(sweep.name).set(self._clock().timestamp())

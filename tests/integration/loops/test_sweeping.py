@@ -9,6 +9,7 @@ from tests.dbkit.databases import Databases
 from comfyfleet.db import Database, open_database
 from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.loops.sweeping import Sweep, Sweeps, running
 from comfyfleet.plane import Meters
 
@@ -148,3 +149,25 @@ async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
     passes = meters.registry.get_sample_value
     assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "done"}) == 2
     assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "failed"}) == 1
+
+
+async def test_what_is_away_is_told_once_and_again_when_it_is_back(
+    turns: Turns, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = True
+
+    async def look() -> None:
+        if is_away:
+            raise Unavailable("the database can't be reached")
+
+    sweep = Sweep("expiry", look, 1)
+    sweeps = sweeps_of(turns, sweep)
+    for _ in range(3):
+        await sweeps.pass_once(sweep)
+    is_away = False
+    for _ in range(2):
+        await sweeps.pass_once(sweep)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "the sweep expiry was cut short: the database can't be reached",
+        "the sweep expiry passes again",
+    ]

@@ -90,6 +90,8 @@ def list_jobs(
         print_json(answer, world)
         return
     print_rows(answer["jobs"], LIST_COLUMNS, world, none="there are no such jobs")
+    if down := answer.get("pools_left_out"):
+        world.warn(f"left out, because they can't be reached: jobs of the pools {', '.join(down)}")
     if answer.get("next"):
         world.say(f"older ones: --after {answer['next']}")
 

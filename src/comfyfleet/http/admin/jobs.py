@@ -101,6 +101,7 @@ class JobListed(BaseModel):
 class JobPage(BaseModel):
     jobs: list[JobListed] = Field(description="The newest first.")
     next: str | None = Field(description="Ask on with after=next; null: that was all.")
+    pools_left_out: list[str] = Field(description="They are down: their jobs are not listed.")
 
 
 class AttemptSeen(BaseModel):
@@ -173,8 +174,12 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
     """Of all tenants, the newest first. With `worker`, a page may have fewer and still go on."""
-    found, following = await lookup.newest(plane.sides, wanted, after=after, limit=limit)
-    return JobPage(jobs=[_listed(job) for job in found], next=following)
+    page = await lookup.newest(plane.sides, wanted, after=after, limit=limit)
+    return JobPage(
+        jobs=[_listed(job) for job in page.jobs],
+        next=page.following,
+        pools_left_out=list(page.pools_left_out),
+    )
 
 
 def _listed(job: Job) -> JobListed:

@@ -12,6 +12,7 @@ from tests.jobskit.many import add_dispatches, add_jobs, dispatch_row, job_row
 from tests.planekit import client_of, plane_on
 from tests.planekit.fleet import Yard
 
+from comfyfleet.db import open_database
 from comfyfleet.kernel.clock import utc_now
 
 
@@ -144,3 +145,15 @@ PLAIN = {
     "properties": [],
     "output_node_id": "2",
 }
+
+
+async def test_a_list_says_which_pools_it_leaves_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await scene.admin.get("/api/admin/jobs")).json()
+    assert (len(whole["jobs"]), whole["pools_left_out"]) == (6, [])
+    away = open_database("postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setitem(scene.plane.sides.pools, "other", away)
+    some = (await scene.admin.get("/api/admin/jobs")).json()
+    await away.close()
+    assert (len(some["jobs"]), some["pools_left_out"]) == (3, ["other"])
