@@ -153,7 +153,7 @@ async def test_a_list_says_which_pools_it_leaves_out(
     whole = (await scene.admin.get("/api/admin/jobs")).json()
     assert (len(whole["jobs"]), whole["pools_left_out"]) == (6, [])
     away = open_database("postgresql://nobody@127.0.0.1:1/none")
-    monkeypatch.setitem(scene.plane.sides.pools, "other", away)
+    monkeypatch.setitem(scene.plane.pools._databases, "other", away)
     some = (await scene.admin.get("/api/admin/jobs")).json()
     await away.close()
     assert (len(some["jobs"]), some["pools_left_out"]) == (3, ["other"])
