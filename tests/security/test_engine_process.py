@@ -19,11 +19,17 @@ from comfyfleet.cli.engine_process import engine_process
 
 MEMORY = 512 * 1024**2
 SECONDS_MAX = 60
+SECRETS = {
+    "COMFYFLEET_ADMIN_KEY": "secret",
+    "COMFYFLEET_CENTRAL_DATABASE_URL": "secret",
+    "COMFY_CLOUD_API_KEY": "secret",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    environ = {**os.environ, "COMFYFLEET_ENGINE_MEMORY_BYTES": str(MEMORY)}
+    environ = {**os.environ, "COMFYFLEET_ENGINE_MEMORY_BYTES": str(MEMORY), **SECRETS}
     with engine_process(environ, tmp_path_factory.mktemp("engine")) as url:
         yield url
 
@@ -44,6 +50,14 @@ def until(found: Any) -> Any:
     while not (answer := found()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return answer
+
+
+def test_it_is_told_no_secret_but_its_own_key(url: str) -> None:
+    assert get(url, "/system_stats").is_success
+    told = [each.environ() for each in engines()]
+    assert all("COMFYFLEET_ENGINE_KEY" in each for each in told)
+    assert not any(SECRETS.keys() & each.keys() for each in told)
+    assert {each["COMFYFLEET_ENGINE_MEMORY_BYTES"] for each in told} == {str(MEMORY)}
 
 
 def get(url: str, path: str, **options: Any) -> httpx.Response:

@@ -1,5 +1,6 @@
 """Operators are people: what each role may, who did it, and what wrong keys meet with."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,48 @@ async def test_wrong_keys_are_slowed_down_and_the_right_one_is_not(
         nobody = await client.request(method, path)
         assert nobody.status_code == 401
         assert len(sleeping.seconds) == 5, "whoever sends no key guesses nothing"
+
+
+OWNERS = {
+    "POST /api/admin/operators",
+    "POST /api/admin/operators/{name}/revoke",
+    "PUT /api/admin/tenants/{tenant_id}/quota",
+    "PUT /api/admin/tenants/{tenant_id}/retention",
+    "POST /api/admin/tenants/{tenant_id}/erase",
+    "POST /api/admin/tenants/{tenant_id}/wallets/{user_id}/credits",
+}
+
+
+def routes_of(plane: Plane) -> dict[str, tuple[str, str]]:
+    """Every admin route by its name, and how to call it with ids of things that are not there."""
+    nobody = str(uuid4())
+    return {
+        f"{method.upper()} {path}": (method, re.sub(r"\{\w+_id\}", nobody, path).translate(BRACES))
+        for path, methods in create_app(plane).openapi()["paths"].items()
+        if path.startswith("/api/admin/")
+        for method in methods
+    }
+
+
+BRACES = str.maketrans("", "", "{}")
+
+
+async def test_every_route_asks_for_its_role_whatever_is_sent(
+    admin: httpx.AsyncClient, plane: Plane
+) -> None:
+    keys = {role: await added(admin, role, role) for role in ("viewer", "operator")}
+    keys["gone"] = await added(admin, "gone", "owner")
+    await admin.post("/api/admin/operators/gone/revoke")
+    app = create_app(plane)
+    app.state.wrong_keys = WrongKeys(Sleeping())
+    routes = routes_of(plane)
+    refused: dict[str, set[str]] = {role: set() for role in keys}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL) as client:
+        for route, (method, path) in routes.items():
+            for role, headers in keys.items():
+                answer = await client.request(method, path, headers=headers)
+                if answer.status_code == (401 if role == "gone" else 403):
+                    refused[role].add(route)
+    assert refused["gone"] == routes.keys()
+    assert refused["viewer"] == {route for route in routes if not route.startswith("GET ")}
+    assert refused["operator"] == OWNERS

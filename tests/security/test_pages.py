@@ -1,6 +1,9 @@
 """What anybody may read, and what it gives away."""
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 from tests.dbkit.databases import Databases
@@ -51,3 +54,26 @@ async def test_pages_load_nothing_from_elsewhere_and_run_no_script(
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert "<script" not in page.text
     assert slash.status_code == 404
+
+
+async def test_the_document_is_made_once_and_beside_the_loop(
+    sqlite_databases: Databases, tmp_path: Path
+) -> None:
+    async with plane_on(sqlite_databases, tmp_path) as plane:
+        app, threads = create_app(plane), []
+        make = app.openapi
+
+        def made() -> dict[str, Any]:
+            threads.append(threading.current_thread())
+            return make()
+
+        app.openapi = made  # type: ignore[method-assign]
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=URL) as stranger:
+            answers = await asyncio.gather(
+                *(stranger.get(path) for path in ("/openapi.json", "/docs", "/openapi.json"))
+            )
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert answers[0].json() == make()
+        (thread,) = threads
+        assert thread is not threading.current_thread()

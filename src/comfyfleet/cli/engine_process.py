@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 MODULE, KEY, USER = "comfyfleet.engine.child", "COMFYFLEET_ENGINE_KEY", "engine"
 STOP_SECONDS_MAX = 10.0
 LISTEN_BACKLOG = 128
+# It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
+OURS = ("COMFYFLEET_", "COMFY_", "AWS_")
+THE_ENGINES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 10.0
 PAUSE_SECONDS_MAX = 30.0
@@ -34,10 +37,18 @@ def engine_process(environ: Mapping[str, str], data: Path | None = None) -> Iter
         listener = stack.enter_context(_listener())
         key = secrets.token_urlsafe(24)
         command = [sys.executable, "-m", MODULE, str(listener.fileno()), str(kept.resolve())]
-        keeper = _Keeper(command, listener.fileno(), {**environ, KEY: key})
+        keeper = _Keeper(command, listener.fileno(), {**_told(environ), KEY: key})
         stack.callback(keeper.stop)
         keeper.start()
         yield f"http://{USER}:{key}@127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _told(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(THE_ENGINES) or not name.startswith(OURS)
+    }
 
 
 def _listener() -> socket.socket:

@@ -54,6 +54,8 @@ def create_app(plane: Plane) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         openapi_tags=TAGS,
+        # Both are pages of ours.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # A redirect would name the host that the caller named.

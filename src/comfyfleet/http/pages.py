@@ -1,8 +1,10 @@
 """Pages for people: where they are, and the API's document. No script, and nothing from elsewhere."""
 
+import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -41,9 +43,37 @@ async def home(request: Request) -> Response:
 @router.get("/docs")
 async def documentation(request: Request) -> Response:
     """The OpenAPI document as a page."""
-    app: FastAPI = request.app
+    described = await _described(request.app)
+    return HTMLResponse(described.page, headers=HEADERS)
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    described = await _described(request.app)
+    return Response(described.document, media_type="application/json")
+
+
+class Described(NamedTuple):
+    """The API's document, as it is sent: it takes seconds to make, and anybody may ask for it."""
+
+    document: bytes
+    page: bytes
+
+
+async def _described(app: FastAPI) -> Described:
+    """Made once, beside the event loop; whoever asks meanwhile waits for the same."""
+    making: asyncio.Future[Described] | None = getattr(app.state, "described", None)
+    if making is None:
+        making = asyncio.ensure_future(asyncio.to_thread(_describe, app))
+        app.state.described = making
+    return await asyncio.shield(making)
+
+
+def _describe(app: FastAPI) -> Described:
     document = app.openapi()
-    return _page(f"comfyfleet {__version__}: the API", "".join(_sections(document)))
+    title = f"comfyfleet {__version__}: the API"
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return Described(text.encode(), bytes(_page(title, "".join(_sections(document))).body))
 
 
 def _page(title: str, body: str) -> HTMLResponse:

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 class Role(StrEnum):
     VIEWER = "viewer"  # reads
     OPERATOR = "operator"  # also acts
-    OWNER = "owner"  # also operators, tenants' money and quotas, and erasing
+    OWNER = "owner"  # also operators, tenants' money, quotas and retention, and erasing
 
     def includes(self, other: "Role") -> bool:
         ranks = list(Role)

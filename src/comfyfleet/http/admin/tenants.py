@@ -135,12 +135,12 @@ async def set_limits(
 
 @router.put("/tenants/{tenant_id}/retention")
 async def set_retention(
-    tenant_id: UUID, body: Retention, plane: GivenPlane, now: GivenNow, operator: Operator
+    tenant_id: UUID, body: Retention, plane: GivenPlane, now: GivenNow, owner: Owner
 ) -> TenantAnswer:
-    """How long its media and their files are kept; the ledger stays."""
+    """How long its media and their files are kept; the ledger stays. Takes an owner: older ones go."""
     async with plane.central.begin() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
-        await _record(tx, tenant, "set_retention", operator, now, body.model_dump())
+        await _record(tx, tenant, "set_retention", owner, now, body.model_dump())
     return answer_of(tenant)
 
 
