@@ -94,6 +94,10 @@ def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
     assert "effects publish dark" in made.err
     assert admin("effects", "publish", "dark").code == 0
     assert admin("effects", "change", "dark", "--title", "Dark", "--price", "6").code == 0
+    nothing = admin("effects", "change", "dark")
+    assert (nothing.code, "nothing is named" in nothing.err) == (1, True)
+    bad = admin("effects", "create", "Not a slug", "negative", "--price", "5")
+    assert (bad.code, "an effect's slug must be" in bad.err) == (1, True)
     shown = admin("effects", "show", "dark", "--json").json
     wanted = ("Dark", 6, True, {"width": 96})
     found = (shown["title"], shown["price_tokens"], shown["published"], shown["overrides"])
@@ -101,6 +105,7 @@ def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
     assert "dark" in admin("effects", "list").out
     refused = admin("workflows", "register", "negative", NEGATIVE)
     assert (refused.code, "published effects" in refused.err) == (1, True)
+    assert "--break-effects" in refused.err
     forced = admin("workflows", "register", "negative", NEGATIVE, "--break-effects")
     assert (forced.code, "dark does not fit" in forced.err) == (0, True)
     assert "is withdrawn" in admin("effects", "withdraw", "dark").err

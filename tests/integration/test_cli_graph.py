@@ -140,6 +140,11 @@ def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
     assert run["inputs"]["photo"]["filename"] == "photo.png"
     bad = ada.says("run", file, "--input", "photo=@nowhere.png", code=1)
     assert "there is no file nowhere.png" in bad.err
+    clip = PHOTO.with_name("clip.mp4")
+    wrong = ada.says(
+        "run", file, "--input", f"photo=@{clip}", "--input", "radius=2", "--watch", code=1
+    )
+    assert "input takes image, and the file is video/mp4" in wrong.err
     assert "radius" in ada.says("run", file, "--input", f"photo=@{PHOTO}", code=1).err
 
 
@@ -147,13 +152,32 @@ def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> N
     file = written(tmp_path, GRAPH.replace("negative", "nothing"))
     refused = ada.says("validate", file, code=1)
     assert "draw.workflow: there is no workflow 'nothing'" in refused.out
-    assert "1 problem(s)" in refused.err
+    assert "has 1 problem\n" in refused.err
+
+
+def test_a_file_that_is_no_graph_is_named(tmp_path: Path, ada: Customer) -> None:
+    cut = tmp_path / "cut.yaml"
+    cut.write_text("name: [")
+    assert (
+        f"error: there is no file {tmp_path}/no.yaml"
+        in ada.says("validate", str(tmp_path / "no.yaml"), code=1).err
+    )
+    assert f"error: {PHOTO} is not UTF-8 text" in ada.says("validate", str(PHOTO), code=1).err
+    assert f"error: {cut}: the document can't be read" in ada.says("validate", str(cut), code=1).err
+
+
+def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> None:
+    ada.says("quote", written(tmp_path))
+    assert ada.says("show", "A square").out.startswith("flowchart")
+    assert "there is no graph 'A circle'" in ada.says("show", "A circle", code=1).err
 
 
 def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: Shop) -> None:
     """The tokens are gone by the time of the second job."""
     ada = Customer(shop, tokens=0)
-    assert "Insufficient token balance" in ada.says("run", written(tmp_path), code=1).err
+    poor = ada.says("run", written(tmp_path), code=1).err
+    assert "Insufficient token balance" in poor
+    assert "hint: It takes 2 tokens, and the balance is 0." in poor
     assert ada.says("runs", "--json").json == []
     shop.pay(ada.tenant, 3)
     run_id = ada.says("run", written(tmp_path, IN_TURN)).out.strip()

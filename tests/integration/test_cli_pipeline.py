@@ -77,9 +77,15 @@ def test_a_pipeline_is_created_and_all_that_is_wrong_is_told(tmp_path: Path, ada
     assert [each["name"] for each in answer["document"]["steps"]] == ["Base", "Soft and small"]
     broken = TWO_STEPS.replace("negative", "nothing").replace("radius: 2", "radios: 2")
     refused = ada.says("create", written(tmp_path, broken), code=1)
+    assert "error: the pipeline has 2 problems:\n" in refused.err
+    assert "warning" not in refused.err
     assert "Base.workflow: " in refused.err
     assert "Soft and small.radios: " in refused.err
     assert "there is no file" in ada.says("create", "nowhere.yaml", code=1).err
+    picture = tmp_path / "picture.yaml"
+    picture.write_bytes(b"\x89PNG")
+    for command in ("create", "run"):
+        assert f"{picture} is not UTF-8 text" in ada.says(command, str(picture), code=1).err
 
 
 def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) -> None:

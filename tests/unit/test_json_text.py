@@ -141,3 +141,10 @@ def test_any_other_text_ends_in_an_error_of_ours(data: bytes | str) -> None:
     except (InvalidInput, LimitExceeded):
         return
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_the_name_of_a_file_is_told_as_it_is() -> None:
+    with pytest.raises(InvalidInput, match=r"^examples/photo\.png is not UTF-8 text"):
+        parse_json(b"\x89PNG", what="examples/photo.png")
+    with pytest.raises(InvalidInput, match=r"^The file is not valid JSON"):
+        parse_json(b"{", what="the file")

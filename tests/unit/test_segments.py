@@ -207,7 +207,7 @@ def test_an_input_that_may_be_empty_is_only_warned_of() -> None:
 
 def test_more_segments_than_there_are_is_refused() -> None:
     document = by_groups(3, Style())
-    assert refused(document, 4) == '4 segments of "Extend" (group, 3 segments) can\'t be kept'
+    assert refused(document, 4) == 'there are no 4 segments: there is "Extend" (group, 3 segments)'
     assert refused(document, 0) == "at least one segment must be kept"
 
 
@@ -218,7 +218,7 @@ def test_segments_that_are_off_are_switched_on_where_they_are_needed() -> None:
     assert made(result.document) == made(by_groups(4, Style()))
     assert made(keep_segments(document, 5).document) == made(by_groups(5, Style()))
     assert refused(document, 6) == (
-        '6 segments of "Extend" (group, 2 segments) and 3 that are off can\'t be kept'
+        'there are no 6 segments: there is "Extend" (group, 2 segments) and 3 more that are off'
     )
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from comfyfleet.graphs.documents import read_document
 from comfyfleet.kernel.errors import FleetError, InvalidInput, LimitExceeded
 from comfyfleet.workflow.media import Opened, open_document
 
@@ -17,6 +18,7 @@ STANDARD_STREAM = "-"
 FILE_HELP = "Workflow or prompt JSON, or a picture, video or sound that ComfyUI saved; - is stdin."
 # Pipes can't be mapped into memory, so what comes through one is kept whole.
 PIPE_BYTES_MAX = 512 * 1024 * 1024
+TEXT_BYTES_MAX = 4 * 1024 * 1024  # of a graph, a pipeline or a list of workflows
 NAMES_LOOKED_AT_MAX = 1_000
 NAMES_SHOWN_MAX = 3
 OPENABLE_SUFFIXES = (
@@ -44,6 +46,20 @@ def read_file(path: Path, *, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise LimitExceeded(f"{path} has more than {bytes_max:,} bytes")
     return data
+
+
+def read_text(path: Path, *, bytes_max: int = TEXT_BYTES_MAX) -> str:
+    try:
+        return read_file(path, bytes_max=bytes_max).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not UTF-8 text, and so neither YAML nor JSON") from None
+
+
+def read_structure(path: Path) -> Any:
+    """What a YAML or JSON file holds."""
+    text = read_text(path)
+    with _named(str(path)):
+        return read_document(text)
 
 
 def need_file(path: Path) -> Path:

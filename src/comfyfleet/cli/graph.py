@@ -15,11 +15,11 @@ from cyclopts import App, Parameter
 from comfyfleet.cli import helps
 from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
+from comfyfleet.cli.files import read_structure
 from comfyfleet.cli.graph_files import save_files
 from comfyfleet.cli.graph_tree import summary, tree
 from comfyfleet.cli.live import live_on
-from comfyfleet.cli.world import InWorld, World
-from comfyfleet.graphs.documents import read_document
+from comfyfleet.cli.world import InWorld, World, counted
 from comfyfleet.graphs.mermaid import draw
 from comfyfleet.graphs.parsing import parse_graph
 from comfyfleet.kernel.errors import (
@@ -63,10 +63,7 @@ def _public(asking: Asking, world: World) -> AbstractContextManager[Control]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_document(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} can't be read: {error}") from None
+    found = read_structure(path)
     if not isinstance(found, dict):
         raise InvalidInput(f"{path} is no graph")
     return found
@@ -86,7 +83,8 @@ def validate(file: File, /, *, asking: Asking = USUALLY, world: InWorld) -> None
     for each in () if asking.as_json else verdict["warnings"]:
         world.warn(f"{each['node']}: {each['message']}")
     if not verdict["valid"]:
-        raise InvalidInput(f"{file} has {len(verdict['problems'])} problem(s)")
+        many = counted(len(verdict["problems"]), "problem", "problems")
+        raise InvalidInput(f"{file} has {many}")
     world.say(f"{file} is fine")
 
 
@@ -369,7 +367,11 @@ def show(
 
 
 def _found(plane: Control, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """A run with its graph, or a graph."""
+    """A run with its graph, or a graph, which may also be named."""
+    try:
+        UUID(what)
+    except ValueError:
+        return None, plane.get("graphs", what)
     try:
         seen = plane.get("graph-runs", what)
     except NotFound:

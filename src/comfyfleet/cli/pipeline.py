@@ -19,7 +19,7 @@ from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control
 from comfyfleet.cli.admin.client import control as control_of
 from comfyfleet.cli.admin.showing import cell, print_json, print_rows
 from comfyfleet.cli.exporting import exported
-from comfyfleet.cli.files import need_file
+from comfyfleet.cli.files import read_text
 from comfyfleet.cli.listing import Listing
 from comfyfleet.cli.live import live_on
 from comfyfleet.cli.world import InWorld, World, counted
@@ -50,22 +50,26 @@ def create(
     world: InWorld,
 ) -> None:
     """Register a pipeline. Prints its id; all that is wrong with it is told at once."""
-    text = need_file(document).read_text("utf-8")
+    text = read_text(document)
     with control(asking, world) as plane:
-        answer = _made(plane, text, world)
+        answer = _made(plane, text)
     if asking.as_json:
         print_json(answer, world)
     else:
         world.stdout.write(f"{answer['id']}\n".encode())
 
 
-def _made(plane: Control, text: str, world: World) -> dict[str, Any]:
+def _made(plane: Control, text: str) -> dict[str, Any]:
     try:
         return plane.post("pipelines", document=text)
     except InvalidInput as error:
-        for each in error.details.get("problems", ()):
-            world.warn(f"{each['step']}.{each['field']}: {each['message']}".lstrip(".: "))
-        raise
+        problems = error.details.get("problems", ())
+        if not problems:
+            raise
+        lines = [f"{each['step']}.{each['field']}: {each['message']}" for each in problems]
+        many = counted(len(lines), "problem", "problems")
+        told = "".join(f"\n  {line.lstrip('.: ')}" for line in lines)
+        raise InvalidInput(f"the pipeline has {many}:{told}") from None
 
 
 @Parameter(name="*")
@@ -121,7 +125,7 @@ def run(
     with control(asking, world) as plane:
         file = Path(pipeline)
         if file.is_file():
-            pipeline = _made(plane, file.read_text("utf-8"), world)["id"]
+            pipeline = _made(plane, read_text(file))["id"]
         key = world.new_id()
         answer = plane.post("pipelines", pipeline, "runs", **given.body(), idempotency_key=key)
         if wait or export_to:

@@ -151,10 +151,10 @@ class Payload:
     model_set: str | None
 
 
-def check_slug(slug: str) -> None:
+def check_slug(slug: str, of: str = "a workflow") -> None:
     if not SLUG.fullmatch(slug):
         raise InvalidInput(
-            f"a workflow's slug must be lower-case letters, digits, ., - and _, not {slug!r}",
+            f"{of}'s slug must be lower-case letters, digits, ., - and _, not {slug!r}",
             field="slug",
         )
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from comfyfleet.db import Tx
 from comfyfleet.effects import documents, objectinfo, payload
 from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import PRIMARY_INPUT, SEED_MAX, Payload, Version, Workflow
+from comfyfleet.effects.model import PRIMARY_INPUT, SEED_MAX, AssetRef, Payload, Version, Workflow
 from comfyfleet.effects.prompting import Chance
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
@@ -19,6 +19,7 @@ from comfyfleet.jobs import arrival
 from comfyfleet.jobs.model import Submission
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
+from comfyfleet.media.kinds import kind_of
 
 _dice = SystemRandom()
 
@@ -82,7 +83,7 @@ async def submission(
     workflow, version = found.workflow, found.version
     _refuse_locked(order)
     built = await _built(sides, found, order)
-    wanted = {each.name: each.file_id for each in built.assets}
+    wanted = {each.name: each for each in built.assets}
     await _require_files(sides, tenant_id, order, wanted)
     return Submission(
         workflow_id=workflow.id,
@@ -149,27 +150,37 @@ async def _built(sides: Sides, found: Registered, order: Order) -> Payload:
 
 
 async def _require_files(
-    sides: Sides, tenant_id: UUID, order: Order, wanted: Mapping[str, UUID]
+    sides: Sides, tenant_id: UUID, order: Order, wanted: Mapping[str, AssetRef]
 ) -> None:
-    """Each is the user's, or the tenant's, and has arrived; one that was only announced is looked for.
+    """Each is the user's, or the tenant's, of its property's kind, and has arrived; one that was only announced is looked for.
 
     Those in `order.files` were looked up by whoever orders; values may name anything.
     """
     pool = await sides.pool_of(tenant_id)
-    for name, file_id in wanted.items():
+    for name, asset in wanted.items():
         try:
             async with pool.look() as tx:
-                file = await files.get(tx, tenant_id, file_id)
+                file = await files.get(tx, tenant_id, asset.file_id)
             if name not in order.files:
                 _require_own(file, order.user_id)
         except NotFound:
-            raise InvalidInput(f"{name}: there is no file {file_id}", property=name) from None
+            raise InvalidInput(f"{name}: there is no file {asset.file_id}", property=name) from None
         try:
             file = await arrival.arrived(sides, pool, file)
         except arrival.REFUSALS as error:
             raise InvalidInput(f"{name}: {error.message}", property=name) from error
+        _check_kind(asset, file)
         if name == PRIMARY_INPUT:
             _check_limits(order, file)
+
+
+def _check_kind(asset: AssetRef, file: File) -> None:
+    kind = kind_of(file.mime_type)
+    if kind is not None and kind != asset.kind:
+        raise InvalidInput(
+            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}",
+            property=asset.name,
+        )
 
 
 def _check_limits(order: Order, file: File) -> None:

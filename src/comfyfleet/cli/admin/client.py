@@ -18,6 +18,7 @@ from comfyfleet.client.answers import error_of
 from comfyfleet.kernel.errors import (
     AccessDenied,
     FleetError,
+    InsufficientTokens,
     NotFound,
     ServerUnavailable,
     UnexpectedAnswer,
@@ -250,6 +251,9 @@ def _refusal(response: httpx.Response, where: str) -> FleetError:
         return _no_control_plane(where, response)
     error = error_of(response)
     hint = error.details.get("hint") or _hint(response)
+    if isinstance(error, InsufficientTokens):
+        wanted, balance = error.details["required_tokens"], error.details["balance"]
+        hint = f"It takes {wanted} tokens, and the balance is {balance}."
     if hint:
         error.details = {**error.details, "hint": hint}
     return error
@@ -260,10 +264,13 @@ def _key_hint(base: str) -> str:
 
 
 def _hint(response: httpx.Response) -> str | None:
+    is_admins = f"/{ADMIN_BASE}/" in response.url.path
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        is_admins = f"/{ADMIN_BASE}/" in response.url.path
-        what = "the admin key that the control plane printed at its first start"
+        what = "an operator's, or the one that the control plane printed at its first start"
         return f"{KEY} must be {what if is_admins else 'an API key of yours: cf_…'}"
+    if response.status_code == httpx.codes.FORBIDDEN and not is_admins:
+        key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
+        return None if key.startswith("cf_") else f"{KEY} must be an API key of yours: cf_…"
     if after := response.headers.get("retry-after"):
         return f"Try again in {after} s."
     if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR:

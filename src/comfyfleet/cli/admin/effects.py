@@ -9,6 +9,7 @@ from comfyfleet.cli.admin.client import USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.admin.values import parse_values
 from comfyfleet.cli.world import InWorld, World
+from comfyfleet.kernel.errors import InvalidInput
 
 app = App(
     name="effects", help="What customers pick: a workflow with a price and values of its own."
@@ -142,6 +143,10 @@ def change(
     slug: Slug, /, *, face: Face = NO_FACE, asking: Asking = USUALLY, world: InWorld
 ) -> None:
     """Change what is named, and nothing else. --set replaces all values of its own."""
+    if face == NO_FACE:
+        raise InvalidInput(
+            "nothing is named that is to change", hint="comfyfleet admin effects change --help"
+        )
     with control(asking, world) as plane:
         workflow = plane.get("effects", slug)["workflow_slug"]
         answer = plane.patch("effects", slug, **face.body(plane, workflow))

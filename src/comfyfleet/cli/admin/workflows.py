@@ -10,10 +10,9 @@ from cyclopts import App, Parameter
 
 from comfyfleet.cli.admin.client import USUALLY, Asking, control
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
-from comfyfleet.cli.files import FILE_HELP, open_file, read_file
+from comfyfleet.cli.files import FILE_HELP, open_file, read_file, read_structure
 from comfyfleet.cli.world import InWorld, World
 from comfyfleet.effects.model import PROPERTY_TYPES
-from comfyfleet.graphs.documents import read_document
 from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.workflow.media import parse_json
 
@@ -195,8 +194,7 @@ def _document(file: str, world: World) -> dict[str, Any]:
 
 def read_registrations(path: Path, only: str | None, world: World) -> list[dict[str, Any]]:
     """What a file says of each workflow, or of one: slug, document, properties and terms."""
-    text = read_file(path, bytes_max=PROPERTIES_BYTES_MAX).decode("utf-8", "replace")
-    found = read_document(text)
+    found = read_structure(path)
     if not isinstance(found, dict) or not found:
         raise InvalidInput(f"{path} must map the slugs of workflows to what they are")
     if only is not None and only not in found:

@@ -120,7 +120,7 @@ def primary_kind(properties: Sequence[Property]) -> PropertyType | None:
 
 
 def check_new(slug: str, face: Face, properties: Sequence[Property]) -> None:
-    check_slug(slug)
+    check_slug(slug, "an effect")
     check_face(face, properties)
 
 

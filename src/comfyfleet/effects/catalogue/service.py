@@ -123,7 +123,7 @@ async def require_unbroken(tx: Tx, workflow: Workflow, properties: Sequence[Prop
         raise Conflict(
             f"published effects of {workflow.slug} would break: {says}",
             effects=sorted({effect.slug for effect, _ in broken}),
-            hint="Withdraw or change them first, or say `break_effects`.",
+            hint="Withdraw or change them first, or say `break_effects` (--break-effects).",
         )
 
 

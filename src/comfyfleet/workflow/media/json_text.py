@@ -129,4 +129,5 @@ def _reason(error: json.JSONDecodeError, text: str) -> str:
 
 
 def _sentence(what: str) -> str:
-    return what[:1].upper() + what[1:]
+    """Names of files stay as they are."""
+    return what[:1].upper() + what[1:] if what.startswith(("the ", "a ")) else what

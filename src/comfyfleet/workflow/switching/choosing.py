@@ -25,8 +25,8 @@ def check_count(chain: Chain, count: int) -> None:
     if count < 1:
         raise InvalidInput("at least one segment must be kept")
     if count > there + len(chain.off):
-        off = f" and {len(chain.off)} that are off" if chain.off else ""
-        raise InvalidInput(f"{count} segments of {described(chain)}{off} can't be kept")
+        off = f" and {len(chain.off)} more that are off" if chain.off else ""
+        raise InvalidInput(f"there are no {count} segments: there is {described(chain)}{off}")
 
 
 def described(chain: Chain) -> str:
