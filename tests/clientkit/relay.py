@@ -12,12 +12,16 @@ import httpx
 LEFT_OUT = ("host", "connection", "transfer-encoding", "content-length", "content-encoding")
 
 
+UNAVAILABLE = b'{"error": {"code": "unavailable", "message": "come again", "details": {}}}'
+
+
 @dataclass
 class Relay:
     target: str
     cuts: int = 0  # streams that are cut after their first event
     has_streams: bool = True
     refusals: int = 0  # calls that are not answered at all, once a stream was cut
+    is_degraded: bool = False  # they are answered: the database can't be reached
     url: str = ""
     asked: Counter[str] = field(default_factory=Counter)  # by method and last part of the path
 
@@ -27,9 +31,14 @@ class Relay:
 
 @contextmanager
 def relayed(
-    target: str, *, cuts: int = 0, has_streams: bool = True, refusals: int = 0
+    target: str,
+    *,
+    cuts: int = 0,
+    has_streams: bool = True,
+    refusals: int = 0,
+    is_degraded: bool = False,
 ) -> Iterator[Relay]:
-    relay = Relay(target, cuts, has_streams, refusals)
+    relay = Relay(target, cuts, has_streams, refusals, is_degraded)
     cuts_before_refusals = cuts
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,6 +47,11 @@ def relayed(
             if relay.cuts < cuts_before_refusals and relay.refusals > 0:
                 relay.refusals -= 1
                 self.close_connection = True
+                if relay.is_degraded:
+                    self.send_response(503)
+                    self.send_header("Content-Length", str(len(UNAVAILABLE)))
+                    self.end_headers()
+                    self.wfile.write(UNAVAILABLE)
                 return
             is_stream = self.path.endswith("/events")
             if is_stream and not relay.has_streams:

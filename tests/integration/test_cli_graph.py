@@ -260,10 +260,11 @@ def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
     assert len(ada.says("runs", "--json").json) == 2
 
 
-def test_a_run_is_watched_through_a_restart_of_its_control_plane(
-    tmp_path: Path, shop: Shop, ada: Customer
+@pytest.mark.parametrize("is_degraded", [False, True], ids=["restart", "no database"])
+def test_a_run_is_watched_through_an_outage_of_its_control_plane(
+    tmp_path: Path, shop: Shop, ada: Customer, is_degraded: bool
 ) -> None:
-    with relayed(shop.url, cuts=1, refusals=3) as relay:
+    with relayed(shop.url, cuts=1, refusals=3, is_degraded=is_degraded) as relay:
         file = written(tmp_path, SLOW.replace("STEPS", "28"))
         done = ada.says("run", file, "--watch", "--json", url=relay.url)
     assert done.json["status"] == "completed"

@@ -5,6 +5,7 @@ import mimetypes
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -15,6 +16,7 @@ from cyclopts import App, Parameter
 from comfyfleet.cli import helps
 from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
+from comfyfleet.cli.admin.waiting import outlasted
 from comfyfleet.cli.files import read_structure
 from comfyfleet.cli.graph_files import save_files
 from comfyfleet.cli.graph_tree import summary, tree
@@ -28,12 +30,12 @@ from comfyfleet.kernel.errors import (
     NotFound,
     RunFailed,
     ServerUnavailable,
+    Unavailable,
     UnexpectedAnswer,
 )
 
 app = App(name="graph", help=helps.GRAPH, help_format="markdown")
 LOOK_SECONDS = 0.5
-AWAY_SECONDS_MAX = 300.0  # that a control plane may be gone while a run is watched
 NODE_ENDS = ("done", "failed", "skipped", "cancelled")
 OVER = ("completed", "failed", "cancelled")
 PROGRESS = ("weighted_percent", "completed_nodes", "total_nodes", "running_nodes")
@@ -278,18 +280,8 @@ def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
 
 def _looked(plane: Control, run_id: str, world: World) -> dict[str, Any]:
     """The run, even if its control plane is away for a while: the run doesn't end by that."""
-    deadline = world.clock() + AWAY_SECONDS_MAX
-    was_told = False
-    while True:
-        try:
-            return plane.get("graph-runs", run_id)
-        except ServerUnavailable as error:
-            if world.clock() > deadline:
-                raise
-            if not was_told:
-                world.warn(f"{error.message}; the run goes on, trying again")
-                was_told = True
-            time.sleep(LOOK_SECONDS)
+    get = partial(plane.get, "graph-runs", run_id)
+    return outlasted(get, world, "the run goes on", time.sleep)
 
 
 class RunChanges:
@@ -324,7 +316,7 @@ def _heard(plane: Control, run_id: str, seen: dict[str, Any]) -> Iterator[dict[s
             if told:
                 seen = {**seen, **told}
                 yield seen
-    except (LimitExceeded, ServerUnavailable, UnexpectedAnswer):
+    except (LimitExceeded, ServerUnavailable, Unavailable, UnexpectedAnswer):
         return
 
 

@@ -3,18 +3,39 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from comfyfleet.cli.admin.client import Control
 from comfyfleet.cli.world import World, printable
+from comfyfleet.kernel.errors import ServerUnavailable, Unavailable
 
 PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 5.0
 # So that thousands of jobs are not all asked for at each look: the oldest end first.
 LOOKED_AT_MAX = 20
 ENDED = ("completed", "failed", "cancelled")
+AWAY_SECONDS_MAX = 300.0  # that a control plane, or its database, may be gone while one waits
+
+
+def outlasted(
+    look: Callable[[], dict[str, Any]], world: World, what: str, sleep: Callable[[float], None]
+) -> dict[str, Any]:
+    """The answer, even if nobody can give it for a while: what is waited for doesn't end by that."""
+    deadline = world.clock() + AWAY_SECONDS_MAX
+    was_told = False
+    while True:
+        try:
+            return look()
+        except (ServerUnavailable, Unavailable) as error:
+            if world.clock() > deadline:
+                raise
+            if not was_told:
+                world.warn(f"{error.message}; {what}, trying again")
+                was_told = True
+            sleep(PAUSE_SECONDS)
 
 
 @dataclass
@@ -59,7 +80,8 @@ class Waiting:
         open_ = [each for each in ids if each not in self.ended][:LOOKED_AT_MAX]
         percents, now = 0.0, ""
         for job_id in open_:
-            job = self.plane.get("jobs", job_id, tenant_id=self.tenant)
+            get = partial(self.plane.get, "jobs", job_id, tenant_id=self.tenant)
+            job = outlasted(get, self.world, "jobs go on", self.sleep)
             if job["status"] in ENDED:
                 self.ended[job_id] = job
                 continue
