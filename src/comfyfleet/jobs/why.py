@@ -110,11 +110,21 @@ def _affinity(seen: Situation) -> str | None:
     bound = seen.dispatch.backend_affinity
     if bound is None:
         return None
-    able = [worker for worker in seen.ground.workers if bound in worker.affinities]
-    if not able:
-        return f"It is bound to {bound}, which is not there or can't run workflow {seen.workflow.slug}."
-    if not any(seen.ground.is_online(worker) for worker in able):
+    ground, slug = seen.ground, seen.workflow.slug
+    named = [worker for worker in ground.workers if bound in worker.affinities]
+    online = [worker for worker in named if ground.is_online(worker)]
+    if not named:
+        return f"It is bound to {bound}, which is not there or can't run workflow {slug}."
+    if not online:
         return f"It is bound to {bound}, which is offline."
+    if not any(worker.takes_jobs for worker in online):
+        return f"It is bound to {bound}, which drains or is not approved."
+    if not any(ground.can_run(worker) for worker in online):
+        lacks = [
+            ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing
+        ]
+        what = f": missing {lacks[0].in_words()}" if lacks else ""
+        return f"It is bound to {bound}, which can't run workflow {slug}{what}."
     return None
 
 

@@ -76,6 +76,23 @@ async def test_it_is_bound_to_a_worker_that_is_not_there(yard: Yard) -> None:
     assert said.startswith("It is bound to worker:w9, which is not there")
 
 
+async def test_it_is_bound_to_a_worker_that_lacks_a_node_which_others_have(yard: Yard) -> None:
+    await yard.register("w0")
+    await yard.register(backend={"node_types": ["LoadImage", "SaveImage"]})
+    said = await why(yard, backend_affinity="worker:w1")
+    assert said == (
+        "It is bound to worker:w1, which can't run workflow invert: missing node ImageInvert."
+    )
+
+
+async def test_it_is_bound_to_a_worker_that_drains(yard: Yard) -> None:
+    await yard.register("w0")
+    await yard.register()
+    await yard.act("workers/w1/drain")
+    said = await why(yard, backend_affinity="worker:w1")
+    assert said == "It is bound to worker:w1, which drains or is not approved."
+
+
 async def test_others_are_ahead(yard: Yard) -> None:
     await yard.register()
     for _ in range(3):
