@@ -12,7 +12,8 @@ import httpx
 LEFT_OUT = ("host", "connection", "transfer-encoding", "content-length", "content-encoding")
 
 
-UNAVAILABLE = b'{"error": {"code": "unavailable", "message": "come again", "details": {}}}'
+_WHY = b'{"error": {"code": "unavailable", "message": "come again", "details": {}}}'
+UNAVAILABLE = b"HTTP/1.1 503 Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(_WHY), _WHY)
 
 
 @dataclass
@@ -47,11 +48,7 @@ def relayed(
             if relay.cuts < cuts_before_refusals and relay.refusals > 0:
                 relay.refusals -= 1
                 self.close_connection = True
-                if relay.is_degraded:
-                    self.send_response(503)
-                    self.send_header("Content-Length", str(len(UNAVAILABLE)))
-                    self.end_headers()
-                    self.wfile.write(UNAVAILABLE)
+                self.wfile.write(UNAVAILABLE if relay.is_degraded else b"")
                 return
             is_stream = self.path.endswith("/events")
             if is_stream and not relay.has_streams:
