@@ -1,6 +1,8 @@
 """Operators are people: what each role may, who did it, and what wrong keys meet with."""
 
+import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -187,3 +189,34 @@ async def test_every_route_asks_for_its_role_whatever_is_sent(
     assert refused["gone"] == routes.keys()
     assert refused["viewer"] == {route for route in routes if not route.startswith("GET ")}
     assert refused["operator"] == OWNERS
+
+
+async def test_nobody_is_locked_out_by_wrong_keys_from_the_same_address(
+    admin: httpx.AsyncClient, plane: Plane
+) -> None:
+    ada = await added(admin, "ada", "viewer")
+    app, gate = create_app(plane), asyncio.Event()
+
+    async def held(_seconds: float) -> None:
+        await gate.wait()
+
+    app.state.wrong_keys = WrongKeys(held)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL) as client:
+
+        async def calls(key: dict[str, str]) -> int:
+            return (await client.get("/api/admin/fleets", headers=key)).status_code
+
+        guesses = [{"Authorization": f"Bearer {n}"} for n in range(FREE_TRIES + 150)]
+        guessing = [asyncio.create_task(calls(each)) for each in guesses]
+        try:
+            async with asyncio.timeout(30):
+                while sum(each.done() for each in guessing) < FREE_TRIES + 50:
+                    await asyncio.sleep(0.01)
+            # Made just now, so not known to be right: nobody could have guessed it.
+            assert await calls(ada) == 200
+            assert await calls({"Authorization": f"Bearer cfo_{'0' * 64}"}) == 429
+            assert await calls({"Authorization": "Bearer hunter2"}) == 429
+        finally:
+            gate.set()
+            answers = Counter(await asyncio.gather(*guessing))
+    assert answers == {401: FREE_TRIES + 100, 429: 50}
