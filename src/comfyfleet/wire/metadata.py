@@ -24,7 +24,8 @@ _MOVIE_NOTES = frozenset({b"udta", b"meta"})
 _SEGMENT, _TAGS, _VOID = 0x18538067, 0x1254C367, b"\xec"
 _FLAC_COMMENT, _FLAC_PADDING = 4, 1
 _OGG_COMMENTS = (b"\x03vorbis", b"OpusTags")
-_SVG_NOTES = re.compile(rb"<metadata\b.*?</metadata\s*>", re.DOTALL | re.IGNORECASE)
+_SVG_BEGIN = re.compile(rb"<metadata\b", re.IGNORECASE)
+_SVG_END = re.compile(rb"</metadata\s*>", re.IGNORECASE)
 
 
 def strip_metadata(path: Path) -> int:
@@ -187,7 +188,13 @@ def _mp3(file: BinaryIO, size: int) -> None:
 
 
 def _svg(data: bytes) -> bytes:
-    return _SVG_NOTES.sub(b"", data)
+    """In one pass: with one expression for both ends, each begin without an end would read on to the
+    end of the file, and all threads of the process wait for an expression."""
+    kept, at = [], 0
+    while (begin := _SVG_BEGIN.search(data, at)) and (end := _SVG_END.search(data, begin.end())):
+        kept.append(data[at : begin.start()])
+        at = end.end()
+    return b"".join([*kept, data[at:]])
 
 
 def _glb(file: BinaryIO, size: int) -> None:
