@@ -40,7 +40,7 @@ def strip_metadata(path: Path) -> int:
                 _replace(file, _WITHOUT[media_type](file.read()))
             elif media_type in _OVERWRITE:
                 _OVERWRITE[media_type](file, size)
-        except (struct.error, IndexError, ValueError):
+        except (struct.error, IndexError, ValueError, RecursionError):
             pass  # damaged, or of a kind that nobody has seen yet
         return file.seek(0, 2)
 
