@@ -41,7 +41,7 @@ async def run_with(customer: Customer, value: Any, kind: str = "image") -> httpx
         document |= {"nodes": [{**node, "value_type": kind}, rest[1]]}
         document |= {"connections": [{"from": "photo.value", "to": "out.value"}]}
     graph = await customer.client.post("/api/graphs", json=document)
-    assert graph.status_code == 201, graph.text
+    assert graph.is_success, graph.text
     path = f"/api/graphs/{graph.json()['id']}/runs"
     return await customer.client.post(path, json={"inputs": {"photo": value}})
 
