@@ -135,6 +135,20 @@ def test_a_slow_server_is_not_waited_for_forever(comfyui: SmallServer) -> None:
     assert result.lines[0] == f"error: {comfyui.url} did not answer within 0.05 seconds"
 
 
+@pytest.mark.parametrize("url", ["nope:port", "http://host:99999", "http://[::", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up", "--port", "0", "--backend"),
+        ("worker", "--control", "http://127.0.0.1:1", "--fleet", "a", "--backend"),
+    ],
+)
+def test_a_backend_that_is_no_url_is_told_in_one_line(url: str, command: tuple[str, ...]) -> None:
+    result = comfyfleet(*command, url)
+    assert result.code == 1
+    assert "is not the URL of a server" in result.lines[0]
+
+
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://[::", "http://a b"])
 def test_what_is_no_url_is_explained(url: str) -> None:
     result = comfyfleet("convert", NEGATIVE, "--server", url)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from comfyfleet.cli.object_info import is_object_info, what_it_is
 from comfyfleet.kernel.errors import (
@@ -87,7 +88,12 @@ def base_url(url: str) -> str:
     address = address.removesuffix("/object_info").removesuffix("/api")
     if not address or any(character.isspace() for character in address):
         raise _no_url(url)
-    return f"{scheme if separator else 'http'}://{address}"
+    base = f"{scheme if separator else 'http'}://{address}"
+    try:
+        urlsplit(base).port  # noqa: B018 - it is read only here
+    except ValueError:
+        raise _no_url(url) from None
+    return base
 
 
 def shown(url: str) -> str:

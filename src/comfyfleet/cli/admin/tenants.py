@@ -93,7 +93,8 @@ def limits(
     }
     with control(asking, world) as plane:
         answer = plane.put("tenants", tenant, "limits", **wanted)
-    said = f"tenant {tenant}: priorities {min_priority} to {max_priority}"
+    most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
+    said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
     _done(answer, said, asking, world)
 
 
