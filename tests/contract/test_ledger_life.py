@@ -40,7 +40,7 @@ class LedgerLife(RuleBasedStateMachine):
     def begin(self) -> None:
         self.tenant = uuid4()
         self.balances: dict[UUID, int] = {}
-        self.payments: dict[str, UUID] = {}
+        self.payments: dict[str, tuple[UUID, int]] = {}
         self.reserved: dict[UUID, tuple[UUID, int]] = {}
         self.settled: dict[UUID, TransactionType] = {}
 
@@ -56,7 +56,7 @@ class LedgerLife(RuleBasedStateMachine):
         def pay(tx: Tx) -> Coroutine[Any, Any, tuple[int, bool]]:
             return ledger.credit(tx, self.tenant, user, amount, payment, now=NOW)
 
-        if self.payments.setdefault(payment, user) != user:
+        if self.payments.setdefault(payment, (user, amount)) != (user, amount):
             with pytest.raises(Conflict):
                 self.act(pay)
             return

@@ -131,13 +131,19 @@ async def test_graphs_versions_and_runs_are_found_again(shop: Shop) -> None:
 
 
 async def test_a_run_that_failed_goes_on_where_it_failed(shop: Shop) -> None:
-    tenant = shop.tenant(tokens=0)
+    """It could be paid when it began; then the tokens were spent elsewhere."""
+    tenant = shop.tenant(tokens=2)
+    slow = {"id": "wait", "type": "workflow", "workflow": "slow", "properties": {"steps": 60}}
+    in_turn = one_node("negative", properties={"width": {"from": "wait.output.width"}})
+    in_turn |= {"name": "in turn", "nodes": [slow, *in_turn["nodes"]]}
     async with Client(shop.url, tenant["key"]) as client:
-        handle = await client.graphs.run(await client.graphs.create(one_node("negative")))
+        handle = await client.graphs.run_document(in_turn)
+        other = await client.graphs.run_document(one_node("negative"))
+        await other.wait(timeout_seconds=60)
         with pytest.raises(RunFailed, match="Node one failed") as failed:
             await handle.wait(timeout_seconds=60)
         assert failed.value.details["node"] == "one"
-        shop.pay(tenant, 2)
+        shop.pay(tenant, 2, "paid-2")
         await handle.retry()
         assert (await handle.wait(timeout_seconds=60)).status == "completed"
         assert (await client.wallet()).balance == 0

@@ -1,7 +1,6 @@
 """Figures of fleets in CloudWatch, as a simulated AWS received them."""
 
 import logging
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -59,12 +58,3 @@ async def test_an_endpoint_that_refuses_connections_is_no_error_of_ours(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     fleets = [FleetFigures("gpus", "production", 5, 0)]
     assert not await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
-
-
-async def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
-    fleets = [FleetFigures("gpus", "production", 5, 0)]
-    assert not await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
-    assert "comfyfleet[aws]" in caplog.text

@@ -24,12 +24,19 @@ WORKFLOW = {
         {
             "id": 2,
             "type": "SaveImage",
-            "inputs": [],
+            "inputs": [{"name": "images", "type": "IMAGE", "link": 1}],
             "outputs": [],
             "widgets_values": ["%date:yyyy%/out"],
         },
+        {
+            "id": 3,
+            "type": "LoadImage",
+            "inputs": [],
+            "outputs": [{"name": "IMAGE", "type": "IMAGE", "links": [1]}],
+            "widgets_values": ["cat.png", "image"],
+        },
     ],
-    "links": [],
+    "links": [[1, 3, 0, 2, 0, "IMAGE"]],
     "version": 0.4,
 }
 PROPERTIES = [{"name": "what", "type": "text", "placeholder": "{{what}}"}]
