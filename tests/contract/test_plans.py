@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import event
 from tests.dbkit.databases import Databases
+from tests.dbkit.plans import statements_of
 from tests.jobskit.sides import START
 
 from comfyfleet.audit import service as audit
@@ -18,6 +18,7 @@ from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Status
 from comfyfleet.jobs import store as jobs
 from comfyfleet.jobs.model import JobStatus
+from comfyfleet.plane import store as plane
 from comfyfleet.upkeep import store as upkeep
 
 ROWS = 20_000
@@ -74,16 +75,8 @@ def _with_values(statement: str) -> str:
 
 async def require_index(tx: Tx, asking: Awaitable[Any]) -> None:
     """What it asks is answered along an index, from few rows."""
-    sent: list[tuple[str, Any]] = []
-    connection = tx.sync_connection
-
-    def note(_connection: Any, _cursor: Any, statement: str, given: Any, *_rest: Any) -> None:
-        sent.append((statement, given))
-
-    event.listen(connection, "before_cursor_execute", note)
-    await asking
-    event.remove(connection, "before_cursor_execute", note)
-    assert sent
+    with statements_of(tx) as sent:
+        await asking
     for statement, given in sent:
         plan = await tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
         told = str(plan.scalar_one())
@@ -127,6 +120,7 @@ async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> N
             page = jobs.page(tx, TENANT, USER, before=None, status=status, limit=20)
             await require_index(tx, page)
         await require_index(tx, jobs.active_after(tx, None, before=LATER, limit=20))
+        await require_index(tx, plane.jobs_of_runs(tx))
         old = jobs.remove_prompts(tx, ended_before=START - timedelta(days=900), now=START, limit=20)
         await require_index(tx, old)
 

@@ -112,10 +112,11 @@ class Customer:
         return jobs[0]
 
     async def has(self, file: File) -> tuple[bool, bool]:
-        """Whether its row and its object are there."""
+        """Whether its row and its object are there, under the key that its row names by now."""
         async with self.pool.look() as tx:
             found = await files.those_of(tx, self.tenant_id, [file.id])
-        return file.id in found, await self.plane.store.head(file.path) is not None
+        path = found.get(file.id, file).path
+        return file.id in found, await self.plane.store.head(path) is not None
 
 
 async def customer_of(plane: Plane, admin: httpx.AsyncClient, name: str = "Ada") -> Customer:
