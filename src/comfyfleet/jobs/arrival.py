@@ -58,7 +58,8 @@ async def _taken(sides: Sides, pool: Database, file: File) -> File:
                 content_hash=kept.content_hash,
                 path=key,
             )
-    except BaseException:
+    except (NotFound, *REFUSALS):
+        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
         await sides.store.delete(key)
         raise
     # Whoever was faster has a copy of their own.

@@ -14,6 +14,7 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.jobs import delivery, service, store
 from comfyfleet.jobs.admitting import admit_after
+from comfyfleet.jobs.arrival import REFUSALS
 from comfyfleet.jobs.model import Failure, Job, JobStatus
 from comfyfleet.jobs.settling import align, tell
 from comfyfleet.jobs.sides import Sides
@@ -43,7 +44,8 @@ async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None
     taken = await _taken(sides, pool, row, said)
     try:
         job, words = await _completed(sides, pool, row, said, [each.file for each in taken])
-    except BaseException:
+    except (NotFound, *REFUSALS):
+        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
         await delivery.drop(sides, taken)
         raise
     tell(sides, job)

@@ -1,0 +1,65 @@
+"""The answer to a commit is lost: what was written names objects, and they are there."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.planekit.customers import png
+from tests.planekit.fleet import Yard
+from tests.upkeepkit import PNG, Customer
+
+from comfyfleet.db import Database, Tx
+from comfyfleet.files import service as files
+from comfyfleet.jobs import service as jobs
+from comfyfleet.jobs.arrival import arrived
+from comfyfleet.kernel.errors import Unavailable
+
+
+@pytest.fixture
+def storage_url(tmp_path: Path) -> str:
+    return (tmp_path / "objects").as_uri()
+
+
+class Cut(Database):
+    """Commits, and is lost before it can say so."""
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Tx]:
+        async with super().begin() as tx:
+            yield tx
+        raise Unavailable("the connection to the database was lost")
+
+
+async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(ada: Customer) -> None:
+    photo = await ada.file(None)
+    await ada.plane.store.put(photo.path, PNG, "image/png")
+    with pytest.raises(Unavailable):
+        await arrived(ada.plane.sides, Cut(ada.pool.url, ada.pool.engine), photo)
+    async with ada.pool.look() as tx:
+        kept = await files.get(tx, ada.tenant_id, photo.id)
+    assert not kept.is_announced
+    assert await ada.plane.store.get(kept.path) == PNG
+
+
+async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
+    house: Yard, ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register_workflow("invert")
+    asked = await ada.job(await ada.file())
+    async with house.worker() as worker:
+        job, data = await worker.job(), png()
+        slot = job["outputs"][0]
+        await worker.client.put(slot["url"], content=data, headers=slot["headers"])
+        made = {"name": slot["name"], "size": len(data), "content_type": "image/png"}
+        with monkeypatch.context() as cut:
+            cut.setattr(ada.pool, "begin", Cut(ada.pool.url, ada.pool.engine).begin)
+            said = await worker.of(job, "complete", outputs=[made])
+        assert said.status_code == 503, said.text
+        said = await worker.of(job, "complete", outputs=[made])
+        assert said.status_code == 200, said.text
+    async with ada.pool.look() as tx:
+        done = await jobs.get(tx, ada.tenant_id, asked.id)
+        assert done.output_file_id
+        kept = await files.get(tx, ada.tenant_id, done.output_file_id)
+    assert await ada.plane.store.head(kept.path) is not None
