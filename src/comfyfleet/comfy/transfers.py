@@ -108,7 +108,7 @@ async def save(response: httpx.Response, to: Path) -> int:
     part = to.with_name(f".{to.name}.part")
     size = 0
     try:
-        with await asyncio.to_thread(_made, part) as file:
+        with await _made(part) as file:
             async for chunks in _gathered(response):
                 await asyncio.to_thread(file.writelines, chunks)
                 size += sum(map(len, chunks))
@@ -119,7 +119,17 @@ async def save(response: httpx.Response, to: Path) -> int:
     return size
 
 
-def _made(path: Path) -> BinaryIO:
+async def _made(path: Path) -> BinaryIO:
+    """A thread can't be cancelled: what it opens for somebody who has gone is closed here."""
+    making = asyncio.ensure_future(asyncio.to_thread(_make, path))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        (await making).close()
+        raise
+
+
+def _make(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("wb")
 

@@ -87,9 +87,17 @@ def driver_of(tx: Tx) -> Any:
 
 @asynccontextmanager
 async def _transaction(driver: Any) -> AsyncIterator[None]:
+    transaction = driver.transaction()
     try:
-        async with driver.transaction():
+        await transaction.start()
+        try:
             yield
+        except BaseException:
+            # Who was cancelled in a statement has no connection any more: that is no loss to tell.
+            if not driver.is_closed():
+                await transaction.rollback()
+            raise
+        await transaction.commit()
     finally:
         # Cut off in its last word: the connection must not go back with a transaction open.
         if not driver.is_closed() and driver.is_in_transaction():

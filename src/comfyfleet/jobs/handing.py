@@ -1,5 +1,6 @@
 """From a lease to what the worker gets: the job started on the tenant's side, and its files' URLs."""
 
+import asyncio
 import logging
 from datetime import timedelta
 from uuid import UUID
@@ -15,7 +16,7 @@ from comfyfleet.jobs import service, store
 from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.complaints import UNKNOWN, sayable
 from comfyfleet.jobs.delivery import is_to_strip
-from comfyfleet.jobs.ending import fail
+from comfyfleet.jobs.ending import fail, requeue
 from comfyfleet.jobs.model import Failure, Job, Submission, delivery_of
 from comfyfleet.jobs.settling import end_dispatch_of
 from comfyfleet.jobs.sides import Sides
@@ -46,7 +47,28 @@ async def next_job(
 
 
 async def hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
-    """None if the job has ended or can't be run now; the dispatch is then put right."""
+    """None if the job has ended or can't be run now; the dispatch is then put right.
+
+    Whoever hangs up meanwhile gives it back. It is not cut off in a transaction: a connection that
+    is cancelled looks like one that was lost, and the job would be put off.
+    """
+    handing = asyncio.ensure_future(_hand_out(sides, lease))
+    try:
+        return await asyncio.shield(handing)
+    except asyncio.CancelledError:
+        if await handing:
+            await _give_back(sides, lease)
+        raise
+
+
+async def _give_back(sides: Sides, lease: Lease) -> None:
+    try:
+        await requeue(sides, lease.dispatch_id, lease.token, Requeue.WAITER_GONE)
+    except FleetError as error:
+        log.info("dispatch %s was not given back: %s", lease.dispatch_id, error.message)
+
+
+async def _hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
     try:
         pool = await sides.pool_of(lease.tenant_id)
         async with pool.begin() as tx:

@@ -1,5 +1,7 @@
 """A job's way through both databases, one rule at a time."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -268,3 +270,22 @@ async def test_outputs_must_lie_where_their_urls_led(place: Place) -> None:
 async def test_priorities_are_clamped_to_the_tenants_range(place: Place) -> None:
     job = await place.submit(priority=500)
     assert (await place.row(job.id)).priority == 10
+
+
+async def test_who_hangs_up_while_a_job_is_handed_out_leaves_it_to_the_next(place: Place) -> None:
+    """At any moment: neither is it kept from others, nor put off as if a database were away."""
+    job = await place.submit()
+    for turns in range(0, 40, 2):
+        asking = asyncio.create_task(next_job(place.sides, waiter("w1"), wait_seconds=5))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        if asking.done():
+            break
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            assert not await asking, "cancelled, and yet a job"
+    else:
+        asking = asyncio.create_task(next_job(place.sides, waiter("w2"), wait_seconds=5))
+    handed = await asking
+    assert handed
+    assert handed.job_id == job.id

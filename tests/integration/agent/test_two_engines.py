@@ -153,7 +153,7 @@ async def test_a_model_that_went_away_unseen_is_no_failure(yard: Yard, tmp_path:
                 jobs = await ended(yard, await submitted(yard, JOBS))
     assert [each["status"] for each in jobs] == ["completed"] * JOBS
     assert {each["dispatch"]["worker_id"] for each in jobs} == {"having"}
+    # Leases on their way go back, too: the worker tells that it lacks the model, or asks anew.
     refused = await yard.audited("requeue")
-    # A lease that is on its way while its worker tells that it lacks the model goes back, too.
     reasons = {each["details"]["reason"] for each in refused}
-    assert reasons <= {"backend_lacks", "recall", "revoked"}
+    assert reasons <= {"backend_lacks", "recall", "revoked", "waiter_gone"}
