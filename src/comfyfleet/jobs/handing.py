@@ -40,23 +40,24 @@ async def next_job(
         lease = await sides.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
         if lease is None:
             return None
-        handed = await hand_out(sides, lease)
+        handed = await hand_out(sides, lease, gives_back=not waiter.tells_leases)
         if handed:
             return handed
     return None
 
 
-async def hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
+async def hand_out(sides: Sides, lease: Lease, *, gives_back: bool) -> wire.Job | None:
     """None if the job has ended or can't be run now; the dispatch is then put right.
 
-    Whoever hangs up meanwhile gives it back. It is not cut off in a transaction: a connection that
-    is cancelled looks like one that was lost, and the job would be put off.
+    Whoever hangs up meanwhile is not cut off in a transaction: a connection that is cancelled looks
+    like one that was lost, and the job would be put off. `gives_back`: then the lease goes back. A
+    worker that tells which leases it knows gets it with its next poll, which may have begun already.
     """
     handing = asyncio.ensure_future(_hand_out(sides, lease))
     try:
         return await asyncio.shield(handing)
     except asyncio.CancelledError:
-        if await handing:
+        if await handing and gives_back:
             await _give_back(sides, lease)
         raise
 

@@ -187,6 +187,7 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         is_prefetch=load >= asked.max_concurrency,
         is_alone=standing.is_alone,
         key_hash=standing.worker.key_hash,
+        tells_leases=asked.held is not None,
         offer=standing.offer,
     )
 
@@ -202,7 +203,7 @@ async def _lost_on_its_way(sides: Sides, standing: Standing, asked: Poll) -> Job
         if not standing.worker.takes_jobs or row.lane not in standing.lanes:
             await requeue(sides, row.id, row.lease_token, Requeue.REVOKED)
             continue
-        job = await hand_out(sides, _lease_of(row))
+        job = await hand_out(sides, _lease_of(row), gives_back=False)
         if job:
             return job
     return None
