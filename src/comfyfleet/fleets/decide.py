@@ -68,9 +68,9 @@ def is_alone(
     return not any(live.get(Lane(*lane), frozenset()) - {worker_id} for lane in own)
 
 
-def part_of(offline_after_seconds: float) -> timedelta:
+def part_of(unseen_seconds_max: float) -> timedelta:
     """How long a wait may go unnoticed, and a sighting unwritten: both together keep it online."""
-    return timedelta(seconds=offline_after_seconds / 3)
+    return timedelta(seconds=unseen_seconds_max / 3)
 
 
 def is_worth_writing(

@@ -45,7 +45,7 @@ async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
     loop = asyncio.get_running_loop()
     until = loop.time() + asked.wait_seconds
     # One that waits is there: it must not pass for offline because nothing comes.
-    part_seconds = min(PART_SECONDS, part_of(sides.settings.offline_after_seconds).total_seconds())
+    part_seconds = min(PART_SECONDS, part_of(sides.settings.unseen_seconds_max).total_seconds())
     known: Worker | None = worker  # read just now, by who let it in
     while True:
         standing = await _standing(sides, known or await _again(sides, worker), asked)
@@ -121,7 +121,7 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
 
 async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
     """A poll writes only when that is due: idle workers poll all day."""
-    every = part_of(sides.settings.offline_after_seconds)
+    every = part_of(sides.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
         return after(worker, sighting, now)
     async with sides.central.begin() as tx:

@@ -100,6 +100,11 @@ class Settings:
         return self.missed_heartbeats_max * self.heartbeat_seconds
 
     @property
+    def unseen_seconds_max(self) -> int:
+        """A worker that lives is seen more often than that: then it is neither offline nor lost."""
+        return min(self.offline_after_seconds, self.lost_after_seconds)
+
+    @property
     def grace_seconds(self) -> int:
         """What every lease gets after an outage of ours."""
         return 3 * self.heartbeat_seconds

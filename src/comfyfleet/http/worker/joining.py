@@ -95,7 +95,7 @@ async def _refuse_strangers(plane: Plane, worker_id: str) -> str | None:
 async def heard(plane: Plane, worker: Worker, said: Heartbeat) -> None:
     """That it lives. No transaction is begun unless something is to be written: beats are many."""
     sighting, now = Sighting(reading=said.reading), plane.clock()
-    every = part_of(plane.settings.offline_after_seconds)
+    every = part_of(plane.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
         return
     async with plane.central.begin() as tx:
