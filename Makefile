@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev
 # Many tests wait for processes: two at a time take little more than half of the time.
-SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile
+SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --durations=30
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-pipeline test test-all check format docs bench constraints clean
