@@ -14,7 +14,7 @@ from tests.jobskit.sides import START, ByHand, sides_on, waiter
 
 from comfyfleet.jobs.reconciling import reconcile
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.upkeep.thinning import thin
+from comfyfleet.upkeep.expired_rows import thin
 
 QUEUED, OLD = 100_000, int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
 JOBS = """

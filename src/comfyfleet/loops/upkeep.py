@@ -10,9 +10,9 @@ from comfyfleet.loops.webhooks import deliver_due
 from comfyfleet.plane import Plane
 from comfyfleet.upkeep.checking import PAGE, check_files
 from comfyfleet.upkeep.erasing import erase_pending
+from comfyfleet.upkeep.expired_rows import ROWS_PER_STEP, STEPS_PER_PASS_MAX, thin
 from comfyfleet.upkeep.leftovers import remove_leftovers
 from comfyfleet.upkeep.retaining import expire_old
-from comfyfleet.upkeep.thinning import ROWS_PER_STEP, STEPS_PER_PASS_MAX, thin
 from comfyfleet.upkeep.verifying import record, verify
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from comfyfleet.jobs import retrying, submitting
 from comfyfleet.jobs.reconciling import reconcile
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import Refused
-from comfyfleet.upkeep import thinning
-from comfyfleet.upkeep.thinning import thin
+from comfyfleet.upkeep import expired_rows
+from comfyfleet.upkeep.expired_rows import thin
 
 DAYS = (10, 40, 100, 400)
 KEPT_FOR_EVER = dict.fromkeys(("audit_keep_days", "dispatch_keep_days", "prompt_keep_days"), 0)
@@ -111,6 +111,6 @@ async def test_a_job_without_its_prompt_is_told_of_and_not_retried(scene: Scene)
 
 
 async def test_many_rows_go_in_steps(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thinning, "ROWS_PER_STEP", 1)
+    monkeypatch.setattr(expired_rows, "ROWS_PER_STEP", 1)
     gone = await thin(scene.sides)
     assert (gone["audit"], gone["dispatches"], gone["prompts"]) == (1, 3, 2)
