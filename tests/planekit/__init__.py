@@ -9,6 +9,7 @@ import httpx
 from tests.dbkit.databases import Databases
 
 from comfyfleet.http.app import create_app
+from comfyfleet.http.wrong_keys import WrongKeys
 from comfyfleet.kernel.clock import Clock, utc_now
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane import Plane, open_plane
@@ -36,9 +37,15 @@ async def plane_on(
     await databases.give_back(central, pool)
 
 
+async def at_once(_seconds: float) -> None:
+    """No test waits for the answers to its wrong keys."""
+
+
 @asynccontextmanager
 async def client_of(plane: Plane, key: str | None = ADMIN_KEY) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    transport = httpx.ASGITransport(create_app(plane))
+    app = create_app(plane)
+    app.state.wrong_keys = WrongKeys(at_once)
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
         yield client

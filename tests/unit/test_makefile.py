@@ -20,14 +20,18 @@ def clone(tmp_path: Path) -> Path:
 
 def would_do(target: str, folder: Path) -> str:
     done = subprocess.run(
-        ["make", "--dry-run", target], cwd=folder, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--no-print-directory", target],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
 
 def test_the_demo_installs_only_what_it_needs(clone: Path) -> None:
     assert 'setup.sh ".venv" engine' in would_do("demo", clone)
-    assert "dev" not in would_do("demo", clone)
+    assert '"dev"' not in would_do("demo", clone)
 
 
 def test_the_tests_install_all_also_after_a_demo(clone: Path) -> None:
