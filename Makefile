@@ -61,6 +61,7 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/affinity.py
 	$(BIN)/python bench/submit.py
 	$(BIN)/python bench/graphs.py
+	$(BIN)/python bench/upkeep.py
 
 constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \
