@@ -56,3 +56,15 @@ def comfyfleet(
     )
     code = run(arguments, world)
     return Result(code, stdout.getvalue().decode() + printed.getvalue(), err.getvalue())
+
+
+@dataclass(frozen=True)
+class Admin:
+    """Runs `comfyfleet admin` at one control plane, as whoever has the key."""
+
+    url: str
+    key: str
+
+    def __call__(self, *arguments: str) -> Result:
+        environ = {"COMFYFLEET_URL": self.url, "COMFYFLEET_KEY": self.key}
+        return comfyfleet("admin", *arguments, environ=environ, width=250)

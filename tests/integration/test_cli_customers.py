@@ -1,30 +1,7 @@
 """Customers from the command line: tenants, their keys and wallets, effects, the books."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
-from tests.integration.commands import NEGATIVE, Result, comfyfleet
-from tests.integration.processes import started
-
-KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
-Admin = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    folder: Path = tmp_path_factory.mktemp("up")
-    with started("up", "--port", "0", "--no-worker", folder=folder) as running:
-        found = running.hears(KEY)
-        environ = {"COMFYFLEET_URL": found[1], "COMFYFLEET_KEY": found[2]}
-
-        def admin(*arguments: str) -> Result:
-            return comfyfleet("admin", *arguments, environ=environ, width=250)
-
-        property_ = ("--property", "width:integer=2.width")
-        registered = admin("workflows", "register", "negative", NEGATIVE, *property_)
-        assert registered.code == 0, registered.err
-        yield admin
+from tests.integration.commands import NEGATIVE, Admin
 
 
 @pytest.fixture
