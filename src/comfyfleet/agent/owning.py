@@ -100,8 +100,7 @@ class OwnedProcess:
         if self._known is None or not self.is_running:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._known.pid, number)
+            self._signal(number)
             try:
                 async with asyncio.timeout(STOP_SECONDS_MAX):
                     await self._ended()
@@ -110,6 +109,17 @@ class OwnedProcess:
             break
         self._note.unlink(missing_ok=True)
         logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
+
+    def kill(self) -> None:
+        """For who can't wait any longer; a `stop` that is under way then ends at once."""
+        if self.is_running:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all of its session."""
+        if self._known is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._known.pid, number)
 
     async def _ended(self) -> None:
         if self._child is not None:

@@ -113,8 +113,10 @@ class Worker:
         finally:
             for each in [*side, *self._aside, *self._holdings.values()]:
                 each.cancel()
+            # One that is just being started by them must be known before it can be stopped.
+            await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
-                await self._owned.stop()
+                await self._stop_owned(self._owned)
 
     async def _begin(self) -> bool:
         journal = self._workshop.journal
@@ -404,6 +406,15 @@ class Worker:
             saying.cancel()
             return False
         return saying.result()
+
+    async def _stop_owned(self, owned: OwnedProcess) -> None:
+        """In order; a second signal cuts this short, too."""
+        stopping = asyncio.create_task(owned.stop())
+        stopping.add_done_callback(lambda _: self._wake())
+        await self._wait_for(stopping.done, lambda: self.stop.seconds_to(float("inf")))
+        if not stopping.done():
+            owned.kill()
+        await stopping
 
     async def _finish(self, seconds_left: Callable[[], float]) -> None:
         """Until all leases have ended or time is up; the time may be cut short meanwhile."""

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.agentkit.plane import eventually
+from tests.agentkit.plane import Plane, eventually
+from tests.agentkit.workers import settings_for
 
 from comfyfleet.agent import health as health_module
+from comfyfleet.agent import owning, stopping
+from comfyfleet.agent.assembling import open_worker
 from comfyfleet.agent.healing import POISONED
 from comfyfleet.agent.health import Health
 from comfyfleet.agent.owning import OwnedProcess
@@ -174,3 +177,21 @@ async def test_a_note_of_a_process_whose_id_another_one_has_now_is_not_believed(
     assert not place.owned().take_up()
     (place.folder / "comfyui.json").write_text("broken")
     assert not place.owned().take_up()
+
+
+async def test_a_second_signal_ends_a_comfyui_that_heeds_none(
+    place: Place, plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owning, "STOP_SECONDS_MAX", 600.0)
+    monkeypatch.setattr(stopping, "HURRY_SECONDS", 0.1)
+    stubborn = f"sh -c 'trap \"\" TERM; exec {place.command}'"
+    settings = settings_for(plane, place.url, place.folder / "state", comfyui_command=stubborn)
+    async with open_worker(settings, {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually(lambda: plane.polls)
+        worker.stop.ask("shutdown", 5)
+        await eventually(lambda: not plane.keys)
+        assert place.living
+        worker.stop.ask("shutdown", 0)
+        await asyncio.wait_for(work, 30)
+    assert not place.living
