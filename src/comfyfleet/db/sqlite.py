@@ -79,6 +79,12 @@ class Connection(aiosqlite.Connection):
         self._writes = True
         return answer
 
+    async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        """A statement without SQLAlchemy, inside of the same transaction."""
+        act = functools.partial(_fetched, self._conn, sql, parameters)
+        rows: list[Any] = await self.run(act, sql, parameters)
+        return rows
+
     async def _begin(self, act: Callable[[], Any]) -> Any:
         try:
             return await self.at_once(functools.partial(self._without_waiting, act))
@@ -120,6 +126,10 @@ class Connection(aiosqlite.Connection):
             return act()
         finally:
             self._done += 1
+
+
+def _fetched(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[Any]:
+    return connection.execute(sql, parameters).fetchall()
 
 
 class Cursor:

@@ -8,11 +8,11 @@ from uuid import UUID
 from sqlalchemy import Row, delete, insert, select
 
 from comfyfleet.db import Tx
-from comfyfleet.db.fixed import Fixed
+from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import job_events
 from comfyfleet.events.model import EventKind, JobEvent
 
-_ADD = Fixed(
+_ADD = Statement(
     lambda tx: insert(job_events).returning(job_events.c.id),
     columns=("tenant_id", "job_id", "kind", "data", "created_at"),
 )

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.fixed import Fixed, FixedInsert
+from comfyfleet.db.statement import Insert, Statement
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
     IS_ACTIVE,
@@ -40,7 +40,7 @@ ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
 ATTEMPTS_MAX = 200
 # A refusal tells how many there are; nobody needs to know of more than this.
 COUNTED_BEYOND = 1000
-_ADD = FixedInsert(ai_jobs, SUBMITTED, returning=[ai_jobs.c.id])
+_ADD = Insert(ai_jobs, SUBMITTED, returning=[ai_jobs.c.id])
 
 
 async def add(
@@ -48,7 +48,7 @@ async def add(
 ) -> list[Job]:
     """Those that are new; one whose id or idempotency key is known already is not."""
     rows = [row_of(tenant_id, job_id, each, now) for job_id, each in asked.items()]
-    added = [row["id"] for row in await _ADD.rows(tx, rows)]
+    added = [row["id"] for row in await _ADD.add(tx, rows)]
     return [just_added(tenant_id, job_id, asked[job_id], now) for job_id in added]
 
 
@@ -184,7 +184,7 @@ def _counted(*mine: Any) -> Any:
     return select(func.count()).select_from(some).scalar_subquery()
 
 
-_COUNT_ACTIVE = Fixed(
+_COUNT_ACTIVE = Statement(
     lambda tx: select(
         _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
         _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
@@ -388,12 +388,12 @@ def _failed(why: Failure, now: datetime) -> dict[str, Any]:
     }
 
 
-_LEAVE_WORD = FixedInsert(
+_LEAVE_WORD = Insert(
     outbox,
     ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at"),
     returning=[outbox.c.id],
 )
-_FORGET_WORD = Fixed(lambda tx: delete(outbox).where(outbox.c.id == bindparam("word")))
+_FORGET_WORD = Statement(lambda tx: delete(outbox).where(outbox.c.id == bindparam("word")))
 
 
 async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
@@ -409,7 +409,7 @@ async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]
         }
         for job in jobs
     ]
-    return [row["id"] for row in await _LEAVE_WORD.rows(tx, rows)]
+    return [row["id"] for row in await _LEAVE_WORD.add(tx, rows)]
 
 
 async def leave_word_for_run(tx: Tx, job: Job, *, now: datetime) -> None:

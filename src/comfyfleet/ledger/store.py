@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.fixed import Fixed, FixedInsert
+from comfyfleet.db.statement import Insert, Statement
 from comfyfleet.db.tenant import token_transactions as lines
 from comfyfleet.db.tenant import token_wallets as wallets
 from comfyfleet.ledger.model import SETTLES, Transaction, TransactionType, Wallet
@@ -33,7 +33,7 @@ async def wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
 _IS_BOUND = and_(
     wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
 )
-_LOCK = Fixed(lambda tx: locked(tx, select(wallets).where(_IS_BOUND)))
+_LOCK = Statement(lambda tx: locked(tx, select(wallets).where(_IS_BOUND)))
 
 
 async def lock(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
@@ -74,7 +74,7 @@ def _taking(is_of_jobs: ColumnElement[bool]) -> Any:
     )
 
 
-_TAKE = Fixed(lambda tx: _taking(lines.c.job_id == bindparam("of_job")))
+_TAKE = Statement(lambda tx: _taking(lines.c.job_id == bindparam("of_job")))
 
 
 async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
@@ -88,7 +88,7 @@ async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
     return balance
 
 
-_ADD = FixedInsert(
+_ADD = Insert(
     lines,
     (
         "tenant_id",
@@ -106,7 +106,7 @@ _ADD = FixedInsert(
 async def add(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
     """How many of them are new."""
     whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
-    return len(await _ADD.rows(tx, whole))
+    return len(await _ADD.add(tx, whole))
 
 
 async def of_payment(tx: Tx, tenant_id: UUID, provider_id: str) -> Transaction | None:

@@ -9,7 +9,7 @@ from sqlalchemy import Row, bindparam, func, insert, select, update
 from comfyfleet.db import Tx
 from comfyfleet.db.central import tenants
 from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.db.fixed import Fixed
+from comfyfleet.db.statement import Statement
 from comfyfleet.tenants.model import Tenant
 
 
@@ -22,7 +22,7 @@ async def add_if_new(tx: Tx, row: Mapping[str, Any]) -> None:
     await tx.execute(insert_if_new(tx, tenants, [row]))
 
 
-_GET = Fixed(lambda tx: select(tenants).where(tenants.c.id == bindparam("of_id")))
+_GET = Statement(lambda tx: select(tenants).where(tenants.c.id == bindparam("of_id")))
 
 
 async def get(tx: Tx, tenant_id: UUID) -> Tenant | None:

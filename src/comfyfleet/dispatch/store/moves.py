@@ -25,7 +25,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.central import audit_log
 from comfyfleet.db.central import dispatches as d
 from comfyfleet.db.dialect import is_sqlite
-from comfyfleet.db.fixed import Fixed, FixedInsert
+from comfyfleet.db.statement import Insert, Statement
 from comfyfleet.dispatch.model import Dispatch, Lane, NewDispatch, Status
 from comfyfleet.dispatch.store.rows import WHOLE, as_dispatch, in_lane
 
@@ -76,7 +76,7 @@ def _last_rank(share: Share) -> Any:
     return query.scalar_subquery()
 
 
-_TAKE_TURNS = Fixed(
+_TAKE_TURNS = Statement(
     lambda tx: text("SELECT pg_advisory_xact_lock(key) FROM unnest(CAST(:keys AS bigint[])) AS key")
 )
 
@@ -86,7 +86,7 @@ async def take_turns(tx: Tx, shares: Sequence[Share]) -> None:
 
     A statement of its own: one that waited for the lock would not see what was added meanwhile.
     """
-    await _TAKE_TURNS.rows(tx, {"keys": lock_keys(shares)})
+    await _TAKE_TURNS.tuples(tx, {"keys": lock_keys(shares)})
 
 
 def lock_keys(shares: Iterable[Share]) -> list[int]:
@@ -104,7 +104,7 @@ _OF_ONE = Share(
     Lane(bindparam("of_workflow"), bindparam("of_stage"), bindparam("of_provider")),  # type: ignore[arg-type]
     bindparam("of_priority"),  # type: ignore[arg-type]
 )
-_FLOOR = Fixed(
+_FLOOR = Statement(
     lambda tx: select(
         _head_rank(_OF_ONE.lane, _OF_ONE.priority).label("head"), _last_rank(_OF_ONE).label("last")
     )
@@ -140,7 +140,7 @@ async def floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
     return found
 
 
-_ADD = FixedInsert(
+_ADD = Insert(
     d,
     (
         "tenant_id",
@@ -172,7 +172,7 @@ async def add(
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
         part = rows[start : start + ROWS_PER_STATEMENT_MAX]
         new = [{**_columns(*each), "ended_at": None, "last_error": None, **values} for each in part]
-        added += [as_dispatch(tuple(row.values())) for row in await _ADD.rows(tx, new)]
+        added += [as_dispatch(tuple(row.values())) for row in await _ADD.add(tx, new)]
     return added
 
 
@@ -190,7 +190,7 @@ def _columns(new: NewDispatch, rank: int) -> dict[str, Any]:
     }
 
 
-_NOTE = FixedInsert(
+_NOTE = Insert(
     audit_log,
     ("at", "actor", "action", "subject", "tenant_id", "details"),
     returning=[audit_log.c.id],
@@ -219,7 +219,7 @@ async def note(
         for each in noted
     ]
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
-        await _NOTE.rows(tx, rows[start : start + ROWS_PER_STATEMENT_MAX])
+        await _NOTE.add(tx, rows[start : start + ROWS_PER_STATEMENT_MAX])
 
 
 async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> int:

@@ -11,7 +11,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.central import effects, workflows
 from comfyfleet.db.central import workflow_versions as versions
 from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.db.fixed import Fixed
+from comfyfleet.db.statement import Statement
 from comfyfleet.effects.catalogue.model import Effect, Face, Offer
 from comfyfleet.effects.store import version_of, workflow_of
 
@@ -19,7 +19,7 @@ _FACE = tuple(each.name for each in fields(Face))
 _REST = tuple(each.name for each in fields(Effect) if each.name != "face")
 # Columns of several tables in one row, told apart by the names that they get.
 _BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
-_OFFER = Fixed(
+_OFFER = Statement(
     lambda tx: (
         select(*(each.label(prefix + each.name) for table, prefix in _BEHIND for each in table.c))
         .select_from(effects)

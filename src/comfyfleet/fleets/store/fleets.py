@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, insert, se
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, workflow_fleets, workflows
 from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.fixed import Fixed
+from comfyfleet.db.statement import Statement
 from comfyfleet.fleets.model import Assigned, Fleet
 
 
@@ -102,8 +102,8 @@ def _with(*conditions: ColumnElement[bool]) -> Any:
     )
 
 
-_WITH = Fixed(lambda tx: _with())
-_WITH_OF_STAGE = Fixed(lambda tx: _with(fleets.c.stage == bindparam("of_stage")))
+_WITH = Statement(lambda tx: _with())
+_WITH_OF_STAGE = Statement(lambda tx: _with(fleets.c.stage == bindparam("of_stage")))
 
 
 async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:

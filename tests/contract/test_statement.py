@@ -1,4 +1,4 @@
-"""Statements of a fixed text do on each database what any other statement does."""
+"""Statements that the driver sends do on each database what any other statement does."""
 
 import asyncio
 import contextlib
@@ -8,23 +8,30 @@ from typing import Any
 
 import pytest
 from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from comfyfleet.db import Database, Tx
-from comfyfleet.db.fixed import Fixed, FixedInsert
-from comfyfleet.db.tenant import outbox, token_wallets
+from comfyfleet.db.statement import Insert, Statement, send_together
+from comfyfleet.db.tenant import ai_jobs, outbox, token_wallets
 from comfyfleet.kernel.errors import InvalidInput
 
 NOW = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
 COLUMNS = ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at")
-ADD = FixedInsert(outbox, COLUMNS, returning=[outbox.c.id])
-GET = Fixed(lambda tx: select(outbox).where(outbox.c.id == bindparam("of_id")))
-FORGET = Fixed(lambda tx: delete(outbox).where(outbox.c.id == bindparam("of_id")))
-OPEN = FixedInsert(
+A_WALLET = {
+    "tenant_id": uuid.uuid4(),
+    "user_id": uuid.uuid4(),
+    "balance": 5,
+    "created_at": NOW,
+}
+ADD = Insert(outbox, COLUMNS, returning=[outbox.c.id])
+GET = Statement(lambda tx: select(outbox).where(outbox.c.id == bindparam("of_id")))
+FORGET = Statement(lambda tx: delete(outbox).where(outbox.c.id == bindparam("of_id")))
+OPEN = Insert(
     token_wallets,
     ("tenant_id", "user_id", "balance", "created_at"),
     returning=[token_wallets.c.balance],
 )
-TAKE = Fixed(
+TAKE = Statement(
     lambda tx: (
         update(token_wallets)
         .where(
@@ -56,15 +63,15 @@ async def how_many(tx: Tx) -> int:
 async def test_a_row_comes_back_as_it_was_put_in(pool: Database) -> None:
     word = a_word()
     async with pool.begin() as tx:
-        (added,) = await ADD.rows(tx, [word])
+        (added,) = await ADD.add(tx, [word])
         found = await GET.first(tx, {"of_id": added["id"]})
     assert found == {"id": added["id"], "tries": 0, **word}
 
 
 async def test_several_rows_are_added_at_once_and_none_is_no_row(pool: Database) -> None:
     async with pool.begin() as tx:
-        assert len(await ADD.rows(tx, [a_word() for _ in range(1200)])) == 1200
-        assert await ADD.rows(tx, []) == []
+        assert len(await ADD.add(tx, [a_word() for _ in range(1200)])) == 1200
+        assert await ADD.add(tx, []) == []
         assert await how_many(tx) == 1200
 
 
@@ -74,15 +81,15 @@ async def test_of_rows_that_are_known_nothing_is_returned(pool: Database) -> Non
         for _ in range(3)
     ]
     async with pool.begin() as tx:
-        assert await OPEN.rows(tx, rows[:1]) == [{"balance": 5}]
-        assert await OPEN.rows(tx, rows[:1]) == []
-        assert len(await OPEN.rows(tx, rows)) == 2
+        assert await OPEN.add(tx, rows[:1]) == [{"balance": 5}]
+        assert await OPEN.add(tx, rows[:1]) == []
+        assert len(await OPEN.add(tx, rows)) == 2
 
 
 async def test_a_write_is_guarded_by_what_is_bound(pool: Database) -> None:
     row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 5, "created_at": NOW}
     async with pool.begin() as tx:
-        await OPEN.rows(tx, [row])
+        await OPEN.add(tx, [row])
         assert await TAKE.first(tx, {"of_user": row["user_id"], "amount": 3}) == {"balance": 2}
         assert await TAKE.first(tx, {"of_user": row["user_id"], "amount": 3}) is None
 
@@ -92,7 +99,7 @@ async def test_a_value_that_is_forgotten_is_no_null(pool: Database) -> None:
     del word["kind"]
     with pytest.raises(Exception, match="kind"):
         async with pool.begin() as tx:
-            await ADD.rows(tx, [word])
+            await ADD.add(tx, [word])
 
 
 async def test_a_number_that_no_column_can_hold_is_refused_as_such(pool: Database) -> None:
@@ -108,7 +115,7 @@ async def test_a_number_that_no_column_can_hold_is_refused_as_such(pool: Databas
 async def test_it_is_undone_with_its_transaction(pool: Database) -> None:
     with contextlib.suppress(RuntimeError):
         async with pool.begin() as tx:
-            await ADD.rows(tx, [a_word()])
+            await ADD.add(tx, [a_word()])
             await tx.execute(insert(outbox).values(a_word()))
             assert await how_many(tx) == 2
             raise RuntimeError
@@ -118,7 +125,7 @@ async def test_it_is_undone_with_its_transaction(pool: Database) -> None:
 
 async def test_a_single_statement_is_a_transaction_by_itself(pool: Database) -> None:
     async with pool.say() as tx:
-        (added,) = await ADD.rows(tx, [a_word()])
+        (added,) = await ADD.add(tx, [a_word()])
     async with pool.look() as tx:
         assert await how_many(tx) == 1
     async with pool.say() as tx:
@@ -130,7 +137,7 @@ async def test_a_single_statement_is_a_transaction_by_itself(pool: Database) -> 
 async def test_who_is_cut_off_leaves_neither_rows_nor_locks(pool: Database) -> None:
     row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 5, "created_at": NOW}
     async with pool.begin() as tx:
-        await OPEN.rows(tx, [row])
+        await OPEN.add(tx, [row])
     taken = asyncio.Event()
 
     async def take_and_wait() -> None:
@@ -151,7 +158,7 @@ async def test_who_is_cut_off_leaves_neither_rows_nor_locks(pool: Database) -> N
 async def test_two_that_take_at_once_follow_each_other(pool: Database) -> None:
     row = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 20, "created_at": NOW}
     async with pool.begin() as tx:
-        await OPEN.rows(tx, [row])
+        await OPEN.add(tx, [row])
 
     async def take() -> Any:
         async with pool.begin() as tx:
@@ -159,3 +166,80 @@ async def test_two_that_take_at_once_follow_each_other(pool: Database) -> None:
 
     left = await asyncio.gather(*(take() for _ in range(30)))
     assert sorted(each["balance"] for each in left if each) == list(range(20))
+
+
+EVERYTHING = Statement(lambda tx: select(ai_jobs).where(ai_jobs.c.id == bindparam("of_id")))
+
+
+def a_job(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": uuid.uuid4(),
+        "tenant_id": uuid.uuid4(),
+        "user_id": None,
+        "workflow_id": 1,
+        "workflow_slug": "retro",
+        "workflow_version": 1,
+        "stage": "live",
+        "provider": "self_hosted",
+        "priority": 0,
+        "status": "queued",
+        "prompt": {"3": {"inputs": {"b": 1, "a": "ä"}}},
+        "properties": {},
+        "assets": [],
+        "is_held": True,
+        "submitted_at": NOW,
+        **changes,
+    }
+
+
+async def test_values_come_out_as_core_gives_them(pool: Database) -> None:
+    job = a_job()
+    async with pool.begin() as tx:
+        await tx.execute(insert(ai_jobs).values(job))
+        core = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job["id"]))).one()
+        found = await EVERYTHING.first(tx, {"of_id": job["id"]})
+    assert found == dict(core._mapping)
+    assert found["is_held"] is True
+    assert found["submitted_at"].tzinfo is not None
+    assert list(found["prompt"]["3"]["inputs"]) == ["b", "a"]
+    known = {name: type(value) for name, value in core._mapping.items()}
+    assert {name: type(value) for name, value in found.items()} == known
+
+
+async def test_a_constraint_is_told_by_the_name_that_core_tells_it_by(pool: Database) -> None:
+    add = Statement(lambda tx: insert(token_wallets), columns=list(A_WALLET))
+    async with pool.begin() as tx:
+        await add.rows(tx, A_WALLET)
+    with pytest.raises(IntegrityError):
+        async with pool.begin() as tx:
+            await add.rows(tx, A_WALLET)
+
+
+async def test_a_list_has_no_fixed_text(pool: Database) -> None:
+    some = Statement(lambda tx: select(outbox).where(outbox.c.id.in_(bindparam("ids"))))
+    async with pool.look() as tx:
+        with pytest.raises(TypeError, match="not fixed"):
+            await some.rows(tx, {"ids": [1, 2]})
+
+
+async def test_writes_that_are_sent_together_all_happen(pool: Database) -> None:
+    wallet = {**A_WALLET, "user_id": uuid.uuid4()}
+    taken = {"of_user": wallet["user_id"], "amount": 2}
+    async with pool.begin() as tx:
+        await OPEN.add(tx, [wallet])
+        (answer,) = await send_together(tx, (ADD, a_word()), (ADD, a_word()), (TAKE, taken))
+        assert list(answer) == [3]
+        assert await how_many(tx) == 2
+        ((word_id,),) = await send_together(tx, (ADD, a_word()))
+        assert await GET.first(tx, {"of_id": word_id})
+
+
+async def test_of_writes_that_are_sent_together_none_is_left_when_one_fails(pool: Database) -> None:
+    add = Statement(lambda tx: insert(token_wallets), columns=list(A_WALLET))
+    async with pool.begin() as tx:
+        await add.rows(tx, A_WALLET)
+    with pytest.raises(IntegrityError):
+        async with pool.begin() as tx:
+            await send_together(tx, (ADD, a_word()), (add, A_WALLET), (ADD, a_word()))
+    async with pool.look() as tx:
+        assert await how_many(tx) == 0

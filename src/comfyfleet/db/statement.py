@@ -1,0 +1,200 @@
+"""Statements on the way of a job: compiled once for each database, and sent by its driver.
+
+There are two ways to send a statement. Core (`tx.execute`) is for everything that is not hot.
+`Statement` is for what runs at every submit, poll, heartbeat or complete: SQLAlchemy takes three to
+thirty times as long to look up, bind and read such a statement as the driver takes to send it.
+
+    _GET = Statement(lambda tx: select(jobs).where(jobs.c.id == bindparam("of_id")))
+    found = await _GET.first(tx, {"of_id": job_id})            # a dict by column, or None
+
+    _ADD = Insert(outbox, ("job_id", "kind"), returning=[outbox.c.id])
+    new = await _ADD.add(tx, [{"job_id": job_id, "kind": "dispatch"}])   # of those that are new
+
+    await send_together(tx, (_ADD_LINE, line), (_ADD_EVENT, event))  # one round trip on PostgreSQL
+
+It is built with Core, by a function that gets the transaction and so may differ by database. It runs
+inside of the caller's transaction. Values that differ are bound: by the names of `columns` in an
+INSERT, else by `bindparam`, whose names must not be those of columns. Values go in and come out as
+with Core: UUID, aware UTC datetimes, JSON, booleans. What `text` returns is converted only if its
+columns are told (`text(…).columns(…)`). A list for IN has no fixed text, and so is refused.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, Table
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from comfyfleet.db.dialect import insert_if_new, is_sqlite
+from comfyfleet.db.engine import Tx, driver_of
+from comfyfleet.db.types import Moment
+
+# On SQLite a statement costs no round trip.
+ONE_BY_ONE_MAX = 64
+NOTHING: Mapping[str, Any] = {}
+Values = Mapping[str, Any]
+_PLACE = re.compile(r"\$(\d+)")
+Convert = Callable[[Any], Any]
+
+
+class _Compiled(NamedTuple):
+    text: str
+    names: Sequence[str]  # in the order of the places in the text
+    constants: Mapping[str, Any]  # values that the builder has given
+    binds: Sequence[tuple[str, Convert]]  # what the driver doesn't take as it is
+    columns: Sequence[str]
+    reads: Sequence[tuple[int, Convert]]  # what the driver doesn't give as it should be
+
+    def bound(self, values: Values) -> list[Any]:
+        given = {**self.constants, **values}
+        for name, convert in self.binds:
+            given[name] = convert(given[name])
+        return [given[name] for name in self.names]
+
+
+class Statement:
+    """One statement of a fixed text, see above."""
+
+    def __init__(self, build: Callable[[Tx], Any], *, columns: Iterable[str] | None = None) -> None:
+        self._build = build
+        self._columns = None if columns is None else list(columns)
+        self._compiled: dict[str, _Compiled] = {}
+
+    async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
+        """All that it returns, in the order of its columns."""
+        compiled = self.compiled(tx)
+        rows = await _sent(tx, compiled.text, compiled.bound(values))
+        return _read(compiled, rows)
+
+    async def rows(self, tx: Tx, values: Values = NOTHING) -> list[dict[str, Any]]:
+        """All that it returns, by the names of columns."""
+        columns = self.compiled(tx).columns
+        return [dict(zip(columns, row, strict=True)) for row in await self.tuples(tx, values)]
+
+    async def first(self, tx: Tx, values: Values = NOTHING) -> dict[str, Any] | None:
+        rows = await self.rows(tx, values)
+        return rows[0] if rows else None
+
+    def compiled(self, tx: Tx) -> _Compiled:
+        name = tx.dialect.name
+        found = self._compiled.get(name)
+        if found is None:
+            found = self._compiled[name] = _compile(self._build(tx), tx.dialect, self._columns)
+        return found
+
+
+class Insert(Statement):
+    """`INSERT … ON CONFLICT DO NOTHING RETURNING`, of one row or several."""
+
+    def __init__(
+        self, table: Table, columns: Iterable[str], *, returning: Sequence[Column[Any]]
+    ) -> None:
+        super().__init__(lambda tx: insert_if_new(tx, table).returning(*returning), columns=columns)
+
+    async def add(self, tx: Tx, new: Sequence[Values]) -> list[dict[str, Any]]:
+        """What is returned of those that are new."""
+        if len(new) == 1 or (is_sqlite(tx) and len(new) <= ONE_BY_ONE_MAX):
+            return [row for each in new for row in await self.rows(tx, each)]
+        if not new:
+            return []
+        added = await tx.execute(self._build(tx), [dict(each) for each in new])
+        return [dict(row._mapping) for row in added]
+
+
+async def send_together(tx: Tx, *calls: tuple[Statement, Values]) -> list[Sequence[Any]]:
+    """Writes that don't depend on each other; what the last one returns is answered.
+
+    On PostgreSQL they are parts of one statement, and so none sees what another has written.
+    """
+    if is_sqlite(tx):
+        for statement, values in calls[:-1]:
+            await statement.tuples(tx, values)
+        return await calls[-1][0].tuples(tx, calls[-1][1])
+    texts: list[str] = []
+    bound: list[Any] = []
+    for statement, values in calls:
+        compiled = statement.compiled(tx)
+        texts.append(_moved(compiled.text, len(bound)))
+        bound += compiled.bound(values)
+    return _read(compiled, await _sent(tx, _joined(texts), bound))
+
+
+def _moved(text: str, by: int) -> str:
+    return _PLACE.sub(lambda place: f"${int(place[1]) + by}", text) if by else text
+
+
+def _joined(texts: Sequence[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
+    parts = ", ".join(f"part{number} AS ({text})" for number, text in enumerate(texts))
+    return f"WITH {parts} SELECT * FROM part{len(texts) - 1}"  # noqa: S608 — texts of ours
+
+
+def _compile(built: Any, dialect: Any, columns: list[str] | None) -> _Compiled:
+    compiled = built.compile(dialect=dialect, column_keys=columns)
+    if compiled.post_compile_params or compiled.insert_prefetch or compiled.update_prefetch:
+        raise TypeError(f"the text or the values of this are not fixed: {compiled}")
+    binds = compiled.binds
+    returned = list(getattr(built, "exported_columns", ()))
+    return _Compiled(
+        text=str(compiled),
+        names=list(compiled.positiontup),
+        constants={name: each.value for name, each in binds.items() if not each.required},
+        binds=[
+            (name, convert)
+            for name, each in binds.items()
+            if (convert := _bind(each.type, dialect)) is not None
+        ],
+        columns=[each.name for each in returned],
+        reads=[
+            (place, convert)
+            for place, each in enumerate(returned)
+            if (convert := _result(each.type, dialect)) is not None
+        ],
+    )
+
+
+def _bind(kind: Any, dialect: Any) -> Convert | None:
+    convert: Convert | None = kind.dialect_impl(dialect).bind_processor(dialect)
+    return None if _is_as_it_is(kind, dialect) else convert
+
+
+def _result(kind: Any, dialect: Any) -> Convert | None:
+    convert: Convert | None = kind.dialect_impl(dialect).result_processor(dialect, None)
+    return None if _is_as_it_is(kind, dialect) else convert
+
+
+def _is_as_it_is(kind: Any, dialect: Any) -> bool:
+    """PostgreSQL's driver takes and gives moments; the type's own way would only cost time."""
+    return isinstance(kind, Moment) and dialect.name != "sqlite"
+
+
+async def _sent(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
+    driver = driver_of(tx)
+    try:
+        if is_sqlite(tx):
+            rows: list[Any] = await driver.fetch(text, bound)
+        else:
+            rows = await driver.fetch(text, *bound)
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(text, None, error, sqlite3.Error) from error
+    except Exception as error:
+        # Class 23 of SQLSTATE: a constraint. Its callers know it by SQLAlchemy's name.
+        if str(getattr(error, "sqlstate", "")).startswith("23"):
+            raise IntegrityError(text, None, error) from error
+        raise
+    return rows
+
+
+def _read(compiled: _Compiled, rows: list[Any]) -> list[Sequence[Any]]:
+    if not compiled.reads:
+        return rows
+    read: list[Sequence[Any]] = []
+    for row in rows:
+        cells = list(row)
+        for place, convert in compiled.reads:
+            cells[place] = convert(cells[place])
+        read.append(cells)
+    return read
