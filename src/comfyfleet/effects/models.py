@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from comfyfleet.effects.model import Version
+from comfyfleet.effects.model import Property, Version
 from comfyfleet.fleets.offers import Missing, ModelUse, offer_of
 from comfyfleet.wire.messages import BackendFacts
 from comfyfleet.workflow.inspection.names import is_model_file
@@ -33,6 +33,18 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def models_chosen(
+    properties: Iterable[Property], values: Mapping[str, Any]
+) -> tuple[ModelUse, ...]:
+    """Files that properties put into inputs; of an input its name alone is known here."""
+    given = (
+        (each.binding.rpartition(".")[2], _first(values.get(each.name), each.default))
+        for each in properties
+        if each.binding and not each.is_media
+    )
+    return tuple(ModelUse(name, value) for name, value in given if is_model_file(value))
+
+
 def model_key(models: Iterable[ModelUse]) -> str | None:
     """The heavy model: what is worth not to be loaded twice."""
     uses = list(models)
@@ -53,6 +65,10 @@ def model_set(models: Iterable[ModelUse]) -> str | None:
 def missing_on(version: Version, facts: BackendFacts) -> Missing:
     """A model whose input the backend doesn't list is not held against it: nobody can tell."""
     return offer_of(facts).lacks(version.node_types, version.models)
+
+
+def _first(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _is_heavy(use: ModelUse, tier: tuple[str, ...]) -> bool:

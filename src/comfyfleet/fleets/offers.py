@@ -71,6 +71,17 @@ class Offer:
             tuple(use for use in models if self._lacks_model(use)),
         )
 
+    def lacks_choice(self, choice: ModelUse) -> bool:
+        """Of a file for an input that is known by its name alone, whichever class has it."""
+
+        def is_meant(name: str) -> bool:
+            return name.rpartition(".")[2] == choice.input
+
+        lists = [files for name, files in self.model_files.items() if is_meant(name)]
+        is_unlisted = bool(lists) and not any(choice.file in files for files in lists)
+        refused = (use for use in self.refusals.models if is_meant(use.input))
+        return is_unlisted or any(use.file == choice.file for use in refused)
+
     def _lacks_type(self, name: str) -> bool:
         is_unlisted = bool(self.node_types) and name not in self.node_types
         return is_unlisted or name in self.refusals.node_types

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from comfyfleet.effects.catalogue.model import Offer
 from comfyfleet.effects.model import Property, Version, Workflow
+from comfyfleet.effects.models import models_chosen
+from comfyfleet.fleets.offers import ModelUse
+from comfyfleet.fleets.offers import Offer as BackendOffer
 
 NAMES_TOLD_MAX = 5
 CLOSENESS = 0.4  # of two names, as difflib counts it
@@ -44,6 +47,13 @@ class EffectTerms:
         return {"effect_id": self.id, **{name: getattr(self, name) for name in names}}
 
 
+class Need(NamedTuple):
+    """What a backend must be able to run: a workflow, and the models that a job of it chooses."""
+
+    slug: str
+    choices: tuple[ModelUse, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkflowFacts:
     """One version of a registered workflow."""
@@ -56,6 +66,7 @@ class WorkflowFacts:
     required_capabilities: frozenset[str] = frozenset()
     is_current: bool = True  # the version that new jobs get, if none is named
     effect: EffectTerms | None = None  # None: the workflow itself is offered
+    locked_choices: tuple[ModelUse, ...] = ()  # models in properties that the effect locks
 
     @property
     def name(self) -> str:
@@ -64,6 +75,10 @@ class WorkflowFacts:
 
     def property_named(self, name: str) -> Property | None:
         return next((each for each in self.properties if each.name == name), None)
+
+    def need_for(self, values: Mapping[str, Any]) -> Need:
+        """Of a job with these values, as far as they are known."""
+        return Need(self.slug, (*self.locked_choices, *models_chosen(self.properties, values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,13 @@ class BackendState:
     capabilities: frozenset[str] = frozenset()
     queue_depth: int = 0
     free_gpu_memory_bytes: int = 0
+    offer: BackendOffer | None = None  # None: nothing is known of its models
+
+    def is_able(self, need: Need) -> bool:
+        """Whether it is there or not."""
+        if need.slug not in self.workflows:
+            return False
+        return self.offer is None or not any(map(self.offer.lacks_choice, need.choices))
 
     @property
     def name(self) -> str:
@@ -174,5 +196,8 @@ def facts_of_effect(offer: Offer, *, typical_seconds: float | None = None) -> Wo
             face.provider,
             face.media_types,
             face.max_upload_bytes,
+        ),
+        locked_choices=models_chosen(
+            [each for each in offer.version.properties if each.name in face.locked], face.overrides
         ),
     )

@@ -207,8 +207,9 @@ def _is_too_dear(draft: Draft, key: Key) -> bool:
 def _start(draft: Draft, key: Key) -> None:
     node, record = draft.plan.workflow_node(key.node), draft.record(key)
     facts = draft.plan.workflows[node.id]
+    need = facts.need_for(record.inputs or {})
     is_unserved = _is_unserved(draft, facts, record)
-    found = place(node, facts, draft.world.backends, record.chosen, is_unserved=is_unserved)
+    found = place(node, facts, need, draft.world.backends, record.chosen, is_unserved=is_unserved)
     match found:
         case Placed(affinity):
             _submit(draft, key, node, affinity)
@@ -252,7 +253,8 @@ def _submit(draft: Draft, key: Key, node: WorkflowNode, affinity: str | None) ->
 
 
 def _is_unserved(draft: Draft, facts: WorkflowFacts, record: Record) -> bool:
-    return is_ours(facts) and draft.world.is_unserved(facts.slug, record.queued_at)
+    need = facts.need_for(record.inputs or {})
+    return is_ours(facts) and draft.world.is_unserved(need, record.queued_at)
 
 
 def _judge_places(draft: Draft) -> None:
@@ -268,7 +270,8 @@ def _judge_places(draft: Draft) -> None:
         if record.affinity is None:
             is_lost = _is_unserved(draft, facts, record)
         else:
-            is_lost = not is_online(record.affinity, facts.slug, draft.world.backends)
+            need = facts.need_for(record.inputs or {})
+            is_lost = not is_online(record.affinity, need, draft.world.backends)
         if is_lost:
             draft.update(key, status=Status.MOVING, moves=record.moves + 1)
             cancel_job(draft, key)

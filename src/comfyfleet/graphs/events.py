@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from comfyfleet.graphs.catalogue import BackendState, EffectTerms
+from comfyfleet.graphs.catalogue import BackendState, EffectTerms, Need
 from comfyfleet.graphs.runs import Choice, Key, Question, RunError
 
 IN_QUEUE_MAX = 5
@@ -22,18 +22,19 @@ class Surroundings:
     in_queue_max: int = IN_QUEUE_MAX  # jobs of one run; the rest is held
     priority_min: int = -1_000  # the tenant's range
     priority_max: int = 1_000
-    # When each workflow last had a backend that is online; since when that is watched at all.
-    served_at: Mapping[str, datetime] = field(default_factory=dict)
+    # Backends that were online lately, and when; since when that is watched at all.
+    lately_online: tuple[tuple[BackendState, datetime], ...] = ()
     watched_since: datetime | None = None
     no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
 
-    def is_unserved(self, slug: str, since: datetime | None) -> bool:
+    def is_unserved(self, need: Need, since: datetime | None) -> bool:
         """Nobody could run it for too long, of the time that a job has waited."""
         if self.no_backend_seconds is None or self.watched_since is None or since is None:
             return False
-        if any(each.is_online and slug in each.workflows for each in self.backends):
+        if any(each.is_online and each.is_able(need) for each in self.backends):
             return False
-        last = max(since, self.served_at.get(slug, self.watched_since))
+        served = (at for each, at in self.lately_online if each.is_able(need))
+        last = max(since, self.watched_since, *served)
         return (self.now - last).total_seconds() >= self.no_backend_seconds
 
 

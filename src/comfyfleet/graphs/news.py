@@ -87,8 +87,8 @@ def _failed(event: JobFailed, draft: Draft) -> None:
         draft.hold(event.key)
         return
     is_lost = event.cause == Cause.BACKEND_LOST
-    slug = draft.plan.workflows[event.key.node].slug
-    others = alternatives(slug, draft.world.backends) if is_lost else ()
+    need = draft.plan.workflows[event.key.node].need_for(record.inputs or {})
+    others = alternatives(need, draft.world.backends) if is_lost else ()
     fail_node(draft, event.key, event.message, others, event.traceback)
 
 

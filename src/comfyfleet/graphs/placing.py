@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts
+from comfyfleet.graphs.catalogue import BackendState, Need, WorkflowFacts
 from comfyfleet.graphs.model import Fallback, WorkflowNode
 from comfyfleet.graphs.runs import Question
 
@@ -23,6 +23,7 @@ Placement: TypeAlias = Placed | Nowhere | Question
 def place(
     node: WorkflowNode,
     workflow: WorkflowFacts,
+    need: Need,
     backends: Iterable[BackendState],
     chosen: str | None = None,
     *,
@@ -38,10 +39,13 @@ def place(
         message = nobody(workflow)
         asks = node.fallback_strategy == Fallback.ASK_USER
         return Question(message, ()) if asks else Nowhere(message)
-    if affinity is None or is_online(affinity, workflow.slug, backends):
+    if affinity is None or is_online(affinity, need, backends):
         return Placed(affinity)
+    is_there = any(each.is_online and each.is_meant_by(affinity) for each in backends)
     message = f"Backend {affinity} is offline"
-    others = alternatives(workflow.slug, backends)
+    if is_there:
+        message = f"Backend {affinity} can't run {workflow.name}"
+    others = alternatives(need, backends)
     if node.fallback_strategy == Fallback.ASK_USER:
         return Question(message, others)
     if node.fallback_strategy == Fallback.NONE:
@@ -63,16 +67,16 @@ def nobody(workflow: WorkflowFacts) -> str:
     return f"NoBackendAvailable: no backend can run {workflow.name}{which} at the moment"
 
 
-def is_online(affinity: str, slug: str, backends: Iterable[BackendState]) -> bool:
-    return any(_can_run(each, slug) and each.is_meant_by(affinity) for each in backends)
+def is_online(affinity: str, need: Need, backends: Iterable[BackendState]) -> bool:
+    return any(_can_run(each, need) and each.is_meant_by(affinity) for each in backends)
 
 
-def alternatives(slug: str, backends: Iterable[BackendState]) -> tuple[str, ...]:
+def alternatives(need: Need, backends: Iterable[BackendState]) -> tuple[str, ...]:
     """The shortest queue first, then the most free GPU memory."""
-    able = [each for each in backends if _can_run(each, slug)]
+    able = [each for each in backends if _can_run(each, need)]
     able.sort(key=lambda each: (each.queue_depth, -each.free_gpu_memory_bytes, each.worker_id))
     return tuple(each.name for each in able)
 
 
-def _can_run(backend: BackendState, slug: str) -> bool:
-    return backend.is_online and slug in backend.workflows
+def _can_run(backend: BackendState, need: Need) -> bool:
+    return backend.is_online and backend.is_able(need)

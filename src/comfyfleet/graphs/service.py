@@ -422,15 +422,16 @@ async def run_as_of_now(graphs: Graphs, owner: Owner, run_id: UUID) -> tuple[Kep
 
 async def unable_nodes(graphs: Graphs, kept: Kept, run: Run) -> dict[str, str]:
     """Why jobs of these nodes wait: nobody can run them just now."""
-    waiting = {key.node for key in run.in_flight if run.record(key).status == Status.QUEUED}
+    waiting = sorted(key for key in run.in_flight if run.record(key).status == Status.QUEUED)
     if not waiting:
         return {}
     world = await graphs.world.now(graphs.sides, kept.head.tenant_id)
-    found = {name: kept.plan.workflows[name] for name in sorted(waiting)}
+    found = ((key, kept.plan.workflows[key.node]) for key in waiting)
     return {
-        name: nobody(facts)
-        for name, facts in found.items()
-        if is_ours(facts) and not alternatives(facts.slug, world.backends)
+        key.node: nobody(facts)
+        for key, facts in found
+        if is_ours(facts)
+        and not alternatives(facts.need_for(run.record(key).inputs or {}), world.backends)
     }
 
 
@@ -499,12 +500,15 @@ def _require_asking(kept: Kept, key: Key) -> None:
 
 
 def _require_able(kept: Kept, said: Answer, world: Surroundings) -> None:
-    slug = kept.plan.workflows[said.key.node].slug
+    facts = kept.plan.workflows[said.key.node]
+    need = facts.need_for(kept.run.record(said.key).inputs or {})
     if not said.backend:
-        others = ", ".join(alternatives(slug, world.backends)) or "none"
+        others = ", ".join(alternatives(need, world.backends)) or "none"
         raise InvalidInput(f"name the backend; online that can run it: {others}", field="backend")
-    if not is_online(said.backend, slug, world.backends):
-        raise InvalidInput(f"{said.backend} is not online, or can't run {slug}", field="backend")
+    if not is_online(said.backend, need, world.backends):
+        raise InvalidInput(
+            f"{said.backend} is not online, or can't run {facts.slug}", field="backend"
+        )
 
 
 def _require_known(backend: str, world: Surroundings) -> None:

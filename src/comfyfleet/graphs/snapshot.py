@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.effects.model import Property
+from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.graphs.catalogue import EffectTerms, WorkflowFacts, catalogue_of
 from comfyfleet.graphs.model import Graph
 from comfyfleet.graphs.parsing import parse_graph
@@ -41,6 +42,7 @@ def _saved(facts: WorkflowFacts) -> dict[str, Any]:
         "required_capabilities": sorted(facts.required_capabilities),
         "is_current": facts.is_current,
         "effect": _saved_effect(facts.effect) if facts.effect else None,
+        "locked_choices": [list(each) for each in facts.locked_choices],
     }
 
 
@@ -58,6 +60,7 @@ def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
         required_capabilities=frozenset(saved["required_capabilities"]),
         is_current=saved["is_current"],
         effect=_restored_effect(saved.get("effect")),
+        locked_choices=tuple(ModelUse(*each) for each in saved.get("locked_choices", ())),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from comfyfleet.effects.model import Property
 from comfyfleet.effects.values import checked
 from comfyfleet.graphs.budget import VALUE_MAX, size_of, too_large
-from comfyfleet.graphs.catalogue import Catalogue, WorkflowFacts
+from comfyfleet.graphs.catalogue import Catalogue, Need, WorkflowFacts
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
 from comfyfleet.graphs.model import (
@@ -97,9 +97,21 @@ def warnings(graph: Graph, catalogue: Catalogue) -> tuple[Problem, ...]:
         facts = workflows.get(node.id)
         if node.fallback_strategy != Fallback.NONE:
             found += _affinity_problems(node, facts, catalogue)
-        if facts and is_ours(facts) and not alternatives(facts.slug, catalogue.backends):
+        if (
+            facts
+            and is_ours(facts)
+            and not alternatives(_need(node, facts, graph), catalogue.backends)
+        ):
             found.append(Problem("no_backend", nobody(facts), node.id, node.work_field))
     return tuple(found)
+
+
+def _need(node: WorkflowNode, facts: WorkflowFacts, graph: Graph) -> Need:
+    """What comes by a connection is not known yet."""
+    unknown = {
+        port: "" for id, port in (each.target for each in graph.connections) if id == node.id
+    }
+    return facts.need_for({**unknown, **node.properties})
 
 
 def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[Problem]:
@@ -132,7 +144,7 @@ def _affinity_problems(
     if not meant:
         message = f"there is no backend {node.backend_affinity}"
         yield Problem("unknown_backend", message, node.id, "backend_affinity")
-    elif workflow and not any(workflow.slug in each.workflows for each in meant):
+    elif workflow and not any(each.is_able(Need(workflow.slug)) for each in meant):
         message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
         yield Problem("unable_backend", message, node.id, "backend_affinity")
 

@@ -1,6 +1,6 @@
 """What the graphs of a tenant are judged against just now: workflows, and workers that could run them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -9,6 +9,7 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Assigned, Worker
+from comfyfleet.fleets.offers import Offer
 from comfyfleet.graphs.catalogue import BackendState, Catalogue
 from comfyfleet.graphs.events import Surroundings
 from comfyfleet.graphs.model import Graph, WorkflowNode
@@ -52,6 +53,7 @@ async def backends(
                 depths,
                 await _free_memory(tx, worker, now),
                 seen_since,
+                offers.get(worker.worker_id),
             )
             for worker in workers
             if PROVIDER in worker.providers
@@ -73,6 +75,7 @@ def _state(
     depths: Mapping[str, int],
     free_memory: int,
     seen_since: datetime,
+    offer: Offer | None,
 ) -> BackendState:
     """`able`: what its backend can run. One that is paused counts: its jobs will be run here."""
     return BackendState(
@@ -89,6 +92,7 @@ def _state(
         capabilities=worker.capabilities,
         queue_depth=depths.get(worker.subject, 0),
         free_gpu_memory_bytes=max(0, free_memory),
+        offer=offer,
     )
 
 
@@ -101,7 +105,7 @@ class World:
         self._began: datetime | None = None
         self._tenants: dict[UUID, Tenant] = {}
         self._lookup: Lookup | None = None
-        self._served_at: dict[str, datetime] = {}
+        self._lately_online: dict[Hashable, tuple[BackendState, datetime]] = {}
 
     def lookup(self, sides: Sides) -> Lookup:
         """What nodes name, as old as the backends are."""
@@ -117,10 +121,7 @@ class World:
                 self._tenants.clear()
                 self._lookup = None
             self._at = now
-            served = frozenset[str]().union(
-                *(each.workflows for each in self._backends if each.is_online)
-            )
-            self._served_at |= dict.fromkeys(served, now)
+            self._note_online(now, timedelta(seconds=sides.settings.no_backend_seconds))
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             async with sides.central.look() as tx:
@@ -132,10 +133,20 @@ class World:
             in_queue_max=sides.settings.max_queued_per_graph_run,
             priority_min=tenant.min_priority,
             priority_max=tenant.max_priority,
-            served_at=self._served_at,
+            lately_online=tuple(self._lately_online.values()),
             watched_since=self._began,
             no_backend_seconds=sides.settings.no_backend_seconds,
         )
+
+    def _note_online(self, now: datetime, kept: timedelta) -> None:
+        """One of those that can run the same; who was there longer ago makes no difference."""
+        for each in self._backends:
+            if each.is_online:
+                offered = each.offer.key if each.offer else None
+                self._lately_online[each.workflows, offered] = each, now
+        self._lately_online = {
+            what: seen for what, seen in self._lately_online.items() if now - seen[1] <= kept
+        }
 
     def _seen_since(self, sides: Sides) -> datetime:
         """While we were away nobody could be seen: who was there before is given time to come back."""

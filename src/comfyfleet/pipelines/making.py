@@ -197,9 +197,11 @@ async def _nobody_can(sides: Sides, state: State) -> str | None:
         facts = await facts_by_step(tx, state.pipeline)
         there = await backends(tx, sides)
     for number in sorted({each.step for each in state.in_flight} & facts.keys()):
-        each = facts[number]
-        if is_ours(each) and not alternatives(each.slug, there):
-            return f"step {state.pipeline.steps[number].name!r}: {nobody(each)}"
+        each, step = facts[number], state.pipeline.steps[number]
+        # What a template makes is not known here.
+        said = {name: "" if "{{" in str(text) else text for name, text in step.properties.items()}
+        if is_ours(each) and not alternatives(each.need_for(said), there):
+            return f"step {step.name!r}: {nobody(each)}"
     return None
 
 

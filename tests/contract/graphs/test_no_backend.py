@@ -23,7 +23,7 @@ class Clock:
         return utc_now() + self.by
 
 
-def one(**fields: str) -> dict[str, object]:
+def one(**fields: object) -> dict[str, object]:
     return graph([node("first", **fields), output()], "first.output > result.value")
 
 
@@ -131,3 +131,94 @@ async def test_an_execution_names_its_job(databases: Databases, tmp_path: Path) 
         kept = await play.started(one())
         job = await play.workers["w1"].job()
         assert job["job_id"] == str(job_id(kept.run.id, Key("first"), 1))
+
+
+PAINT = {
+    "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "here.safetensors"}},
+    "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "drawn"}},
+}
+MODEL = {"name": "model", "type": "text", "binding": "1.unet_name"}
+PAINTER = {
+    "node_types": ["UNETLoader", "SaveImage"],
+    "model_files": {"UNETLoader.unet_name": ["here.safetensors"]},
+}
+NO_MODEL = "NoBackendAvailable: no backend can run paint at the moment"
+
+
+async def add_paint(play: Play) -> None:
+    made = await play.yard.register_workflow(
+        "paint", document=PAINT, properties=[MODEL], output_node_id="2"
+    )
+    assert made.status_code == 201, made.text
+    await play.yard.assign("draw", "paint")
+    await play.yard.register("w1", backend=PAINTER)
+
+
+async def test_a_model_that_nobody_has_fails_the_node_that_chose_it(
+    databases: Databases, tmp_path: Path
+) -> None:
+    clock = Clock()
+    async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
+        await add_paint(play)
+        good = one(workflow="paint", properties={"model": "here.safetensors"})
+        bad = one(workflow="paint", properties={"model": "gone.safetensors"})
+        for document, codes in ((good, []), (bad, ["no_backend"])):
+            found, _ = await service.checked(play.graphs, document)
+            assert [each.code for each in found.warnings] == codes
+        waits, fails = await play.started(good), await play.started(bad)
+        assert await service.unable_nodes(play.graphs, waits, waits.run) == {}
+        assert await service.unable_nodes(play.graphs, fails, fails.run) == {"first": NO_MODEL}
+        for _ in range(2):
+            await play.lose("w1", since=clock() + timedelta(seconds=31))  # seen just now, and busy
+            fails = await later(play, clock, fails, 31)
+        assert fails.run.status == RunStatus.FAILED
+        assert fails.run.error is not None
+        assert fails.run.error.message == f"Node first failed: {NO_MODEL}"
+        assert statuses(await play.now(waits))["first"] == "queued"
+
+
+async def test_a_model_that_somebody_gets_in_time_is_used(
+    databases: Databases, tmp_path: Path
+) -> None:
+    clock = Clock()
+    async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
+        await add_paint(play)
+        document = one(
+            workflow="paint",
+            properties={"model": "gone.safetensors"},
+            fallback_strategy="ask_user",
+        )
+        kept = await play.started(document)
+        kept = await later(play, clock, kept, 61)
+        question = kept.run.record(Key("first")).question
+        assert question is not None
+        assert question.message == NO_MODEL
+        got = {**PAINTER, "model_files": {"UNETLoader.unet_name": ["gone.safetensors"]}}
+        async with play.yard.worker("w2", backend=got) as worker:
+            play.workers["w2"] = worker
+            play.graphs.world._at = None
+            await play.answer(kept, "first", Choice.RETRY)
+            await play.work("w2")
+        assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+
+
+async def test_a_model_that_an_effect_locks_counts_like_one_that_is_chosen(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with play_on(databases, tmp_path, workers=()) as play:
+        await add_paint(play)
+        body = {
+            "slug": "gone",
+            "title": "Gone",
+            "workflow_slug": "paint",
+            "price_tokens": 1,
+            "overrides": {"model": "gone.safetensors"},
+            "locked": ["model"],
+        }
+        made = await play.yard.admin.post("/api/admin/effects", json=body)
+        assert made.status_code == 201, made.text
+        assert (await play.yard.admin.post("/api/admin/effects/gone/publish")).status_code == 200
+        named = {"id": "first", "type": "workflow", "effect": "gone"}
+        document = graph([named, output()], "first.output > result.value")
+        found, _ = await service.checked(play.graphs, document)
+        assert [each.code for each in found.warnings] == ["no_backend"]
