@@ -24,7 +24,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column, Float, Table
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from comfyfleet.db.dialect import insert_if_new, is_sqlite
@@ -157,18 +157,22 @@ def _compile(built: Any, dialect: Any, columns: list[str] | None) -> _Compiled:
 
 
 def _bind(kind: Any, dialect: Any) -> Convert | None:
+    if _is_as_it_is(kind, dialect):
+        return None
     convert: Convert | None = kind.dialect_impl(dialect).bind_processor(dialect)
-    return None if _is_as_it_is(kind, dialect) else convert
+    return convert
 
 
 def _result(kind: Any, dialect: Any) -> Convert | None:
+    if _is_as_it_is(kind, dialect):
+        return None
     convert: Convert | None = kind.dialect_impl(dialect).result_processor(dialect, None)
-    return None if _is_as_it_is(kind, dialect) else convert
+    return convert
 
 
 def _is_as_it_is(kind: Any, dialect: Any) -> bool:
-    """PostgreSQL's driver takes and gives moments; the type's own way would only cost time."""
-    return isinstance(kind, Moment) and dialect.name != "sqlite"
+    """PostgreSQL's driver takes and gives moments and floats; the types' own ways cost time."""
+    return isinstance(kind, Moment | Float) and dialect.name != "sqlite"
 
 
 async def _sent(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
