@@ -10,6 +10,7 @@ from comfyfleet.http.access import Access
 from comfyfleet.http.auth import operator_calling
 from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.callers import Callers, Check
+from comfyfleet.http.direct import DirectRoutes
 from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
 from comfyfleet.http.wrong_keys import WrongKeys
@@ -72,6 +73,7 @@ def create_app(plane: Plane) -> FastAPI:
     public.install(app, plane)
     for router in admin.ROUTERS:
         app.include_router(router, responses=PROBLEMS)
+    app.add_middleware(DirectRoutes, plane=plane, declared=worker.CALLED_OFTEN)
     app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Callers, checks=CHECKS)
     app.add_middleware(Access, meters=plane.meters)

@@ -39,6 +39,8 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.AccessDenied: 502,
     errors.UnexpectedAnswer: 502,
 }
+# What the framework is told to leave to us.
+ANSWERED = (errors.FleetError, RequestValidationError, HTTPException)
 _CODES = {
     400: "invalid_input",
     404: "not_found",
@@ -50,13 +52,23 @@ _CODES = {
 
 
 def install(app: FastAPI, meters: Meters) -> None:
-    async def of_ours(request: Request, error: errors.FleetError) -> Response:
-        meters.errors.labels(error.code).inc()
-        return answer_to(error, request.scope["path"])
+    async def told(request: Request, error: Exception) -> Response:
+        return answer_to_any(error, request.scope["path"], meters)
 
-    app.exception_handler(errors.FleetError)(of_ours)
-    app.exception_handler(RequestValidationError)(_of_validation)
-    app.exception_handler(HTTPException)(_of_routing)
+    for kind in ANSWERED:
+        app.exception_handler(kind)(told)
+
+
+def answer_to_any(error: Exception, path: str, meters: Meters) -> Response:
+    """To one of `ANSWERED`."""
+    if isinstance(error, errors.FleetError):
+        meters.errors.labels(error.code).inc()
+        return answer_to(error, path)
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return _of_routing(error)
+    raise error
 
 
 def status_of(error: errors.FleetError) -> int:
@@ -105,7 +117,7 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(float(seconds))))}
 
 
-async def _of_validation(_request: Request, error: RequestValidationError) -> Response:
+def _of_validation(error: RequestValidationError) -> Response:
     """Names the fields, and never repeats what was sent: it may have been a key."""
     problems = [problem_of(each) for each in error.errors()[:PROBLEMS_SHOWN_MAX]]
     message = "; ".join(
@@ -115,7 +127,7 @@ async def _of_validation(_request: Request, error: RequestValidationError) -> Re
     return answer(422, errors.InvalidInput.code, message, {"fields": problems})
 
 
-async def _of_routing(_request: Request, error: HTTPException) -> Response:
+def _of_routing(error: HTTPException) -> Response:
     """What the framework itself refuses: no such route, no such method."""
     code = _CODES.get(error.status_code, "error")
     return answer(error.status_code, code, str(error.detail), headers=error.headers)

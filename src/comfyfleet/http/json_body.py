@@ -36,14 +36,14 @@ _NOT_KEPT = re.compile("[\0\ud800-\udfff]")
 class JsonRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = await _read(await self.body(), parse)
+            self._json = await read_json(await self.body(), parse)
         return self._json
 
 
 class ToleratedJsonRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = await _read(await self.body(), parse_tolerantly)
+            self._json = await read_json(await self.body(), parse_tolerantly)
         return self._json
 
 
@@ -67,7 +67,7 @@ class WorkerRoute(JsonRoute):
     request_kind = ToleratedJsonRequest
 
 
-async def _read(body: bytes, parse: Callable[[bytes], Any]) -> Any:
+async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
         if len(body) <= SMALL_BYTES:
             return parse(body)

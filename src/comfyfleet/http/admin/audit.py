@@ -38,7 +38,7 @@ class Entries(Answer):
     next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
-def wanted_of(
+async def wanted_of(
     action: Annotated[
         str | None, Query(description="Such as submit, lease, complete, revoke.")
     ] = None,

@@ -153,7 +153,7 @@ async def submit(plane: GivenPlane, wanted: NewJobs, operator: Operator) -> JobI
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
-def wanted_of(
+async def wanted_of(
     status: JobStatus | None = None,
     tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
     workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,

@@ -24,7 +24,7 @@ from comfyfleet.http.public.streams import Streams
 from comfyfleet.plane import Plane
 
 # Batches stand before jobs: their paths would else be taken for a job's id.
-_MODULES = (
+MODULES = (
     effects,
     uploads,
     videos,
@@ -56,5 +56,5 @@ def install(app: FastAPI, plane: Plane) -> None:
     app.state.streams = Streams(
         per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
     )
-    for module in _MODULES:
+    for module in MODULES:
         app.include_router(module.router)

@@ -29,7 +29,7 @@ def rates_of(request: Request) -> Rates:
     return rates
 
 
-def fetches_of(request: Request) -> Fetches:
+async def fetches_of(request: Request) -> Fetches:
     fetches: Fetches = request.app.state.fetches
     return fetches
 

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
+from fastapi.routing import APIRoute
 
 from comfyfleet.dispatch.model import Requeue as Reason
 from comfyfleet.fleets.model import Worker
@@ -115,3 +116,12 @@ async def deregister(plane: GivenPlane, worker: CallingWorker, said: Deregister)
     require_self(worker, said.worker_id)
     await joining.leave(plane, worker)
     return DONE
+
+
+# At least once for each job, or all day long.
+CALLED_OFTEN = tuple(
+    each
+    for each in router.routes
+    if isinstance(each, APIRoute)
+    and each.endpoint in (poll, heartbeat, complete, fail, requeue)
+)
