@@ -122,6 +122,5 @@ async def deregister(plane: GivenPlane, worker: CallingWorker, said: Deregister)
 CALLED_OFTEN = tuple(
     each
     for each in router.routes
-    if isinstance(each, APIRoute)
-    and each.endpoint in (poll, heartbeat, complete, fail, requeue)
+    if isinstance(each, APIRoute) and each.endpoint in (poll, heartbeat, complete, fail, requeue)
 )
