@@ -18,7 +18,7 @@ from tests.storagekit.serving import free_listener, url_of
 from comfyfleet.http.app import create_app
 from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.connections import Connection, with_limits
-from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, _read, parse
+from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, read_json, parse
 from comfyfleet.http.serving import serve
 from comfyfleet.plane import Plane
 
@@ -172,7 +172,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_given_up() -> None:
 async def test_a_large_body_with_a_key_is_parsed_beside_the_loop() -> None:
     body = json.dumps([{"a": [each]} for each in range(30_000)]).encode()
     assert len(body) > SMALL_BYTES
-    reading = asyncio.create_task(_read(body, parse))
+    reading = asyncio.create_task(read_json(body, parse))
     turns = 0
     while not reading.done():
         await asyncio.sleep(0)
