@@ -18,7 +18,7 @@ from tests.storagekit.serving import free_listener, url_of
 from comfyfleet.http.app import create_app
 from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.connections import Connection, with_limits
-from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, read_json, parse
+from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, parse, read_json
 from comfyfleet.http.serving import serve
 from comfyfleet.plane import Plane
 
