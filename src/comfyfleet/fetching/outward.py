@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TypeAlias
 
 import httpx
@@ -44,7 +45,7 @@ class Outward:
         self.ports = ports
         self._resolver = resolver
         self._client = httpx.AsyncClient(
-            transport=transport or _transport(ssl.create_default_context()),
+            transport=transport or _transport(_trusted()),
             # A proxy from the environment would look the name up again, and go where it pleases.
             trust_env=False,
             follow_redirects=False,
@@ -109,6 +110,12 @@ class Outward:
         literal = parsed(target.host)
         texts = [target.host] if literal else await self._resolver(target.host, target.port)
         return texts[:ADDRESSES_MAX]
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read once: the system's certificates are hundreds."""
+    return ssl.create_default_context()
 
 
 def _transport(trusted: ssl.SSLContext) -> httpx.AsyncHTTPTransport:

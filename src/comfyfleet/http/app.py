@@ -1,8 +1,10 @@
 """The control plane's API: one application, a router per audience."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 
 from comfyfleet import __version__
 from comfyfleet.http import admin, errors, health, pages, problems, public, worker
@@ -49,6 +51,22 @@ CHECKS: tuple[tuple[str, Check | None], ...] = (
 )
 
 
+def _included(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
+    joined = APIRouter()
+    for router in routers:
+        joined.include_router(router, **given)
+    return joined.routes
+
+
+# The framework makes a route ready at its first call, which takes long: these are the same for
+# every application of a process.
+_OF_WORKERS = _included(worker.router, responses=PROBLEMS)
+_OF_PEOPLE = [
+    *_included(health.router, pages.router, *public.ROUTERS),
+    *_included(*admin.ROUTERS, responses=PROBLEMS),
+]
+
+
 def create_app(plane: Plane) -> FastAPI:
     app = FastAPI(
         title="comfyfleet",
@@ -66,13 +84,12 @@ def create_app(plane: Plane) -> FastAPI:
     app.state.wrong_keys = WrongKeys()
     errors.install(app, plane.meters)
     problems.install(app)
+    public.install(app, plane)
     # Routes are tried one after the other: first those that are called most.
-    app.include_router(worker.router, responses=PROBLEMS)
+    app.router.routes.extend(_OF_WORKERS)
     for router in _routers(plane):
         app.include_router(router)
-    public.install(app, plane)
-    for router in admin.ROUTERS:
-        app.include_router(router, responses=PROBLEMS)
+    app.router.routes.extend(_OF_PEOPLE)
     app.add_middleware(DirectRoutes, plane=plane, declared=worker.CALLED_OFTEN)
     app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Callers, checks=CHECKS)
@@ -83,6 +100,4 @@ def create_app(plane: Plane) -> FastAPI:
 def _routers(plane: Plane) -> Iterator[APIRouter]:
     if isinstance(plane.store, LocalStore):
         yield objects_router(plane.store)
-    yield health.router
-    yield pages.router
     yield metrics_router(plane)

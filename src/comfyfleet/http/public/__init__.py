@@ -40,6 +40,7 @@ MODULES = (
     pipelines,
     candidates,
 )
+ROUTERS = tuple(module.router for module in MODULES)
 
 
 def install(app: FastAPI, plane: Plane) -> None:
@@ -56,5 +57,3 @@ def install(app: FastAPI, plane: Plane) -> None:
     app.state.streams = Streams(
         per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
     )
-    for module in MODULES:
-        app.include_router(module.router)
