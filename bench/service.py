@@ -1,0 +1,222 @@
+"""What the service costs over HTTP: CPU of the control plane's process for every route, against the version
+before and against a bare server with as many statements; latency; jobs a second.
+
+    make bench        or        python bench/service.py [--quick] [--only submit,poll] [--before PATH]
+
+All servers run side by side and take turns in the same run; of each the lower quartile counts. CPU is
+that of the server's own process clock, so a busy machine disturbs ratios little. Statements are counted
+on their way to PostgreSQL, without sweeps.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from sqlalchemy.engine import make_url
+
+from service_load.before import ROOT, before_at
+from service_load.calls import Connections
+from service_load.figures import AFTER, BEFORE, FLOOR, Figures, print_tables
+from service_load.life import ROUTES, Floor, Life, set_up
+from service_load.measures import CpuMeter, StatementMeter, latencies, throughput
+from service_load.server import ServerProcess, control_plane, floor_server, running
+from service_load.statements import relay
+
+sys.path.append(str(ROOT))
+from tests.dbkit.postgres import create_database, running_postgres
+
+console = Console(width=120)
+CONNECTIONS = 8
+SQLITE, POSTGRES = "sqlite", "postgres"
+CPU, LATENCY, THROUGHPUT = PARTS = ("cpu", "latency", "throughput")
+WARM_CYCLES = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    trees: Mapping[str, Path]  # before and after
+    databases: list[str]
+    wanted: list[str]
+    has_floor: bool
+    cycles: int
+    calls: int  # of each route in a cycle
+    latency_jobs: int
+    throughput_jobs: int
+    throughput_rounds: int
+    parts: list[str]
+
+
+async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, StatementMeter]:
+    """Of each version, through a relay that counts; sweeps would count, too, so there are none."""
+    found = {}
+    for side, tree in plan.trees.items():
+        place = folder / f"relay-{side}"
+        place.mkdir()
+        async with relay(server_url, place) as (url, counted):
+            urls = [_named(url, await create_database(server_url)) for _ in range(2)]
+            command, environ = await asyncio.to_thread(
+                control_plane, tree, folder / f"counted-{side}", urls, "--no-loops"
+            )
+            async with _lives(command, environ, plan.calls) as (_, life):
+                meter = StatementMeter(counted, life.connections)
+                for _ in range(WARM_CYCLES):
+                    await life.cycle(meter, plan.calls)
+                found[side] = meter = StatementMeter(counted, life.connections)
+                await life.cycle(meter, plan.calls)
+    return found
+
+
+def _named(relay_url: str, database_url: str) -> str:
+    name = make_url(database_url).database
+    return make_url(relay_url).set(database=name).render_as_string(hide_password=False)
+
+
+@asynccontextmanager
+async def _lives(
+    command: list[str | Path], environ: dict[str, str], workers: int
+) -> AsyncIterator[tuple[ServerProcess, Life]]:
+    # In a thread: while a server starts, a relay of ours must answer it.
+    process = running(command, environ)
+    server = await asyncio.to_thread(process.__enter__)
+    connections = Connections(server.url, CONNECTIONS)
+    try:
+        yield server, await set_up(connections, workers)
+    finally:
+        connections.close()
+        await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+async def measure(
+    plan: Plan, database: str, server_url: str, folder: Path, profile: str, figures: Figures
+) -> None:
+    async with AsyncExitStack() as stack:
+        meters: dict[str, CpuMeter] = {}
+        lives: dict[str, Life | Floor] = {}
+        for side, tree in plan.trees.items():
+            urls = [await create_database(server_url) for _ in range(2)]
+            command, environ = control_plane(
+                tree, folder / f"{database}-{side}", urls if database == POSTGRES else []
+            )
+            server, life = await stack.enter_async_context(_lives(command, environ, plan.calls))
+            lives[side], meters[side] = life, CpuMeter(server, life.connections, plan.wanted)
+        if plan.has_floor:
+            url = await create_database(server_url) if database == POSTGRES else ""
+            command = floor_server(folder / f"{database}-floor", url, profile)
+            server = stack.enter_context(running(command, {}))
+            connections = Connections(server.url, CONNECTIONS)
+            stack.callback(connections.close)
+            lives[FLOOR] = Floor(connections)
+            meters[FLOOR] = CpuMeter(server, connections, plan.wanted)
+        cycles = plan.cycles if CPU in plan.parts else 0
+        for number in range(WARM_CYCLES + cycles):
+            if number == WARM_CYCLES:
+                for meter in meters.values():
+                    meter.samples.clear()
+            for side, each in lives.items():
+                await each.cycle(meters[side], plan.calls)
+        if cycles:
+            figures.cpu[database] = {side: meter.samples for side, meter in meters.items()}
+        planes = {side: each for side, each in lives.items() if isinstance(each, Life)}
+        await _timed(plan, database, planes, meters, figures)
+
+
+async def _timed(
+    plan: Plan,
+    database: str,
+    planes: Mapping[str, Life],
+    meters: Mapping[str, CpuMeter],
+    figures: Figures,
+) -> None:
+    if LATENCY in plan.parts:
+        figures.latency[database] = {
+            side: await latencies(meters[side].server.url, life, plan.latency_jobs)
+            for side, life in planes.items()
+        }
+    if THROUGHPUT not in plan.parts:
+        return
+    runs = figures.throughput[database] = {side: [] for side in planes}
+    for _ in range(plan.throughput_rounds):
+        for side, life in planes.items():
+            one = throughput(
+                meters[side].server, life, jobs=plan.throughput_jobs, clients=8, workers=16
+            )
+            runs[side].append(await one)
+
+
+def main() -> None:
+    given = _options().parse_args()
+    wanted = [each.strip().replace("_", " ") for each in given.only.split(",")]
+    if unknown := [each for each in wanted if not any(r.startswith(each) for r in ROUTES)]:
+        raise SystemExit(f"--only: no route {unknown[0]!r}; there are {', '.join(ROUTES)}")
+    figures = Figures()
+    with (
+        before_at(given.before) if not given.no_before else nullcontext() as tree,
+        running_postgres(durable=True) as url,
+        tempfile.TemporaryDirectory(prefix="comfyfleet-service-") as folder,
+    ):
+        trees = {BEFORE: tree, AFTER: ROOT} if tree else {AFTER: ROOT}
+        plan = Plan(
+            trees=trees,
+            databases=given.databases.split(","),
+            wanted=[route for route in ROUTES if route.startswith(tuple(wanted))],
+            has_floor=not given.no_floor,
+            cycles=given.cycles or (5 if given.quick else 20),
+            calls=40,
+            latency_jobs=30 if given.quick else 150,
+            throughput_jobs=100 if given.quick else 500,
+            throughput_rounds=1 if given.quick else 3,
+            parts=given.parts.split(","),
+        )
+        asyncio.run(_run(plan, url, Path(folder), figures, given.statements))
+    print_tables(console, figures, plan.wanted)
+    if given.json:
+        given.json.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
+
+
+async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_told: bool) -> None:
+    meters = await statements_of(plan, url, folder)
+    figures.statements = {side: meter.statements() for side, meter in meters.items()}
+    if is_told:
+        _tell(plan, meters[AFTER])
+    # The floor has the statements of the version before: what could be had without changing them.
+    profile = json.dumps(
+        {
+            route.replace(" ", "_").replace(",", ""): kinds
+            for route, kinds in next(iter(meters.values())).profile().items()
+        }
+    )
+    for database in plan.databases:
+        await measure(plan, database, url, folder, profile, figures)
+
+
+def _tell(plan: Plan, meter: StatementMeter) -> None:
+    for route in plan.wanted:
+        console.rule(f"{route}, {meter.calls[route]} calls")
+        for text in meter.texts[route]:
+            console.print(" ".join(text.split())[:200], markup=False, highlight=False)
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description="What the service costs over HTTP.")
+    options.add_argument("--quick", action="store_true", help="fewer cycles: for a first look")
+    options.add_argument("--only", default="", help="routes, such as submit,poll")
+    options.add_argument("--databases", default=f"{SQLITE},{POSTGRES}")
+    options.add_argument("--parts", default=",".join(PARTS))
+    options.add_argument("--cycles", type=int, help="rounds over all routes")
+    options.add_argument("--before", type=Path, help="a tree of the version before, with its .venv")
+    options.add_argument("--no-before", action="store_true", help="this tree alone")
+    options.add_argument("--no-floor", action="store_true")
+    options.add_argument("--statements", action="store_true", help="show what is sent, by route")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    return options
+
+
+if __name__ == "__main__":
+    main()

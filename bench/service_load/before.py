@@ -1,0 +1,30 @@
+"""The version that this one is held against: taken from git, in an environment of its own."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "022d355"
+
+
+@contextmanager
+def before_at(given: Path | None) -> Iterator[Path]:
+    """Its tree with a .venv: the one that was given, or one that is made here and removed again."""
+    if given is not None:
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-before-") as folder:
+        tree = Path(folder) / "tree"
+        _run("git", "worktree", "add", "--detach", tree, COMMIT, folder=ROOT)
+        try:
+            _run("sh", "tools/setup.sh", ".venv", "postgres", folder=tree)
+            yield tree
+        finally:
+            _run("git", "worktree", "remove", "--force", tree, folder=ROOT)
+
+
+def _run(*command: str | Path, folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True)

@@ -1,0 +1,139 @@
+"""What was measured, as tables and as JSON."""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from service_load.life import JOB_ROUTES, ROUTES
+from service_load.measures import Latencies, Throughput
+
+BEFORE, AFTER, FLOOR = "before", "after", "floor"
+SIDES = (BEFORE, AFTER, FLOOR)
+JOB = "job: the four"
+JOB_MS_MAX = 5.0
+STATEMENTS_MAX = 28
+# p50 of a submit, and until a waiting worker has it.
+LATENCY_MS_MAX = {"sqlite": (12, 15), "postgres": (10, 12)}
+
+
+@dataclass
+class Figures:
+    """By database and side."""
+
+    cpu: dict[str, dict[str, Mapping[str, Sequence[float]]]] = field(default_factory=dict)
+    statements: dict[str, dict[str, float]] = field(default_factory=dict)
+    latency: dict[str, dict[str, Latencies]] = field(default_factory=dict)
+    throughput: dict[str, dict[str, list[Throughput]]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cpu_microseconds": {
+                database: {side: micros(samples) for side, samples in sides.items()}
+                for database, sides in self.cpu.items()
+            },
+            "statements": self.statements,
+            "latency_ms": {
+                database: {
+                    side: {name: quantiles(values) for name, values in vars(took).items()}
+                    for side, took in sides.items()
+                }
+                for database, sides in self.latency.items()
+            },
+            "throughput": {
+                database: {side: [vars(each) for each in runs] for side, runs in sides.items()}
+                for database, sides in self.throughput.items()
+            },
+        }
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    parts = statistics.quantiles(values, n=100)
+    return {"p50": parts[49], "p99": parts[98]}
+
+
+def micros(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """By route, and of a job altogether."""
+    found = {route: lower_quartile(samples[route]) for route in ROUTES if samples.get(route)}
+    return found | {JOB: sum(found[route] for route in JOB_ROUTES)}
+
+
+def print_tables(console: Console, figures: Figures, wanted: Collection[str]) -> None:
+    for database, sides in figures.cpu.items():
+        console.print(_cpu(database, sides, figures.statements, wanted))
+    for database, took in figures.latency.items():
+        console.print(_latency(database, took))
+    for database, runs in figures.throughput.items():
+        console.print(_throughput(database, runs))
+
+
+def _cpu(
+    database: str,
+    sides: Mapping[str, Mapping[str, Sequence[float]]],
+    statements: Mapping[str, Mapping[str, float]],
+    wanted: Collection[str],
+) -> Table:
+    table = Table("µs of CPU a call", *SIDES, "after/before", "after/floor", "statements", "limit")
+    table.title = database
+    found = {side: micros(samples) for side, samples in sides.items()}
+    for route in (*ROUTES, JOB):
+        if route not in wanted and route != JOB:
+            continue
+        each = {side: values[route] for side, values in found.items() if route in values}
+        table.add_row(
+            route,
+            *(f"{each[side]:,.0f}" if side in each else "" for side in SIDES),
+            _ratio(each, BEFORE),
+            _ratio(each, FLOOR),
+            " → ".join(
+                f"{_count(statements[side], route):.1f}" for side in SIDES[:2] if side in statements
+            ),
+            f"≤ {JOB_MS_MAX * 1000:,.0f} µs, {STATEMENTS_MAX}" if route == JOB else "",
+        )
+    return table
+
+
+def _ratio(each: Mapping[str, float], other: str) -> str:
+    return f"{each[AFTER] / each[other]:.2f}" if AFTER in each and other in each else ""
+
+
+def _count(statements: Mapping[str, float], route: str) -> float:
+    routes = JOB_ROUTES if route == JOB else (route,)
+    return sum(statements.get(each, 0) for each in routes)
+
+
+def _latency(database: str, took: Mapping[str, Latencies]) -> Table:
+    table = Table(
+        "ms, one at a time",
+        "submit p50",
+        "p99",
+        "a waiting worker has it p50",
+        "p99",
+        "complete p50",
+        "p99",
+    )
+    table.title = database
+    for side, each in took.items():
+        values = [quantiles(part) for part in (each.submit, each.has_it, each.complete)]
+        table.add_row(side, *(f"{part[name]:.1f}" for part in values for name in ("p50", "p99")))
+    submit, has_it = LATENCY_MS_MAX[database]
+    table.add_row("limit", f"{submit}", "", f"{has_it}", "", "", "")
+    return table
+
+
+def _throughput(database: str, runs: Mapping[str, Sequence[Throughput]]) -> Table:
+    table = Table("clients beside workers", "jobs a second", "CPU ms a job")
+    table.title = database
+    for side, each in runs.items():
+        best = max(one.jobs_per_second for one in each)
+        table.add_row(
+            side, f"{best:,.0f}", f"{lower_quartile([one.cpu_ms_per_job for one in each]):.1f}"
+        )
+    return table

@@ -1,0 +1,203 @@
+"""The way of a job over the public API, route by route, as customers and workers take it.
+
+It speaks what every version understands.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from service_load.calls import Call, Connections, json_call
+from service_load.server import ADMIN_KEY
+
+# Sends the calls of one route and hands back their answers in order.
+Measure = Callable[[str, Sequence[Call]], Awaitable[list[Any]]]
+JOB_ROUTES = ("submit", "poll", "put", "complete")
+ROUTES = (
+    *JOB_ROUTES,
+    "heartbeat",
+    "get job, running",
+    "get job, done",
+    "get video",
+    "idle poll",
+    "healthz",
+)
+TENANTS = 8
+VIDEOS = 8
+TOKENS = 10_000_000
+FLEET, STAGE = "gpus", "production"
+DRAW, TURN = "draw", "turn"
+PICTURE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000008000000080800000000e164e1570000000b49444154789c63601805"
+    "00000108000151a3c1f00000000049454e44ae426082"
+)
+PROMPTS = {
+    DRAW: {
+        "1": {
+            "class_type": "EmptyImage",
+            "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0},
+        },
+        "2": {
+            "class_type": "SaveImage",
+            "inputs": {"images": ["1", 0], "filename_prefix": "drawn"},
+        },
+    },
+    TURN: {
+        "1": {"class_type": "LoadImage", "inputs": {"image": "photo.png"}},
+        "2": {
+            "class_type": "SaveImage",
+            "inputs": {"images": ["1", 0], "filename_prefix": "turned"},
+        },
+    },
+}
+PROPERTIES = {
+    DRAW: [{"name": "width", "type": "integer", "binding": "1.width", "default": 8}],
+    TURN: [{"name": "input", "type": "image", "binding": "1.image", "required": True}],
+}
+
+
+@dataclass(frozen=True)
+class Worker:
+    id: str
+    token: str
+
+    def poll(self, *, wait_seconds: float = 0) -> Call:
+        body = {"worker_id": self.id, "max_concurrency": 1, "wait_seconds": wait_seconds}
+        return self._say("poll", body)
+
+    def heartbeat(self, job: dict[str, Any]) -> Call:
+        return self._say(
+            "heartbeat", {**lease_of(job), "started": True, "progress": {"percent": 50}}
+        )
+
+    def put(self, job: dict[str, Any]) -> Call:
+        return put(job["outputs"][0])
+
+    def complete(self, job: dict[str, Any]) -> Call:
+        made = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
+        outputs = [{**made, "content_type": "image/png"}]
+        return self._say("complete", {**lease_of(job), "outputs": outputs})
+
+    def _say(self, word: str, body: dict[str, Any]) -> Call:
+        return json_call("POST", f"/api/worker/{word}", self.token, body)
+
+
+def lease_of(job: dict[str, Any]) -> dict[str, Any]:
+    return {name: job[name] for name in ("dispatch_id", "lease_token")}
+
+
+def put(slot: dict[str, Any]) -> Call:
+    parts = urlsplit(slot["url"])
+    return Call("PUT", f"{parts.path}?{parts.query}", PICTURE, slot["headers"])
+
+
+@dataclass(frozen=True)
+class Life:
+    """A control plane with customers, effects and workers."""
+
+    connections: Connections
+    keys: Sequence[str]
+    effects: dict[str, str]
+    workers: Sequence[Worker]
+    videos: Sequence[tuple[str, str]]  # whose key, and its id
+
+    def submit(self, number: int, effect: str = DRAW, **more: Any) -> Call:
+        body = {"effect_id": self.effects[effect], "idempotency_key": str(uuid4()), **more}
+        return json_call("POST", "/api/ai-jobs", self.keys[number % len(self.keys)], body)
+
+    async def cycle(self, measure: Measure, count: int) -> None:
+        """So many jobs through every route, all of one route before the next."""
+        workers = self.workers[:count]
+        made = await measure("submit", [self.submit(number) for number in range(count)])
+        polled = await measure("poll", [each.poll(wait_seconds=5) for each in workers])
+        held = [(worker, each["job"]) for worker, each in zip(workers, polled, strict=True)]
+        status = [self._status(number, each["id"]) for number, each in enumerate(made)]
+        await measure("heartbeat", [worker.heartbeat(job) for worker, job in held])
+        await measure("get job, running", status)
+        await measure("put", [worker.put(job) for worker, job in held])
+        await measure("complete", [worker.complete(job) for worker, job in held])
+        await measure("get job, done", status)
+        videos = [json_call("GET", f"/api/videos/{each}", key) for key, each in self.videos]
+        await measure("get video", [videos[number % VIDEOS] for number in range(count)])
+        await measure("idle poll", [each.poll() for each in workers])
+        await measure("healthz", [json_call("GET", "/healthz")] * count)
+
+    def _status(self, number: int, job_id: str) -> Call:
+        return json_call("GET", f"/api/ai-jobs/{job_id}", self.keys[number % len(self.keys)])
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The same calls to the bare server, which looks at none of them."""
+
+    connections: Connections
+
+    async def cycle(self, measure: Measure, count: int) -> None:
+        body = {"worker_id": "x" * 20, "more": "x" * 100}
+        for route in ROUTES:
+            path = f"/{route.replace(' ', '_').replace(',', '')}"
+            call = json_call("POST", path, "k" * 40, body)
+            if route.startswith("get") or route == "healthz":
+                call = json_call("GET", path, "k" * 40)
+            if route == "put":
+                call = Call("PUT", path, PICTURE)
+            await measure(route, [call] * count)
+
+
+async def set_up(connections: Connections, workers: int) -> Life:
+    ask = connections.ask
+
+    async def admin(method: str, path: str, **body: Any) -> Any:
+        return await ask(json_call(method, f"/api/admin/{path}", ADMIN_KEY, body))
+
+    secret = (await admin("POST", "fleets", slug=FLEET, stage=STAGE))["secret"]
+    effects = {}
+    for slug, prompt in PROMPTS.items():
+        await admin(
+            "POST",
+            "workflows",
+            slug=slug,
+            document=prompt,
+            properties=PROPERTIES[slug],
+            output_node_id="2",
+        )
+        effect = {"slug": slug, "workflow_slug": slug, "price_tokens": 1, "published": True}
+        effects[slug] = (await admin("POST", "effects", **effect))["id"]
+    await admin("PUT", f"fleets/{FLEET}/{STAGE}/workflows", workflow_slugs=list(PROMPTS))
+    keys = []
+    for number in range(TENANTS):
+        tenant = await admin("POST", "tenants", name=f"tenant {number}")
+        path = f"tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
+        await admin("POST", path, amount=TOKENS, provider_transaction_id="first")
+        keys.append(tenant["key"])
+    hired = await connections.ask_all([_register(secret, number) for number in range(workers)])
+    staff = [Worker(each["worker_id"], each["token"]) for each in hired]
+    videos = [await _video(connections, keys[number % TENANTS]) for number in range(VIDEOS)]
+    life = Life(connections, keys, effects, staff, videos)
+    for number, (_, video_id) in enumerate(videos):
+        await _applied(life, number, video_id)
+    return life
+
+
+def _register(secret: str, number: int) -> Call:
+    body = {"worker_id": f"worker-{number}", "fleet_slug": FLEET, "stage": STAGE}
+    return json_call("POST", "/api/worker/register", "", body, x_fleet_secret=secret)
+
+
+async def _video(connections: Connections, key: str) -> tuple[str, str]:
+    ask = connections.ask
+    new = {"filename": "cat.png", "content_type": "image/png", "size": len(PICTURE)}
+    announced = await ask(json_call("POST", "/api/videos/uploads", key, new))
+    await ask(put(announced["upload"]))
+    file = {"file_id": announced["file_id"]}
+    return key, (await ask(json_call("POST", "/api/videos", key, file)))["id"]
+
+
+async def _applied(life: Life, number: int, video_id: str) -> None:
+    ask, worker = life.connections.ask, life.workers[number]
+    await ask(life.submit(number, TURN, video_id=video_id))
+    job = (await ask(worker.poll(wait_seconds=5)))["job"]
+    await ask(worker.put(job))
+    await ask(worker.complete(job))

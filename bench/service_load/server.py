@@ -1,0 +1,119 @@
+"""A server as a process of its own, with the CPU time that it has used."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS_MAX = 60
+STOP_SECONDS_MAX = 30
+ADMIN_KEY = "a" * 64
+# Limits that keep one customer from taking everything: here one customer is everything.
+UNLIMITED = {
+    "COMFYFLEET_ADMIN_KEY": ADMIN_KEY,
+    "COMFYFLEET_MAX_FLEET_WORKERS": "100000",
+    "COMFYFLEET_MAX_QUEUED_PER_TENANT": "10000000",
+    "COMFYFLEET_MAX_QUEUED_TOTAL": "10000000",
+    "COMFYFLEET_MAX_ACTIVE_JOBS_PER_USER": "1000000",
+    "COMFYFLEET_MAX_ACTIVE_JOBS_PER_TENANT": "1000000",
+    "COMFYFLEET_CALLS_PER_SECOND": "1000000",
+    "COMFYFLEET_CALLS_AT_ONCE": "1000000",
+    "COMFYFLEET_TENANT_CALLS_PER_SECOND": "1000000",
+    "COMFYFLEET_TENANT_CALLS_AT_ONCE": "1000000",
+}
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    url: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Of all its threads, ended ones too, and of its children."""
+        return sum(map(_process_clock, (self.pid, *_children(self.pid))))
+
+    def memory_bytes(self) -> int:
+        """Resident, of the process and its children; what children share counts in each."""
+        return sum(map(_resident, (self.pid, *_children(self.pid))))
+
+
+def _process_clock(pid: int) -> float:
+    """Linux gives every process a clock, whose number follows from the pid (clock_getcpuclockid)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterator[ServerProcess]:
+    """Until the `with` ends. The command must print its URL."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("COMFYFLEET_")}
+    child = subprocess.Popen(
+        command,
+        env={**kept, "PYTHONUNBUFFERED": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield ServerProcess(_url_told_by(child), child.pid)
+    finally:
+        child.terminate()
+        try:
+            child.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _url_told_by(child: "subprocess.Popen[str]") -> str:
+    """What it says later is read and thrown away, so that it never waits for us."""
+    assert child.stdout
+    said: deque[str] = deque(maxlen=50)
+    deadline = time.monotonic() + START_SECONDS_MAX
+    for line in child.stdout:
+        said.append(line)
+        if found := re.search(r"at (http://[\d.]+:\d+)", line):
+            threading.Thread(target=deque, args=(child.stdout, 0), daemon=True).start()
+            return found[1]
+        if time.monotonic() > deadline:
+            break
+    raise SystemExit("The server did not start:\n" + "".join(said))
+
+
+def control_plane(
+    root: Path, data: Path, urls: Sequence[str], *more: str
+) -> tuple[list[str | Path], dict[str, str]]:
+    """Command and environment of the control plane of that tree, on PostgreSQL if there are URLs."""
+    program = root / ".venv/bin/comfyfleet"
+    command: list[str | Path] = [program, "serve", "--port", "0", "--data", data, *more]
+    environ = dict(UNLIMITED)
+    if urls:
+        environ["COMFYFLEET_CENTRAL_DATABASE_URL"] = urls[0]
+        environ["COMFYFLEET_TENANT_DATABASE_URLS"] = f"main={urls[1]}"
+        subprocess.run(
+            [program, "db", "upgrade"],
+            env={**os.environ, **environ},
+            check=True,
+            capture_output=True,
+        )
+    return command, environ
+
+
+def floor_server(data: Path, url: str, profile: str) -> list[str | Path]:
+    data.mkdir()
+    return [sys.executable, Path(__file__).with_name("floor.py"), data, url, profile]
