@@ -6,9 +6,10 @@ import logging
 import os
 import stat
 from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import httpx
 import pytest
@@ -270,22 +271,58 @@ async def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 
 async def test_an_upload_is_on_disk_before_it_is_answered(
-    store: LocalStore, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore,
+    http: httpx.AsyncClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The file, then the folder that names it."""
+    """The file, each folder that got a new one, then the folder that names the file; no more."""
     synced: list[str] = []
-    fsync = os.fsync
+    fsync, root = os.fsync, tmp_path / "store" / "objects"
 
-    def noticing(file: BinaryIO | int) -> None:
-        descriptor = file if isinstance(file, int) else file.fileno()
-        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
-        synced.append(kind)
+    def noticing(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append(path.relative_to(root).as_posix() if is_folder else "the file")
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noticing)
-    assert (await http.put(await url_to_put(store), content=b"1", headers=PNG)).status_code == 200
-    assert synced[0] == "file"
-    assert synced[-1] == "folder"
+    for key in ("a/b/1.png", "a/b/2.png"):
+        url = await url_to_put(store, key)
+        assert (await http.put(url, content=b"1", headers=PNG)).status_code == 200
+    assert synced == ["the file", ".", "a", "a/b", "the file", "a/b"]
+
+
+class CountedThreads(ThreadPoolExecutor):
+    calls = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls += 1
+        return super().submit(*args, **kwargs)
+
+
+async def test_a_small_upload_changes_threads_once_and_is_one_file(
+    store: LocalStore, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    threads = CountedThreads(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    url = await url_to_put(store, "a/b.png")
+    assert (await http.put(url, content=b"1" * 1000, headers=PNG)).status_code == 200
+    assert threads.calls == 1
+    assert [each.name for each in files_in(tmp_path)] == ["b.png"]
+    assert await store.head("a/b.png") == ObjectFacts(1000, "image/png")
+
+
+async def test_a_type_that_the_name_does_not_tell_is_kept_with_the_version_it_belongs_to(
+    store: LocalStore,
+) -> None:
+    await store.put("source.png", b"1", "image/png")
+    for content_type in ("text/plain", "image/png", "text/plain"):
+        # Copies share bytes and stamp, so that only the type tells them apart.
+        await store.copy("source.png", "a/b.png", content_type)
+        assert await store.head("a/b.png") == ObjectFacts(1, content_type)
+    await store.put("a/b.png", b"2", "image/png")
+    assert await store.head("a/b.png") == ObjectFacts(1, "image/png")
 
 
 async def test_who_leaves_in_mid_download_leaves_no_open_file(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Objects as files in a folder. Blocking; LocalStore calls it from threads.
 
 objects/KEY   the bytes, as they came
-types/KEY     the content type, with the stamp of the file that it belongs to
+types/KEY     a note of the content type, with the stamp of the file that it belongs to; none where the
+              key's ending tells the type
 incoming/     what is being received; never read, never listed
 """
 
@@ -11,6 +12,7 @@ import json
 import mimetypes
 import os
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Iterator
@@ -26,7 +28,23 @@ INCOMING_SECONDS_MAX = 3600
 # A folder may go away between its making and its use, when the last object in it is deleted.
 PLACING_TRIES_MAX = 10
 UNKNOWN_TYPE = "application/octet-stream"
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Not what this machine knows of endings: another one may read the folder later.
+_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+    ".mp3": "audio/mpeg",
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".json": "application/json",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +80,7 @@ class Folder:
         with _telling(self.root):
             try:
                 file = path.open("rb")
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            except _NO_FILE:
                 raise NotFound(f"there is no object {key!r}", key=key) from None
         found = os.fstat(file.fileno())
         return Opened(file, found.st_size, found.st_mtime_ns, self._type_of(key, found))
@@ -83,23 +101,41 @@ class Folder:
         with _telling(self.root):
             file.write(chunk)
 
+    def put(self, key: str, content: bytes | bytearray, content_type: str) -> None:
+        """An object that is at hand as a whole."""
+        with self.receive() as file:
+            self.write(file, content)
+            self.place(file, key, content_type)
+
     def place(self, file: BinaryIO, key: str, content_type: str) -> None:
-        """Under its key, on disk for good, in place of what was there."""
-        path = self._place(self._objects, key)
+        """Under its key, on disk for good, in place of what was there.
+
+        Synced are the bytes, the entry of each folder that is new, and the file's own entry.
+        """
+        path, note = self._place(self._objects, key), self._place(self._types, key)
         with _telling(self.root):
             file.flush()
             os.fsync(file.fileno())
-            stamp = _stamp(os.fstat(file.fileno()))
-            note = json.dumps({"type": content_type, "stamp": stamp}).encode()
-            with self.receive() as draft:
-                draft.write(note)
-                draft.flush()
-                _make_folders(path.parent)
+            _make_folders(path.parent)
+            if _TYPES.get(path.suffix) == content_type:
                 with self._placing:
-                    # If we die in between, the stamp doesn't fit and the type is not believed.
-                    self._move(draft, self._place(self._types, key))
+                    # One of an earlier object: a copy has the stamp of what it was made from.
+                    with contextlib.suppress(*_NO_FILE):
+                        note.unlink()
                     self._move(file, path)
+            else:
+                self._place_noted(file, path, note, content_type)
             _sync(path.parent)
+
+    def _place_noted(self, file: BinaryIO, path: Path, note: Path, content_type: str) -> None:
+        stamp = _stamp(os.fstat(file.fileno()))
+        with self.receive() as draft:
+            draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
+            draft.flush()
+            with self._placing:
+                # If we die in between, the stamp doesn't fit and the type is not believed.
+                self._move(draft, note)
+                self._move(file, path)
 
     def copy(self, key: str, target: str, content_type: str) -> None:
         """A second name for the same bytes: who writes the key anew replaces its file, not the bytes."""
@@ -144,9 +180,16 @@ class Folder:
         return None
 
     def _place(self, root: Path, key: str) -> Path:
-        path = root / checked_key(key)
-        if os.path.realpath(path) != str(path):
-            raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
+        """Its path, if no part of it is a link; the folder's own path has none."""
+        path = Path(root, checked_key(key))
+        each = str(root)
+        for part in path.parts[len(root.parts) :]:
+            each = f"{each}{os.sep}{part}"
+            try:
+                if stat.S_ISLNK(os.lstat(each).st_mode):
+                    raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
+            except (FileNotFoundError, NotADirectoryError):
+                break
         return path
 
     def _move(self, file: BinaryIO, path: Path) -> None:
@@ -169,8 +212,9 @@ class Folder:
                 return str(note["type"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        # Put there by hand, or copied from elsewhere.
-        return mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
+        # By its ending, as we put it; or put there by hand, or copied from elsewhere.
+        known = _TYPES.get(os.path.splitext(key)[1])
+        return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
 
 
 def _stamp(found: os.stat_result) -> list[int]:

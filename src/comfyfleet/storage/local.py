@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -156,19 +156,19 @@ class LocalStore:
         """The object is there once the block ends well, and not at all if it doesn't."""
         checked_key(key)
         checked_content_type(content_type)
-        with self._folder.receive() as file:
-            incoming = Incoming(self._folder, file, self.object_bytes_max)
+        with ExitStack() as opened:
+            incoming = Incoming(self._folder, opened, self.object_bytes_max)
             yield incoming
-            await incoming.flush()
-            await asyncio.to_thread(self._folder.place, file, key, content_type)
+            await incoming.place(key, content_type)
 
 
 class Incoming:
     """An object on its way in: held back in small part, written in large ones."""
 
-    def __init__(self, folder: Folder, file: BinaryIO, bytes_max: int) -> None:
+    def __init__(self, folder: Folder, opened: ExitStack, bytes_max: int) -> None:
         self._folder = folder
-        self._file = file
+        self._opened = opened
+        self._file: BinaryIO | None = None  # none as long as all of it is held back
         self._bytes_max = bytes_max
         self._buffer = bytearray()
         self.size = 0
@@ -184,4 +184,17 @@ class Incoming:
     async def flush(self) -> None:
         buffer, self._buffer = self._buffer, bytearray()
         if buffer:
-            await asyncio.to_thread(self._folder.write, self._file, buffer)
+            await asyncio.to_thread(self._write, buffer)
+
+    def _write(self, buffer: bytearray) -> None:
+        if self._file is None:
+            self._file = self._opened.enter_context(self._folder.receive())
+        self._folder.write(self._file, buffer)
+
+    async def place(self, key: str, content_type: str) -> None:
+        """A small one changes threads once: that costs more than to write it."""
+        if self._file is None:
+            await asyncio.to_thread(self._folder.put, key, self._buffer, content_type)
+            return
+        await self.flush()
+        await asyncio.to_thread(self._folder.place, self._file, key, content_type)
