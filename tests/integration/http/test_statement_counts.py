@@ -1,0 +1,79 @@
+"""How many statements each route costs on PostgreSQL, BEGIN and COMMIT counted, as they are sent."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.dbkit.wire import Wire, wire_to
+from tests.planekit import plane_on
+from tests.planekit.customers import Customer, Shop, shop_on
+from tests.planekit.fleet import Calling
+
+SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 21, 12, 20, 2
+
+
+@dataclass
+class Way:
+    """Of a job, with everything that is read once already read."""
+
+    wire: Wire
+    shop: Shop
+    customer: Customer
+    worker: Calling
+
+
+@asynccontextmanager
+async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
+    assert databases.server_url
+    async with wire_to(databases.server_url) as wire:
+        urls = await databases.url("central"), await databases.url("tenant")
+        settings = {
+            "central_database_url": wire.through(urls[0]),
+            "tenant_database_urls": f"main={wire.through(urls[1])}",
+        }
+        async with plane_on(databases, data, **settings) as plane, shop_on(plane) as shop:
+            async with shop.yard.worker() as worker:
+                customer = await shop.customer()
+                for _ in range(2):
+                    await customer.job(shop.draw)
+                    job = await worker.job()
+                    await worker.of(job, "heartbeat", started=True)
+                    await worker.deliver(job)
+                yield Way(wire, shop, customer, worker)
+        await databases.give_back(*urls)
+
+
+@pytest.fixture
+async def way(postgres_databases: Databases, tmp_path: Path) -> AsyncIterator[Way]:
+    async with way_on(postgres_databases, tmp_path) as found:
+        yield found
+
+
+def told(sent: list[str]) -> str:
+    return "\n".join(f"{number}. {' '.join(text.split())[:150]}" for number, text in enumerate(sent))
+
+
+async def test_a_job_costs_so_many_statements(way: Way) -> None:
+    worker = way.worker
+    with way.wire.meanwhile() as submitted:
+        await way.customer.job(way.shop.draw)
+    with way.wire.meanwhile() as polled:
+        job = await worker.job()
+    with way.wire.meanwhile() as beaten:
+        beat = await worker.of(job, "heartbeat", started=True)
+        assert beat.status_code == 200
+    slot = job["outputs"][0]
+    with way.wire.meanwhile() as put:
+        await worker.client.put(slot["url"], content=b"made", headers=slot["headers"])
+    with way.wire.meanwhile() as completed:
+        outputs = [{"name": slot["name"], "size": 4}]
+        done = await worker.of(job, "complete", outputs=outputs)
+        assert done.status_code == 200, done.text
+    assert len(submitted) <= SUBMIT_MAX, told(submitted)
+    assert len(polled) <= POLL_MAX, told(polled)
+    assert len(beaten) <= HEARTBEAT_MAX, told(beaten)
+    assert len(put) == 0, told(put)
+    assert len(completed) <= COMPLETE_MAX, told(completed)
