@@ -53,7 +53,9 @@ async def way(postgres_databases: Databases, tmp_path: Path) -> AsyncIterator[Wa
 
 
 def told(sent: list[str]) -> str:
-    return "\n".join(f"{number}. {' '.join(text.split())[:150]}" for number, text in enumerate(sent))
+    return "\n".join(
+        f"{number}. {' '.join(text.split())[:150]}" for number, text in enumerate(sent)
+    )
 
 
 async def test_a_job_costs_so_many_statements(way: Way) -> None:
