@@ -34,15 +34,18 @@ async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
             "central_database_url": wire.through(urls[0]),
             "tenant_database_urls": f"main={wire.through(urls[1])}",
         }
-        async with plane_on(databases, data, **settings) as plane, shop_on(plane) as shop:
-            async with shop.yard.worker() as worker:
-                customer = await shop.customer()
-                for _ in range(2):
-                    await customer.job(shop.draw)
-                    job = await worker.job()
-                    await worker.of(job, "heartbeat", started=True)
-                    await worker.deliver(job)
-                yield Way(wire, shop, customer, worker)
+        async with (
+            plane_on(databases, data, **settings) as plane,
+            shop_on(plane) as shop,
+            shop.yard.worker() as worker,
+        ):
+            customer = await shop.customer()
+            for _ in range(2):
+                await customer.job(shop.draw)
+                job = await worker.job()
+                await worker.of(job, "heartbeat", started=True)
+                await worker.deliver(job)
+            yield Way(wire, shop, customer, worker)
         await databases.give_back(*urls)
 
 
