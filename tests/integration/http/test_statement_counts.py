@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.dbkit.databases import Databases
@@ -30,7 +31,7 @@ async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
     assert databases.server_url
     async with wire_to(databases.server_url) as wire:
         urls = await databases.url("central"), await databases.url("tenant")
-        settings = {
+        settings: dict[str, Any] = {
             "central_database_url": wire.through(urls[0]),
             "tenant_database_urls": f"main={wire.through(urls[1])}",
         }
