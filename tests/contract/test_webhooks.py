@@ -22,7 +22,6 @@ from comfyfleet.webhooks.model import (
     DeliveryStatus,
     Webhook,
     WebhookEvent,
-    new_secret,
 )
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
@@ -37,7 +36,6 @@ async def make(tx: Tx, *wanted: str, url: str = "https://example.com/hook") -> W
         tenant_id=TENANT,
         user_id=USER,
         url=url,
-        secret=new_secret(),
         events=wanted or tuple(WebhookEvent),
         now=NOW,
     )
@@ -62,7 +60,10 @@ async def test_a_webhook_is_its_users_own(pool: Database) -> None:
         await announce(tx)
         await webhooks.remove(tx, TENANT, USER, made.id)
         assert await webhooks.take_due(tx, now=NOW, limit=9) == []
-    assert made.secret.startswith("whsec_")
+    assert made.secret == ""
+    assert made.secret_with("a key").startswith("whsec_")
+    assert made.secret_with("a key") != replace(made, id=uuid4()).secret_with("a key")
+    assert made.secret_with("a key") != made.secret_with("another key")
 
 
 async def test_what_can_not_be_called_is_refused(pool: Database) -> None:

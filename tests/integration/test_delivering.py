@@ -48,7 +48,9 @@ async def private(_host: str, _port: int) -> Sequence[str]:
 
 async def test_it_is_signed_so_that_the_customer_can_tell() -> None:
     customer = Customer()
-    answer = await deliver(Outward(resolver=public, transport=customer), HOOK, DELIVERY, now=NOW)
+    answer = await deliver(
+        Outward(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    )
     assert answer.is_taken
     [request] = customer.got
     at = int(NOW.timestamp())
@@ -61,19 +63,23 @@ async def test_it_is_signed_so_that_the_customer_can_tell() -> None:
 @pytest.mark.parametrize("status", [302, 400, 410, 500])
 async def test_what_is_no_success_is_not_taken_for_one(status: int) -> None:
     customer = Customer(status)
-    answer = await deliver(Outward(resolver=public, transport=customer), HOOK, DELIVERY, now=NOW)
+    answer = await deliver(
+        Outward(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    )
     assert (answer.status, answer.is_taken) == (status, False)
     assert len(customer.got) == 1
 
 
 async def test_an_address_that_became_private_is_not_called() -> None:
     customer = Customer()
-    answer = await deliver(Outward(resolver=private, transport=customer), HOOK, DELIVERY, now=NOW)
+    answer = await deliver(
+        Outward(resolver=private, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    )
     assert answer.error == "the host example.com has no public address"
     assert customer.got == []
 
 
 async def test_a_slow_customer_is_not_waited_for() -> None:
     outward = Outward(resolver=public, transport=Customer(seconds=5))
-    answer = await deliver(outward, HOOK, DELIVERY, now=NOW, within_seconds=0.05)
+    answer = await deliver(outward, HOOK, DELIVERY, key="", now=NOW, within_seconds=0.05)
     assert answer.error == "no answer within 0.05 seconds"

@@ -169,7 +169,6 @@ async def test_tenants_take_turns_at_deliveries(
                     tenant_id=tenant_id,
                     user_id=user_id,
                     url="https://shop.example/hook",
-                    secret="x",
                     events=list(WebhookEvent),
                     now=now,
                 )

@@ -38,7 +38,8 @@ async def _deliver_of(plane: Plane, name: str, pool: Database) -> int:
 
 
 async def _deliver(plane: Plane, pool: Database, delivery: Delivery, webhook: Webhook) -> None:
-    answer = await deliver(plane.outward, webhook, delivery, now=plane.clock())
+    key = plane.webhook_key
+    answer = await deliver(plane.outward, webhook, delivery, key=key, now=plane.clock())
     plane.meters.deliveries.labels(_outcome(answer)).inc()
     now, chance = plane.clock(), random.random()  # noqa: S311 - to keep retries apart
     async with pool.begin() as tx:

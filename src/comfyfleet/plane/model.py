@@ -26,6 +26,7 @@ class Plane:
     admin_key: AdminKey
     turns: Turns  # among control planes, for sweeps
     outward: Outward  # to customers' addresses
+    webhook_key: str  # webhooks' secrets are made from it
     meters: Meters = field(default_factory=Meters)
 
     @cached_property

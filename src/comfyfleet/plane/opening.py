@@ -22,7 +22,7 @@ from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.model import Plane
 from comfyfleet.plane.places import Place, places_of
-from comfyfleet.plane.secrets import admin_key, url_secret
+from comfyfleet.plane.secrets import admin_key, url_secret, webhook_key
 from comfyfleet.storage import ObjectStore, open_store
 from comfyfleet.tenants import service as tenants
 
@@ -66,6 +66,7 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
             admin_key=await admin_key(central, settings),
             turns=turns,
             outward=outward,
+            webhook_key=await webhook_key(central),
         )
 
 

@@ -10,6 +10,7 @@ from comfyfleet.kernel.keys import hashed, new_key
 from comfyfleet.kernel.settings import Settings
 
 ADMIN_KEY_HASH = "admin_key_hash"
+WEBHOOK_KEY = "webhook_key"
 URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is kept
 
 
@@ -55,6 +56,15 @@ async def replace_url_secret(central: Database, now: datetime) -> None:
 
 async def url_secret(central: Database) -> str:
     """The same for all control planes: each must accept what another has signed."""
+    return await _kept(central, URL_SECRET)
+
+
+async def webhook_key(central: Database) -> str:
+    """Kept apart from the tenants' databases: who reads those can sign nothing."""
+    return await _kept(central, WEBHOOK_KEY)
+
+
+async def _kept(central: Database, name: str) -> str:
     async with central.begin() as tx:
-        secret: str = await write_state_if_new(tx, URL_SECRET, new_key())
+        secret: str = await write_state_if_new(tx, name, new_key())
     return secret

@@ -19,15 +19,19 @@ async def deliver(
     webhook: Webhook,
     delivery: Delivery,
     *,
+    key: str,
     now: datetime,
     within_seconds: float = DELIVERY_SECONDS,
 ) -> Answer:
-    """Never raises for what is the customer's server's doing. A redirect is no success."""
+    """Never raises for what is the customer's server's doing. A redirect is no success.
+
+    `key` is the installation's, from which webhooks' secrets are made.
+    """
     body = body_of(delivery)
     headers = {
         "Content-Type": "application/json",
         DELIVERY_ID: str(delivery.id),
-        HEADER: signature(webhook.secret, body, timestamp=int(now.timestamp())),
+        HEADER: signature(webhook.secret_with(key), body, timestamp=int(now.timestamp())),
     }
     try:
         target = target_of(webhook.url, ports=outward.ports)

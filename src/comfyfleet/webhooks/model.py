@@ -1,5 +1,7 @@
 """A webhook, and what was or is to be delivered to it."""
 
+import hashlib
+import hmac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +11,6 @@ from uuid import UUID
 
 from comfyfleet.fetching.targets import target_of
 from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.keys import new_key
 
 SECRET_BEGINS = "whsec_"  # noqa: S105 - only what each of them begins with
 WEBHOOKS_PER_USER_MAX = 20
@@ -35,11 +36,17 @@ class Webhook:
     tenant_id: UUID
     user_id: UUID
     url: str
-    secret: str
+    secret: str  # of those that were made while secrets were stored; else empty
     events: frozenset[WebhookEvent]
     is_active: bool
     created_at: datetime
     on_again_at: datetime | None = None  # when it was last switched on after it had been off
+
+    def secret_with(self, key: str) -> str:
+        """What its deliveries are signed with: made from the installation's key, and so not stored."""
+        if self.secret:
+            return self.secret
+        return SECRET_BEGINS + hmac.new(key.encode(), self.id.bytes, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,6 @@ class Answer:
     @property
     def is_taken(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
-
-
-def new_secret() -> str:
-    """For edges, as all chance is."""
-    return SECRET_BEGINS + new_key()
 
 
 def check_url(url: str) -> str:

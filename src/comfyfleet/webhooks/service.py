@@ -35,15 +35,13 @@ async def create(
     tenant_id: UUID,
     user_id: UUID,
     url: str,
-    secret: str,
     events: Collection[str],
     now: datetime,
 ) -> Webhook:
-    """`secret` is from `new_secret`, and shown to the user once."""
     if await store.count(tx, tenant_id, user_id) >= WEBHOOKS_PER_USER_MAX:
         raise LimitExceeded(f"a user has at most {WEBHOOKS_PER_USER_MAX} webhooks")
     checked = check_events(events)
-    webhook = Webhook(webhook_id, tenant_id, user_id, check_url(url), secret, checked, True, now)
+    webhook = Webhook(webhook_id, tenant_id, user_id, check_url(url), "", checked, True, now)
     await store.add(tx, webhook)
     return webhook
 

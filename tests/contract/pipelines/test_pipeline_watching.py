@@ -40,7 +40,6 @@ async def test_a_burst_of_failures_is_told_once(
                 tenant_id=studio.tenant_id,
                 user_id=studio.user_id,
                 url="https://example.com/hook",
-                secret="whsec_x",
                 events=["pipeline.alert"],
                 now=studio.clock(),
             )

@@ -38,7 +38,6 @@ async def furnish(customer: Customer) -> None:
             tenant_id=customer.tenant_id,
             user_id=customer.user_id,
             url="https://example.com/private",
-            secret="whsec_1",
             events=["job.completed"],
             now=utc_now(),
         )

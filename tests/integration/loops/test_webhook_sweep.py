@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from sqlalchemy import select, update
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from tests.planekit.fleet import Yard, yard_on
 from tests.storagekit.serving import free_listener, served
 from tests.upkeepkit import Ahead, Customer, customer_of
 
+from comfyfleet.db.tenant import webhooks as webhook_rows
 from comfyfleet.fetching.outward import Outward
 from comfyfleet.jobs import submitting
 from comfyfleet.loops.webhooks import deliver_due
@@ -110,7 +112,6 @@ async def hook(customer: Customer) -> Webhook:
             tenant_id=customer.tenant_id,
             user_id=customer.user_id,
             url="https://shop.example/hook",
-            secret=SECRET,
             events=list(WebhookEvent),
             now=customer.plane.clock(),
         )
@@ -142,11 +143,42 @@ async def test_the_end_of_a_job_is_told_signed_and_once(
     await deliver_due(yard.plane)
     await deliver_due(yard.plane)
     [(signed, body)] = shop.got
-    assert is_signed(SECRET, body, signed, now=int(ahead().timestamp()))
+    secret = webhook.secret_with(yard.plane.webhook_key)
+    assert is_signed(secret, body, signed, now=int(ahead().timestamp()))
     told = json.loads(body)
     assert (told["type"], told["data"]["job_id"]) == ("job.cancelled", job_id)
     (delivery,) = await log_of(caller, webhook)
     assert (delivery.status, delivery.tries, delivery.last_status) == ("delivered", 1, 200)
+
+
+async def test_a_secret_is_shown_once_and_stored_nowhere(
+    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+) -> None:
+    async with client_of(yard.plane, caller.key) as client:
+        body = {"url": "https://shop.example/hook"}
+        made = (await client.post("/api/webhooks", json=body)).json()
+    async with caller.pool.look() as tx:
+        rows = (await tx.execute(select(webhook_rows))).all()
+    assert rows
+    assert made["secret"] not in str(rows)
+    assert yard.plane.webhook_key not in str(rows)
+    await cancelled(caller)
+    await deliver_due(yard.plane)
+    [(signed, body)] = shop.got
+    assert is_signed(made["secret"], body, signed, now=int(ahead().timestamp()))
+
+
+async def test_a_webhook_from_before_keeps_its_secret(
+    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+) -> None:
+    webhook = await hook(caller)
+    async with caller.pool.begin() as tx:
+        is_it = webhook_rows.c.id == webhook.id
+        await tx.execute(update(webhook_rows).where(is_it).values(secret=SECRET))
+    await cancelled(caller)
+    await deliver_due(yard.plane)
+    [(signed, body)] = shop.got
+    assert is_signed(SECRET, body, signed, now=int(ahead().timestamp()))
 
 
 async def test_a_server_that_refuses_is_asked_again_later(

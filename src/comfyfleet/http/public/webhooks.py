@@ -19,7 +19,6 @@ from comfyfleet.webhooks.model import (
     DeliveryStatus,
     Webhook,
     WebhookEvent,
-    new_secret,
 )
 
 router = public_router("webhooks")
@@ -79,7 +78,6 @@ class Deliveries(Answer):
 @router.post("/webhooks", status_code=status.HTTP_201_CREATED)
 async def create(body: NewWebhook, plane: GivenPlane, now: GivenNow, caller: Writer) -> MadeWebhook:
     """Told of every job of this user that ends from now on. Its address must be a public one."""
-    secret = new_secret()
     await plane.outward.refuse_private(target_of(body.url))
     async with plane.pools[caller.tenant.pool].begin() as tx:
         made = await webhooks.create(
@@ -88,11 +86,10 @@ async def create(body: NewWebhook, plane: GivenPlane, now: GivenNow, caller: Wri
             tenant_id=caller.tenant.id,
             user_id=caller.user_id,
             url=body.url,
-            secret=secret,
             events=body.events,
             now=now,
         )
-    return MadeWebhook(**_answer(made).model_dump(), secret=secret)
+    return MadeWebhook(**_answer(made).model_dump(), secret=made.secret_with(plane.webhook_key))
 
 
 @router.get("/webhooks")
