@@ -11,6 +11,7 @@ import PIL.Image
 import pytest
 from tests.unit import saved_files
 
+from comfyfleet.wire.avif import empty_items
 from comfyfleet.wire.metadata import strip_metadata
 
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
@@ -51,8 +52,10 @@ def tags() -> PIL.Image.Exif:
         saved_files.png({"prompt": SECRET}),
         saved_files.webp(tags()),
         saved_files.jpeg(tags(), comment=SECRET),
+        saved_files.encoded("GIF", comment=SECRET.encode()),
+        saved_files.encoded("AVIF", exif=tags(), xmp=f"<x>{SECRET}</x>".encode()),
     ],
-    ids=["png", "webp", "jpeg"],
+    ids=["png", "webp", "jpeg", "gif", "avif"],
 )
 def test_a_picture_loses_its_texts_and_no_pixel(tmp_path: Path, data: bytes) -> None:
     after = stripped(tmp_path, data)
@@ -67,6 +70,41 @@ def test_an_animation_keeps_its_frames(tmp_path: Path, make: Any) -> None:
     after = stripped(tmp_path, make())
     assert pixels(after)[1] == pixels(make())[1] > 1
     assert b"comf" not in after
+
+
+def animation(image_format: str, **options: Any) -> bytes:
+    first, *rest = [PIL.Image.new("RGB", (16, 16), (shade, 9, 99)) for shade in (0, 120, 240)]
+    buffer = io.BytesIO()
+    first.save(buffer, image_format, save_all=True, append_images=rest, duration=50, **options)
+    return buffer.getvalue()
+
+
+def with_xmp(gif: bytes) -> bytes:
+    """As the specification of XMP says: the text as it is, and a trailer that leads to its end."""
+    trailer = b"\x01" + bytes(range(255, -1, -1)) + b"\0"
+    return gif[:-1] + b"\x21\xff\x0bXMP DataXMP" + SECRET.encode() * 20 + trailer + b";"
+
+
+def test_an_animated_gif_plays_on_as_often_without_comment_and_xmp(tmp_path: Path) -> None:
+    data = with_xmp(animation("GIF", loop=3, comment=SECRET.encode()))
+    after = stripped(tmp_path, data)
+    assert data.count(SECRET.encode()) >= 21
+    assert SECRET.encode() not in after
+    with PIL.Image.open(io.BytesIO(after)) as picture:
+        assert (getattr(picture, "n_frames", 1), picture.info["loop"]) == (3, 3)
+        assert "xmp" not in picture.info
+    assert np.array_equal(pixels(after)[0], pixels(data)[0])
+
+
+def test_an_animated_avif_keeps_its_frames_and_no_text(tmp_path: Path) -> None:
+    data = animation("AVIF", exif=tags(), xmp=f"<x>{SECRET}</x>".encode())
+    after = stripped(tmp_path, data)
+    assert SECRET.encode() in data
+    assert SECRET.encode() not in after
+    assert len(after) == len(data)
+    with PIL.Image.open(io.BytesIO(after)) as picture:
+        assert getattr(picture, "n_frames", 1) == 3
+        assert not dict(picture.getexif())
 
 
 @pytest.mark.parametrize("container", FILMS)
@@ -108,13 +146,15 @@ def test_a_model_and_a_drawing_lose_their_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["png", "webp", "jpeg", "mp4", "webm", "flac", "mp3", "ogg", "glb"]
+    "name", ["png", "webp", "jpeg", "gif", "avif", "mp4", "webm", "flac", "mp3", "ogg", "glb"]
 )
 def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
     kinds: dict[str, Callable[[], bytes]] = {
         "png": saved_files.png_with,
         "webp": saved_files.webp,
         "jpeg": saved_files.jpeg,
+        "gif": lambda: with_xmp(animation("GIF", comment=SECRET)),
+        "avif": lambda: animation("AVIF", exif=tags()),
         "mp4": lambda: saved_files.video("mp4"),
         "webm": lambda: saved_files.video("webm"),
         "flac": lambda: saved_files.sound("flac", "flac"),
@@ -130,3 +170,24 @@ def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"made", b"<html>"])
 def test_what_is_no_media_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
     assert stripped(tmp_path, data) == data
+
+
+class Counting(io.BytesIO):
+    written = 0
+
+    def write(self, data: Any) -> int:
+        self.written += len(data)
+        return super().write(data)
+
+
+def test_an_avif_that_names_the_same_place_very_often_is_written_once() -> None:
+    """Else a small file would cost a write of its whole length for each of its items."""
+    entry = saved_files.box(b"infe", b"\2\0\0\0", b"\0\1", b"\0\0", b"Exif", b"\0")
+    iinf = saved_files.box(b"iinf", bytes(4), b"\0\1", entry)
+    item = b"\0\1" + b"\0\0" + b"\xff\xff" + (bytes(4) + (50_000).to_bytes(4, "big")) * 65_535
+    iloc = saved_files.box(b"iloc", bytes(4), b"\x44\0", b"\0\1", item)
+    meta = saved_files.box(b"meta", bytes(4), iinf, iloc)
+    data = saved_files.box(b"ftyp", b"avif", bytes(4)) + meta
+    file = Counting(data)
+    empty_items(file, iinf[8:], iloc[8:], 0)
+    assert 0 < file.written <= len(data)

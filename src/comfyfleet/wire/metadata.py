@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from comfyfleet.kernel.filetypes import SNIFF_BYTES, sniffed
+from comfyfleet.wire.avif import empty_items
 
 PICTURE_BYTES_MAX = 1024**3
 PARTS_MAX = 100_000
@@ -21,6 +22,7 @@ _WEBP_NOTES = frozenset({b"EXIF", b"XMP "})
 _WEBP_HAS_NOTES = 0x08 | 0x04
 _MOVIE_BOXES = frozenset({b"trak", b"mdia", b"minf"})
 _MOVIE_NOTES = frozenset({b"udta", b"meta"})
+_GIF_KEPT = (b"NETSCAPE2.0", b"ANIMEXTS1.0", b"ICCRGBG1012")  # how often it plays, its colours
 _SEGMENT, _TAGS, _VOID = 0x18538067, 0x1254C367, b"\xec"
 _FLAC_COMMENT, _FLAC_PADDING = 4, 1
 _OGG_COMMENTS = (b"\x03vorbis", b"OpusTags")
@@ -94,6 +96,35 @@ def _webp(data: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def _gif(data: bytes) -> bytes:
+    """Without comments, and without what applications have added, as XMP is."""
+    at = 13 + _gif_colours(data[10])
+    parts = [data[:at]]
+    while data[at] in (0x21, 0x2C):
+        is_note = data[at] == 0x21 and _is_gif_note(data[at + 1], data[at + 3 : at + 14])
+        inner = at + 2 if data[at] == 0x21 else at + 11 + _gif_colours(data[at + 9])
+        end = _gif_blocks_end(data, inner)
+        if not is_note:
+            parts.append(data[at:end])
+        at = end
+    return b"".join([*parts, data[at:]])
+
+
+def _gif_colours(flags: int) -> int:
+    """Bytes of the table of colours that follows, if one does."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _is_gif_note(label: int, application: bytes) -> bool:
+    return label == 0xFE or (label == 0xFF and application not in _GIF_KEPT)
+
+
+def _gif_blocks_end(data: bytes, at: int) -> int:
+    while data[at]:
+        at += data[at] + 1
+    return at + 1
+
+
 def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
     """Kind, start, start of its content, end."""
     for _ in range(PARTS_MAX):
@@ -114,6 +145,22 @@ def _movie(file: BinaryIO, size: int) -> None:
     for kind, _, inner, end in list(_boxes(file, 0, size)):
         if kind == b"moov":
             _free_notes(file, inner, end)
+
+
+def _iso_picture(file: BinaryIO, size: int) -> None:
+    """An animation has a film's boxes besides."""
+    _movie(file, size)
+    meta = next((each for each in _boxes(file, 0, size) if each[0] == b"meta"), None)
+    if meta is None:
+        return
+    parts = {kind: (inner, end) for kind, _, inner, end in _boxes(file, meta[2] + 4, meta[3])}
+    iinf, iloc = (_read(file, *parts[name]) for name in (b"iinf", b"iloc") if name in parts)
+    empty_items(file, iinf, iloc, parts.get(b"idat", (0, 0))[0])
+
+
+def _read(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    return file.read(end - start)
 
 
 def _free_notes(file: BinaryIO, start: int, end: int) -> None:
@@ -280,9 +327,12 @@ _WITHOUT: Mapping[str, Callable[[bytes], bytes]] = {
     "image/png": _png,
     "image/jpeg": _jpeg,
     "image/webp": _webp,
+    "image/gif": _gif,
     "image/svg+xml": _svg,
 }
 _OVERWRITE: Mapping[str, Callable[[BinaryIO, int], None]] = {
+    "image/avif": _iso_picture,
+    "image/heic": _iso_picture,
     "video/mp4": _movie,
     "audio/mp4": _movie,
     "video/quicktime": _movie,

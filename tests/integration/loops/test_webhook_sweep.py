@@ -155,8 +155,8 @@ async def test_a_secret_is_shown_once_and_stored_nowhere(
     yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
 ) -> None:
     async with client_of(yard.plane, caller.key) as client:
-        body = {"url": "https://shop.example/hook"}
-        made = (await client.post("/api/webhooks", json=body)).json()
+        asked = {"url": "https://shop.example/hook"}
+        made = (await client.post("/api/webhooks", json=asked)).json()
     async with caller.pool.look() as tx:
         rows = (await tx.execute(select(webhook_rows))).all()
     assert rows
