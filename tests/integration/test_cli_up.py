@@ -82,9 +82,11 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
     assert admin("submit", "negative", "--wait").code == 0
     (fleet,) = admin("fleets", "list", "--json").json["fleets"]
     assert set(fleet["workflows"]) == {"negative", "soften"}
-    shown = admin("fleets", "list").out
-    assert "default" in shown
-    assert "negative" in shown
+    for command in (("fleets", "list"), ("fleets", "show", "default")):
+        shown = admin(*command).out
+        assert "default" in shown
+        assert "negative" in shown
+    assert admin("fleets", "show", "default", "--json").json["model_switches"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from comfyfleet.agent.deliveries import Deliveries
 from comfyfleet.agent.filling import differences, filled
 from comfyfleet.agent.jobfiles import flat_name, folder_of, input_name, is_unlisted, placed
 from comfyfleet.agent.journal import Entry, Journal
+from comfyfleet.agent.models import LoadedModels
 from comfyfleet.agent.naming import output_names, prompt_id_of
 from comfyfleet.agent.pictures import size_of
 from comfyfleet.agent.ports import Assets
@@ -42,7 +43,7 @@ from comfyfleet.kernel.errors import (
 )
 from comfyfleet.kernel.filetypes import SNIFF_BYTES
 from comfyfleet.wire.files import WANTED_MAX, DeliveredOutput
-from comfyfleet.wire.messages import Complete, Job
+from comfyfleet.wire.messages import Complete, Job, ModelChange
 from comfyfleet.wire.metadata import strip_metadata
 
 UNKNOWN_LOOKS_MAX = 4
@@ -66,6 +67,7 @@ class Workshop:
     journal: Journal
     files: BackendFiles | None = None  # a cloud has no folders
     precedence: Precedence = field(default_factory=Precedence)
+    models: LoadedModels = field(default_factory=LoadedModels)
     surroundings: Surroundings = field(default_factory=Surroundings)
 
 
@@ -76,6 +78,7 @@ class Lease:
         self.entry = entry
         self.phase = Phase.PREPARING
         self.resumes = False  # left over from a worker that was killed
+        self.model_change: ModelChange | None = None  # known once it runs
         self._moved = moved
 
     @property
@@ -117,6 +120,7 @@ async def run_lease(lease: Lease, heart: Heart, workshop: Workshop, scratch: Pat
         provider_job_id=run_id,
         outputs=await delivered(lease.job, outputs, heart, workshop, scratch),
         execution_seconds=seconds,
+        model_change=lease.model_change,
         values=shown_of(outputs, lease.job.output_node_id),
     )
 
@@ -214,7 +218,7 @@ async def followed(lease: Lease, run_id: str, heart: Heart, workshop: Workshop) 
         async with asyncio.timeout(None) as limit:
             async for event in workshop.backend.follow(run_id):
                 if isinstance(event, Started) and began is None:
-                    began = started(lease, heart)
+                    began = started(lease, heart, workshop)
                     limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
                     await asyncio.to_thread(workshop.journal.write, lease.entry)
                 if isinstance(event, Preview):
@@ -231,8 +235,12 @@ async def followed(lease: Lease, run_id: str, heart: Heart, workshop: Workshop) 
     return None if began is None else max(0.0, time.time() - began)
 
 
-def started(lease: Lease, heart: Heart) -> float:
+def started(lease: Lease, heart: Heart, workshop: Workshop) -> float:
     """When it began: of an adopted run, as noted by the worker before."""
+    change = workshop.models.began(lease.job)
+    # What an adopted run found loaded nobody knows, and whose turn it is in a cloud neither.
+    is_known = not lease.resumes and workshop.files is not None
+    lease.model_change = change if is_known else None
     began = time.time() if lease.entry.started_at is None else lease.entry.started_at
     lease.entry = replace(lease.entry, started_at=began)
     lease.enter(Phase.RUNNING)

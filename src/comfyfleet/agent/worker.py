@@ -14,7 +14,6 @@ from comfyfleet.agent.health import Health
 from comfyfleet.agent.holding import Halt, Holding
 from comfyfleet.agent.journal import Entry
 from comfyfleet.agent.lease import Lease, Phase, Workshop
-from comfyfleet.agent.models import LoadedModels
 from comfyfleet.agent.owning import OwnedProcess
 from comfyfleet.agent.ports import Surveys
 from comfyfleet.agent.registering import Registration, upload_object_info
@@ -65,7 +64,7 @@ class Worker:
         owned: OwnedProcess | None = None,
     ) -> None:
         self.stop = Stop(self._wake)
-        self.models = LoadedModels()
+        self.models = workshop.models
         self._settings = settings
         self._control = control
         self._workshop = workshop

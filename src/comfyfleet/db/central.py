@@ -241,6 +241,19 @@ _part("ended_of_worker", "worker_id", "id", where=IS_ENDED)
 _part("rare", "status", "id", where=IS_RARE)
 _part("poisoned", "id", where="is_poisoned")
 
+# Seconds of the last finished runs, from which it is learned what a switch to a model costs.
+model_switches = Table(
+    "model_switches",
+    central,
+    Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), primary_key=True),
+    Column("model_key", String(300), primary_key=True),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
+    Column("stayed", Json, nullable=False),  # runs whose model the run before had, too
+    Column("switched", Json, nullable=False),  # runs before which another model ran
+    Column("updated_at", Moment, nullable=False),
+    Index(None, "updated_at"),
+)
+
 audit_log = Table(
     "audit_log",
     central,

@@ -5,7 +5,7 @@ lane. Every waiter takes from the front; one that has a job's model loaded may l
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from operator import itemgetter
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from comfyfleet.dispatch.model import Candidate, Lane, Waiter
+from comfyfleet.dispatch.switch_costs import SwitchCosts
 
 AFFINITY_WINDOW = 32
 RANK_ROUNDS_AHEAD = 1
@@ -27,6 +28,8 @@ class Decision(NamedTuple):
     choices: list[Choice]
     passed: frozenset[int]  # jobs before which another went because of its model
     has_fresh: bool = False  # a job was kept from those who would only prefetch it
+    # After so long, a job that is left to workers with its model may go to those left over here.
+    held_seconds: float | None = None
 
 
 # A candidate's place in the one order: priority, turn of the lane, id.
@@ -44,9 +47,7 @@ class Rules:
     affinity_max_wait: timedelta = timedelta(seconds=60)
     prefetch_after: timedelta = timedelta()  # so long a new job is left to those who are idle
     window: int = AFFINITY_WINDOW
-
-    def may_pass(self, since: datetime | None, now: datetime) -> bool:
-        return since is None or now - since < self.affinity_max_wait * 3 / 4
+    costs: SwitchCosts = field(default_factory=SwitchCosts)
 
 
 DEFAULT_RULES = Rules()
@@ -58,6 +59,33 @@ class View(NamedTuple):
     now: datetime
     passed_since: Mapping[int, datetime]
     rules: Rules
+
+    def may_pass(self, waiter: Waiter, candidate: Candidate) -> bool:
+        """Others, whose model the waiter has loaded, may go before this one for a while."""
+        most = self.rules.costs.passed_max(
+            waiter.fleet_id,
+            waiter.models_loaded[0],
+            candidate.model_key,
+            self.rules.affinity_max_wait,
+        )
+        since = self.passed_since.get(candidate.id)
+        return bool(most) if since is None else self.now - since < most * 3 / 4
+
+    def is_still_loaded(self, waiter: Waiter, model_key: str | None) -> bool:
+        """Of a model that another has followed: perhaps, until it is learned what going back costs."""
+        if model_key is None or model_key not in waiter.models_loaded:
+            return False
+        return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
+
+    def held_for(self, waiter: Waiter, candidate: Candidate) -> timedelta:
+        """How much longer it is left to workers that have its model, of which this is none."""
+        if not self.rules.costs.estimates or candidate.model_key in waiter.models_loaded[:1]:
+            return timedelta()
+        if candidate.backend_affinity:
+            return timedelta()
+        most = self.rules.costs.held_max(waiter.fleet_id, candidate.model_key)
+        most = min(most, self.rules.affinity_max_wait)
+        return max(timedelta(), candidate.queued_at + most - self.now)
 
 
 def choose(
@@ -96,7 +124,8 @@ def choose(
             old = [each for each in left if now - each.queued_at >= rules.prefetch_after]
             has_fresh, left = has_fresh or len(old) < len(left), old
         choices += _serve(left, waiters, those, view)
-    return Decision(choices, _passed(order, choices, waiters), has_fresh)
+    passed, held = _passed(order, choices, waiters), _held(order, choices, waiters, view)
+    return Decision(choices, passed, has_fresh, held)
 
 
 def _passed(
@@ -115,6 +144,21 @@ def _passed(
     return frozenset(each.id for each in order[:last] if each.id not in taken)
 
 
+def _held(
+    order: Sequence[Candidate], choices: Sequence[Choice], waiters: Sequence[Waiter], view: View
+) -> float | None:
+    """After how many seconds those who got nothing should look again, if a job is held from them."""
+    if not view.rules.costs.estimates or len(choices) == len(waiters):
+        return None
+    served, taken = {each.waiter for each in choices}, {each.candidate.id for each in choices}
+    idle = [waiter for index, waiter in enumerate(waiters) if index not in served]
+    left = [each for each in order[: view.rules.window] if each.id not in taken]
+    held = (
+        view.held_for(waiter, each) for each in left for waiter in idle if each.lane in waiter.lanes
+    )
+    return min((each.total_seconds() for each in held if each), default=None)
+
+
 def _serve(
     left: list[Candidate],
     waiters: Sequence[Waiter],
@@ -124,13 +168,13 @@ def _serve(
     """Among workers with the same load: first those with a model that is wanted, then the others."""
     warm = [index for index in equals if waiters[index].models_loaded]
     if not warm:
-        return _from_the_front(left, waiters, equals, view.now)
+        return _from_the_front(left, waiters, equals, view)
     choices = _by_model(left, waiters, warm, view)
     taken = {choice.candidate.id for choice in choices}
     served = {choice.waiter for choice in choices}
     rest = [each for each in left if each.id not in taken]
     idle = [index for index in equals if index not in served]
-    return choices + _from_the_front(rest, waiters, idle, view.now)
+    return choices + _from_the_front(rest, waiters, idle, view)
 
 
 def in_order(
@@ -204,7 +248,7 @@ def is_avoided(waiter: Waiter, candidate: Candidate, now: datetime) -> bool:
 
 
 def _from_the_front(
-    candidates: Sequence[Candidate], waiters: Sequence[Waiter], idle: list[int], now: datetime
+    candidates: Sequence[Candidate], waiters: Sequence[Waiter], idle: list[int], view: View
 ) -> list[Choice]:
     choices: list[Choice] = []
     served: set[int] = set()
@@ -215,7 +259,7 @@ def _from_the_front(
         line = lines.of(candidate.lane)
         while line and line[-1] in served:
             line.pop()
-        found = _first(line, served, waiters, candidate, now)
+        found = _first(line, served, waiters, candidate, view)
         if found is not None:
             served.add(found)
             choices.append(Choice(candidate, found))
@@ -250,19 +294,23 @@ def _first(
     served: set[int],
     waiters: Sequence[Waiter],
     candidate: Candidate,
-    now: datetime,
+    view: View,
 ) -> int | None:
     """The best of a line, whose best stands last."""
     if not line:
         return None
+    best = waiters[line[-1]]
     is_anybodys = candidate.backend_affinity is None and candidate.avoid_worker_id is None
-    if is_anybodys and candidate.model_set not in waiters[line[-1]].lacking:
+    is_able = is_anybodys and candidate.model_set not in best.lacking
+    if is_able and not view.held_for(best, candidate):
         return line[-1]
     return next(
         (
             index
             for index in reversed(line)
-            if index not in served and may_take(waiters[index], candidate, now)
+            if index not in served
+            and may_take(waiters[index], candidate, view.now)
+            and not view.held_for(waiters[index], candidate)
         ),
         None,
     )
@@ -288,17 +336,19 @@ def _by_model(
 
 
 def best_by_model(mine: Iterable[Candidate], waiter: Waiter, view: View) -> Candidate | None:
-    """The heavy model first, then the exact set, then the order; None if no model matches."""
-    best = None
-    for each in reachable(mine, view):
-        if each.model_key in waiter.models_loaded:
+    """The exact set first, then the heavy model of the last run, then one that was used before it."""
+    current = before = None
+    for each in reachable(mine, waiter, view):
+        if each.model_key == waiter.models_loaded[0]:
             if not waiter.model_set or each.model_set == waiter.model_set:
                 return each
-            best = best or each
-    return best
+            current = current or each
+        elif view.is_still_loaded(waiter, each.model_key):
+            before = before or each
+    return current or before
 
 
-def reachable(mine: Iterable[Candidate], view: View) -> Iterator[Candidate]:
+def reachable(mine: Iterable[Candidate], waiter: Waiter, view: View) -> Iterator[Candidate]:
     """How far a worker may look past the head: never past a priority, a round or the longest wait."""
     rounds: dict[Lane, int] = {}
     priority: int | None = None
@@ -309,5 +359,5 @@ def reachable(mine: Iterable[Candidate], view: View) -> Iterator[Candidate]:
             break
         if each.rank <= rounds.setdefault(each.lane, each.rank) + RANK_ROUNDS_AHEAD:
             yield each
-        if not view.rules.may_pass(view.passed_since.get(each.id), view.now):
+        if not view.may_pass(waiter, each):
             break

@@ -9,6 +9,7 @@ from comfyfleet.dispatch.decide import AFFINITY_WINDOW, Choice, Rules, by_lane, 
 from comfyfleet.dispatch.model import Candidate, Lane, Lease, Waiter
 from comfyfleet.dispatch.modelsets import ModelSets
 from comfyfleet.dispatch.store.hot import Claim, HotStore, Probe
+from comfyfleet.dispatch.switch_costs import SwitchCosts
 from comfyfleet.dispatch.turns import Turns
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
@@ -30,6 +31,7 @@ class Given:
     refused: set[int] = field(default_factory=set)
     has_more: bool = False
     has_fresh: bool = False  # too new for those who would only prefetch it
+    held_seconds: float | None = None  # after so long, a job held for others may go to them
 
 
 class Giving:
@@ -38,9 +40,11 @@ class Giving:
     ) -> None:
         self._hot = hot
         self._lease_seconds = settings.lease_seconds
+        self.switch_costs = SwitchCosts()
         self._rules = Rules(
             timedelta(seconds=settings.affinity_max_wait_seconds),
             prefetch_after=timedelta(seconds=settings.prefetch_after_seconds),
+            costs=self.switch_costs,
         )
         self._clock = clock
         self._new_token = new_token
@@ -70,10 +74,12 @@ class Giving:
                 step.probe(), step.choose, seconds=self._lease_seconds
             )
             for lease in leases:
-                given.leases[left[step.chosen.pop(lease.dispatch_id)]] = lease
-                self._passed_since.pop(lease.dispatch_id, None)
+                place = left[step.chosen.pop(lease.dispatch_id)]
+                given.leases[place] = lease
+                self._note(lease, waiters[place])
             given.refused |= {left[step.chosen.pop(each)] for each in refused}
             given.has_fresh |= step.has_fresh
+            given.held_seconds = step.held_seconds
             self._turns.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
             in_other_hands |= step.chosen.keys()
@@ -87,6 +93,13 @@ class Giving:
             without |= step.lacked_by_all
             deeper *= 2
         return given
+
+    def _note(self, lease: Lease, waiter: Waiter) -> None:
+        self._passed_since.pop(lease.dispatch_id, None)
+        if waiter.fleet_id is not None and lease.model_key is not None:
+            self.switch_costs.warm.given(
+                lease.worker_id, waiter.fleet_id, lease.model_key, self._clock()
+            )
 
     def _remember(self, passed: Iterable[int], now: datetime) -> None:
         """In memory only: what is forgotten, or told to another process, is counted anew."""
@@ -113,6 +126,7 @@ class _Pass:
         self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
         self.cut: frozenset[Lane] = frozenset()
         self.has_fresh = False
+        self.held_seconds: float | None = None
 
     def _depth(self, deeper: int) -> int:
         """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
@@ -135,7 +149,7 @@ class _Pass:
         self._waiters, self.unknown = giving.model_sets.judge(self._waiters, found)
         lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
         self.lacked_by_all = lacked - self.unknown.keys()
-        choices, passed, self.has_fresh = choose(
+        choices, passed, self.has_fresh, self.held_seconds = choose(
             found,
             self._waiters,
             now=now,

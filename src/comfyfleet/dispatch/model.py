@@ -134,6 +134,7 @@ class Waiter:
     # Of the key that it asks with. The claim holds it, and the worker's approval, draining and
     # assignments, against the database. None: no worker of a fleet asks, but we ourselves.
     key_hash: str | None = None
+    fleet_id: int | None = None
     tells_leases: bool = False  # it says with each poll which leases it knows
     offer: Offer | None = None  # what its backend has; None: not known
     lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from comfyfleet.db import Database
 from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
 from comfyfleet.dispatch import service
 from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
-from comfyfleet.dispatch.giving import Giving
+from comfyfleet.dispatch.giving import Given, Giving
 from comfyfleet.dispatch.model import (
     Dispatch,
     Extended,
@@ -27,6 +28,7 @@ from comfyfleet.dispatch.modelsets import ModelSets
 from comfyfleet.dispatch.pushes import Pushes
 from comfyfleet.dispatch.store import rows
 from comfyfleet.dispatch.store.hot import Completion, Extension, Held, open_hot
+from comfyfleet.dispatch.switch_costs import SwitchCosts
 from comfyfleet.dispatch.waiting import Asked, Waiting
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import FleetError, LeaseLost
@@ -35,6 +37,7 @@ from comfyfleet.kernel.settings import Settings
 RECHECK_SECONDS = 5.0
 AFFINITIES_RECHECKED_MAX = 1_000
 RECHECKED_PER_LANE = 64
+LEARN_SECONDS = 10.0
 AGAIN_SECONDS = 0.02
 LATE_SECONDS = 0.05
 CHANNEL = "comfyfleet_queue"
@@ -69,6 +72,7 @@ class Queue:
         self._pump: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._learned_at: datetime | None = None  # the newest run that is known here
         self.dismissals = 0  # how often waits were ended from outside
 
     async def lease(
@@ -94,6 +98,10 @@ class Queue:
     @property
     def model_sets(self) -> ModelSets:
         return self._giving.model_sets
+
+    @property
+    def switch_costs(self) -> SwitchCosts:
+        return self._giving.switch_costs
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
         """Those that are new, committed; whoever waits for them is woken."""
@@ -168,9 +176,10 @@ class Queue:
 
     async def run(self) -> None:
         """Until cancelled: listens to other processes, and looks again every few seconds."""
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._hints.listen(self._heard, self._look_again))
-            both.create_task(self._recheck())
+        async with asyncio.TaskGroup() as all_:
+            all_.create_task(self._hints.listen(self._heard, self._look_again))
+            all_.create_task(self._recheck())
+            all_.create_task(self._keep_learning())
 
     async def close(self) -> None:
         """Whoever waits is sent away; what is under way is brought to its end."""
@@ -238,15 +247,20 @@ class Queue:
                 self._answer(each, None)
             else:
                 self._park(each)
+        self._look_again_after(asked, given)
+
+    def _look_again_after(self, asked: Sequence[Asked], given: Given) -> None:
+        left = [each.waiter for place, each in enumerate(asked) if place not in given.leases]
+        lanes = {lane for waiter in left for lane in waiter.lanes}
         if given.has_more or given.refused:
             # They lost a race, or could not look far enough; what was refused to one is for the
             # next in line: not something to wait 5 s for.
-            left = [each for place, each in enumerate(asked) if place not in given.leases]
-            self._again_after(AGAIN_SECONDS, {lane for each in left for lane in each.waiter.lanes})
+            self._again_after(AGAIN_SECONDS, lanes)
         if given.has_fresh:
-            busy = [each.waiter for each in asked if each.waiter.is_prefetch]
-            seconds = self._settings.prefetch_after_seconds + AGAIN_SECONDS
-            self._again_after(seconds, {lane for waiter in busy for lane in waiter.lanes})
+            busy = {lane for each in asked if each.waiter.is_prefetch for lane in each.waiter.lanes}
+            self._again_after(self._settings.prefetch_after_seconds + AGAIN_SECONDS, busy)
+        if given.held_seconds is not None:
+            self._again_after(given.held_seconds + AGAIN_SECONDS, lanes)
 
     def _park(self, asked: Asked) -> None:
         loop = asyncio.get_running_loop()
@@ -347,6 +361,27 @@ class Queue:
                 logger.warning("the queue can't be looked at: %s", error)
                 continue
             self._wake_bound_here(bound)
+
+    async def _keep_learning(self) -> None:
+        while True:
+            try:
+                await self.learn()
+            except FleetError as error:
+                logger.warning("the costs of switches can't be learned: %s", error)
+            await asyncio.sleep(LEARN_SECONDS)
+
+    async def learn(self) -> None:
+        """Tells of runs that ended here, and reads what all control planes have told."""
+        costs = self.switch_costs
+        runs, costs.noted = costs.noted, []
+        if runs:
+            async with self._db.begin() as tx:
+                await service.add_runs(tx, runs, now=self._clock())
+        async with self._db.look() as tx:
+            changed_at = await service.switches_changed_at(tx)
+            if changed_at != self._learned_at:
+                costs.estimates = await service.switch_costs(tx)
+                self._learned_at = changed_at
 
     def _heard(self, payload: str) -> None:
         told = json.loads(payload)

@@ -4,6 +4,7 @@ A worker's words are fenced by its token. The token stays on the row when the le
 the same word said again is known; any other token is answered LeaseLost, and nothing changes.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -24,7 +25,8 @@ from comfyfleet.dispatch.model import (
     Requeue,
     Status,
 )
-from comfyfleet.dispatch.store import adding, lists, moves, rows, upkeep
+from comfyfleet.dispatch.store import adding, lists, moves, rows, switches, upkeep
+from comfyfleet.dispatch.switch_costs import Estimate, ModelOfFleet, Run, Samples, best_estimate
 from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
 from comfyfleet.kernel.settings import Settings
 
@@ -33,6 +35,7 @@ DEFAULTS = Settings()
 SWEEP_LEASE_SECONDS = 60
 SWEEP = "sweep"
 RECALL_LOOKED_AT_MAX = 20
+SWITCHES_KEPT = timedelta(days=30)
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
@@ -131,6 +134,25 @@ async def ahead(tx: Tx, dispatch: Dispatch) -> int:
 
 async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
     return await rows.typical_seconds(tx, workflow_id)
+
+
+async def add_runs(tx: Tx, runs: Sequence[Run], *, now: datetime) -> None:
+    """For learning what switches of models cost. Of what nobody runs any more nothing is kept."""
+    await switches.add_runs(tx, runs, now=now)
+    await switches.forget(tx, before=now - SWITCHES_KEPT)
+
+
+async def switches_changed_at(tx: Tx) -> datetime | None:
+    return await switches.newest_change(tx)
+
+
+async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFleet, Estimate]:
+    """What a switch to a model costs a fleet, as far as its runs tell."""
+    by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
+    for kind, samples in (await switches.all_samples(tx, fleet_id=fleet_id)).items():
+        by_model[kind.fleet_id, kind.model_key].append(samples)
+    found = ((key, best_estimate(each)) for key, each in by_model.items())
+    return {key: estimate for key, estimate in found if estimate is not None}
 
 
 async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:

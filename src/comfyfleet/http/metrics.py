@@ -6,7 +6,7 @@ What the database knows (queue, workers, outcomes) is the same on every control 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from comfyfleet.dispatch.switch_costs import Estimate, ModelOfFleet
 from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.errors import FleetError, Unauthenticated
 from comfyfleet.kernel.keys import fits, hashed
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 # Several that ask at once, or one that asks too often, cost the database nothing.
 FRESH_SECONDS = 2.0
 PREFIX = "comfyfleet"
+MODELS_SHOWN_MAX = 200
 OVER = ("completed", "failed", "cancelled")
 ENDED = ("done", "failed", "cancelled")
 ALERTS = ("pipeline.alert", "pipeline.paused")
@@ -99,7 +101,13 @@ class _Reading:
             )
         await self._outcomes.look(plane.central, now)
         runs = await read_run_figures(plane.pools)
-        return _Snapshot(figures, dict(self._outcomes.sums), plane.queue.waiting(), runs)
+        return _Snapshot(
+            figures,
+            dict(self._outcomes.sums),
+            plane.queue.waiting(),
+            runs,
+            plane.queue.switch_costs.estimates,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +116,12 @@ class _Snapshot(Collector):
     ended: dict[tuple[str, str, str], Ended]
     waiting: int
     runs: dict[str, RunFigures]
+    switch_costs: Mapping[ModelOfFleet, Estimate]
 
     def collect(self) -> Iterable[Metric]:
         yield from self._lanes()
         yield from self._fleets()
+        yield from self._switches()
         yield from self._outcomes()
         yield from self._runs()
         yield _gauge("waiting_polls", "Long polls of this process", (), [((), self.waiting)])
@@ -140,6 +150,22 @@ class _Snapshot(Collector):
             ((*key, state), each.workers.get(state, 0)) for key, each in fleets for state in STATES
         ]
         yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
+
+    def _switches(self) -> Iterator[Metric]:
+        """Of the models whose runs tell it best: there is no end to models."""
+        names = {each.fleet_id: (each.slug, each.stage) for each in self.figures.fleets}
+        best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
+        known = [
+            ((*names[fleet_id], model), each)
+            for (fleet_id, model), each in best[:MODELS_SHOWN_MAX]
+            if fleet_id in names
+        ]
+        labels = ("fleet", "stage", "model")
+        for name, text, field in (
+            ("model_switch_seconds", "What a switch to the model costs, as learned", "seconds"),
+            ("model_run_seconds", "How long its runs take without a switch", "run_seconds"),
+        ):
+            yield _gauge(name, text, labels, [(key, getattr(each, field)) for key, each in known])
 
     def _runs(self) -> Iterator[Metric]:
         """No tenant and no run is a label: there is no end to them."""

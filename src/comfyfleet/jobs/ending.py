@@ -9,6 +9,7 @@ from uuid import UUID
 from comfyfleet.db import Database
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
+from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
@@ -38,7 +39,9 @@ async def held(
     return row
 
 
-async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None) -> Job:
+async def complete(
+    sides: Sides, said: Complete, *, worker_id: str | None = None, fleet_id: int | None = None
+) -> Job:
     row = await held(sides, said.dispatch_id, said.lease_token, worker_id)
     pool = await sides.pool_of(row.tenant_id)
     taken = await _taken(sides, pool, row, said)
@@ -50,6 +53,8 @@ async def complete(sides: Sides, said: Complete, *, worker_id: str | None = None
         raise
     tell(sides, job)
     await _complete_centrally(sides, row, said, job)
+    if words and fleet_id is not None:
+        _note_run(sides, row, said, fleet_id)
     # Without words it was said before, and these are copies that nothing names.
     await (delivery.settle(sides, taken) if words else delivery.drop(sides, taken))
     async with pool.say() as tx:
@@ -99,6 +104,14 @@ async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: 
     except LeaseLost:
         # A sweep took the lease while the tenant's side was told; that side decides.
         await align(sides, [job])
+
+
+def _note_run(sides: Sides, row: Dispatch, said: Complete, fleet_id: int) -> None:
+    """For learning what switches of models cost."""
+    if row.model_key and said.model_change and said.execution_seconds is not None:
+        kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
+        run = Run(kind, Change(said.model_change), said.execution_seconds)
+        sides.queue.switch_costs.note(run)
 
 
 async def _note_duration(sides: Sides, job: Job, seconds: float | None) -> None:

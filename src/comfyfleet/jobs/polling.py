@@ -187,6 +187,7 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         is_prefetch=load >= asked.max_concurrency,
         is_alone=standing.is_alone,
         key_hash=standing.worker.key_hash,
+        fleet_id=standing.worker.fleet_id,
         tells_leases=asked.held is not None,
         offer=standing.offer,
     )

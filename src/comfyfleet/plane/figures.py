@@ -42,6 +42,7 @@ class FleetFigures:
     slots: int  # how many jobs its live workers run at once
     max_workers: int | None
     workflow_ids: frozenset[int]
+    fleet_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def _fleet(
         slots=sum(worker.max_concurrency for worker in live),
         max_workers=fleet.max_workers,
         workflow_ids=workflow_ids,
+        fleet_id=fleet.id,
     )
 
 

@@ -40,6 +40,12 @@ class Meters:
             ("fleet", "reason"),
             registry=self.registry,
         )
+        self.model_runs = Counter(
+            "comfyfleet_model_runs",
+            "Finished runs by how their heavy model came to be loaded: same, switched, first",
+            ("fleet", "change"),
+            registry=self.registry,
+        )
         self.unexpected = Counter(
             "comfyfleet_unexpected_answers",
             "Answers of backends in a shape that we don't know, as workers reported them",

@@ -29,6 +29,8 @@ WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]
 FILLED_IN_MAX = 500
 FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
+# The run before had the heavy model too; one before that had it; none had since the backend began.
+ModelChange: TypeAlias = Literal["same", "switched", "first"]
 RequeueReason: TypeAlias = Literal[
     "spot",
     "rebalance",
@@ -228,6 +230,8 @@ class Complete(Message):
     provider_job_id: str | None = None
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
     execution_seconds: float | None = Field(default=None, ge=0)
+    # Whether the backend had to switch to the job's heavy model; none: not known.
+    model_change: ModelChange | None = None
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     # What nodes showed as text, number, boolean or JSON; the output node's first.
     values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)

@@ -12,6 +12,7 @@ from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
+from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
 from comfyfleet.jobs import ending, submitting
 from comfyfleet.jobs.beating import heartbeat
 from comfyfleet.jobs.expiring import expire
@@ -289,3 +290,19 @@ async def test_who_hangs_up_while_a_job_is_handed_out_leaves_it_to_the_next(plac
     handed = await asking
     assert handed
     assert handed.job_id == job.id
+
+
+async def test_what_a_run_tells_of_its_model_is_noted_once(place: Place) -> None:
+    await place.submit(model_key="sdxl")
+    handed = await place.lease()
+    said = Complete(
+        dispatch_id=handed.dispatch_id,
+        lease_token=handed.lease_token,
+        execution_seconds=1.5,
+        model_change="switched",
+    )
+    for _ in range(2):
+        await ending.complete(place.sides, said, fleet_id=7)
+    workflow_id = (await place.row(handed.job_id)).lane.workflow_id
+    run = Run(RunKind(7, "sdxl", workflow_id), Change.SWITCHED, 1.5)
+    assert place.sides.queue.switch_costs.noted == [run]

@@ -182,3 +182,12 @@ async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
     told = [beat.filled_in for beat in job.heartbeats] + [job.result.filled_in]
     (filled_in,) = [each for each in told if each is not None]
     assert filled_in["1"]["file"]
+
+
+async def test_a_worker_tells_which_runs_had_to_switch_models(here: Fixture) -> None:
+    models = ("flux", "flux", "sdxl", "flux", None)
+    jobs = [here.plane.add(picture(), model_key=model) for model in models]
+    async with working(settings_for(here.plane, here.engine.url, here.state)):
+        await eventually(lambda: all(job.word for job in jobs))
+    told = [job.result.model_change for job in jobs]
+    assert told == ["first", "same", "first", "switched", None]

@@ -111,6 +111,18 @@ def test_models_are_remembered_most_recent_first_until_they_are_let_go() -> None
     assert (models.keys, models.set_key) == ((), None)
 
 
+def test_it_is_told_whether_a_run_had_to_switch_to_its_model() -> None:
+    models = LoadedModels()
+
+    def began(*keys: str | None) -> list[str | None]:
+        return [models.began(JOB.model_copy(update={"model_key": key})) for key in keys]
+
+    assert began("a", "a", None, "a") == ["first", "same", None, "same"]
+    assert began("b", "a", "a", "b") == ["first", "switched", "same", "switched"]
+    models.clear()
+    assert began("a") == ["first"]
+
+
 def test_facts_list_node_types_and_model_files() -> None:
     object_info = {
         "Loader": {

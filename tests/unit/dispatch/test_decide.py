@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from comfyfleet.dispatch.decide import Rules, choose
 from comfyfleet.dispatch.model import Candidate, Lane, Waiter
+from comfyfleet.dispatch.switch_costs import Samples, SwitchCosts, estimate
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 A, B, C = (Lane(number, "production", "self_hosted") for number in (1, 2, 3))
@@ -253,3 +254,77 @@ def _assert_no_idle_loses_to_a_prefetch(
                 job = choice.candidate
                 is_avoided = job.avoid_worker_id == other.worker_id and not other.is_alone
                 assert job.lane not in other.lanes or is_avoided
+
+
+def learned(stay: float, switch: float, **models_of: tuple[str, ...]) -> SwitchCosts:
+    """Costs of both models in fleet 1, and workers by the model that they were given last."""
+    known = estimate(Samples((stay,) * 9, (switch,) * 9))
+    assert known is not None
+    costs = SwitchCosts({(1, "sdxl"): known, (1, "flux"): known})
+    for model, names in models_of.items():
+        for name in names:
+            costs.warm.given(name, 1, model, NOW)
+    return costs
+
+
+def test_where_a_switch_is_free_the_order_is_kept() -> None:
+    head, wanted = job(model_key="flux"), job(model_key="sdxl")
+    warm = worker("w", models_loaded=("sdxl",), fleet_id=1)
+    assert chosen([head, wanted], [warm]) == {"w": wanted}, "nothing is learned yet"
+    free, dear = Rules(costs=learned(1.41, 1.45)), Rules(costs=learned(1.2, 2.2))
+    assert chosen([head, wanted], [warm], rules=free) == {"w": head}
+    assert chosen([head, wanted], [warm], rules=dear) == {"w": wanted}
+    assert choose([head, wanted], [warm], now=NOW, starts={}, rules=free).passed == frozenset()
+
+
+def test_where_a_switch_is_free_jobs_still_go_to_whom_they_fit_if_nobody_is_passed() -> None:
+    first, second = job(model_key="flux"), job(model_key="sdxl")
+    waiters = [
+        worker("s", models_loaded=("sdxl",), free_gpu_memory_bytes=9, fleet_id=1),
+        worker("f", models_loaded=("flux",), fleet_id=1),
+    ]
+    got = chosen([first, second], waiters, rules=Rules(costs=learned(1.41, 1.45)))
+    assert got == {"f": first, "s": second}
+
+
+def test_how_long_a_job_is_passed_depends_on_what_a_switch_costs() -> None:
+    head, wanted = job(model_key="flux"), job(model_key="sdxl")
+    warm = worker("w", models_loaded=("sdxl",), fleet_id=1)
+    rules = Rules(costs=learned(1, 2))
+    for seconds, is_passed in ((14, True), (15, False)):
+        since = {head.id: NOW - timedelta(seconds=seconds)}
+        got = chosen([head, wanted], [warm], rules=rules, passed_since=since)
+        assert got == {"w": wanted if is_passed else head}
+
+
+def test_the_model_of_the_last_run_comes_before_one_that_was_used_earlier() -> None:
+    earlier, same = job(model_key="flux"), job(model_key="sdxl", model_set="y")
+    warm = worker("w", models_loaded=("sdxl", "flux"), model_set="x")
+    assert chosen([earlier, same], [warm]) == {"w": same}
+
+
+def test_a_new_job_is_left_to_a_busy_worker_that_has_its_model_for_a_moment() -> None:
+    new, old = job(model_key="flux", age=1), job(model_key="flux", age=7)
+    idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
+    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    made = choose([new], idle, now=NOW, starts={}, rules=rules)
+    assert (made.choices, made.held_seconds) == ([], 5.0)
+    assert chosen([old], idle, rules=rules) == {"w": old}
+    assert chosen([new, old], idle, rules=rules) == {"w": old}
+
+
+def test_a_model_that_another_has_followed_does_not_count_as_loaded_once_that_is_learned() -> None:
+    new = job(model_key="flux", age=1)
+    went_on = [worker("w", models_loaded=("sdxl", "flux"), fleet_id=1)]
+    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    assert chosen([new], went_on) == {"w": new}
+    assert chosen([new], went_on, rules=rules) == {}
+
+
+def test_nobody_is_waited_for_where_nobody_has_the_model_or_the_job_is_bound() -> None:
+    new = job(model_key="flux", age=1)
+    idle = [worker("w", models_loaded=("sdxl",), fleet_id=1, affinities=frozenset({"worker:w"}))]
+    assert chosen([new], idle, rules=Rules(costs=learned(2, 8))) == {"w": new}
+    bound = new._replace(backend_affinity="worker:w")
+    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    assert chosen([bound], idle, rules=rules) == {"w": bound}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from comfyfleet.cli.admin.client import USUALLY, Asking, control
-from comfyfleet.cli.admin.showing import print_json, print_rows
+from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.world import InWorld, World
 
 app = App(name="fleets", help="Workers that can stand in for each other: make, cap, assign.")
@@ -13,6 +13,8 @@ PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
 Stage = Annotated[str, Parameter(help="Its stage.")]
 COLUMNS = ("slug", "stage", "workers", "max_workers", "approval", "workflows", "created:created_at")
+
+SWITCH_COLUMNS = ("model", "costs_s:seconds", "run_s:run_seconds", "is_free", "runs")
 
 
 @app.command(name="list")
@@ -25,6 +27,23 @@ def list_fleets(*, asking: Asking = USUALLY, world: InWorld) -> None:
         return
     none = "there are no fleets yet: comfyfleet admin fleets create SLUG"
     print_rows(answer["fleets"], COLUMNS, world, none=none)
+
+
+@app.command
+def show(
+    slug: Slug, /, *, stage: Stage = PRODUCTION, asking: Asking = USUALLY, world: InWorld
+) -> None:
+    """One fleet, with what a switch to each of its models costs as its runs tell."""
+    with control(asking, world) as plane:
+        answer = plane.get("fleets", slug, stage)
+    if asking.as_json:
+        print_json(answer, world)
+        return
+    switches = answer.pop("model_switches", [])
+    print_fields(answer, world)
+    if switches:
+        world.out.print("\nSwitches of models")
+        print_rows(switches, SWITCH_COLUMNS, world, none="")
 
 
 @app.command

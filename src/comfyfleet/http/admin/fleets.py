@@ -9,6 +9,8 @@ from pydantic import Field
 
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.switch_costs import Estimate
 from comfyfleet.effects import assigning
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Assigned, Fleet
@@ -66,6 +68,18 @@ class FleetAnswer(Answer):
     created_at: datetime
 
 
+class SwitchAnswer(Answer):
+    model: str = Field(description="A checkpoint or diffusion model.")
+    seconds: float = Field(description="What a switch to it costs, at most.")
+    run_seconds: float = Field(description="How long its runs take without a switch.")
+    runs: int = Field(description="As many of each kind were compared.")
+    is_free: bool = Field(description="So little that jobs of it go by the order of arrival.")
+
+
+class FleetDetails(FleetAnswer):
+    model_switches: list[SwitchAnswer] = Field(description="As far as finished runs tell.")
+
+
 class Fleets(Answer):
     fleets: list[FleetAnswer]
 
@@ -115,9 +129,14 @@ async def list_fleets(plane: GivenPlane) -> Fleets:
 
 
 @router.get("/fleets/{slug}/{stage}")
-async def show(slug: Slug, stage: Stage, plane: GivenPlane) -> FleetAnswer:
+async def show(slug: Slug, stage: Stage, plane: GivenPlane) -> FleetDetails:
+    """With what a switch to each of its models costs."""
     async with plane.central.look() as tx:
-        return await _answer(tx, await fleets.get(tx, slug, stage))
+        fleet = await fleets.get(tx, slug, stage)
+        answer = await _answer(tx, fleet)
+        costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
+    switches = [_switch(model, each) for (_, model), each in sorted(costs.items())]
+    return FleetDetails(**answer.model_dump(), model_switches=switches)
 
 
 @router.post("/fleets/{slug}/{stage}/rotate-secret")
@@ -223,6 +242,16 @@ async def _answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
         workflows=_slugs(await fleets.assigned_to(tx, fleet)),
         object_info_hash=fleet.object_info_hash,
         created_at=fleet.created_at,
+    )
+
+
+def _switch(model: str, known: Estimate) -> SwitchAnswer:
+    return SwitchAnswer(
+        model=model,
+        seconds=round(known.seconds, 3),
+        run_seconds=round(known.run_seconds, 3),
+        runs=min(known.stayed, known.switched),
+        is_free=known.is_free,
     )
 
 

@@ -71,7 +71,9 @@ async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -
 async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Done:
     """The result is accepted once; the same word with the same token is heard again."""
     await attempts.note(plane.sides, said, worker_id=worker.worker_id)
-    await ending.complete(plane.sides, said, worker_id=worker.worker_id)
+    await ending.complete(plane.sides, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
+    if said.model_change is not None:
+        plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
     return DONE
 
 

@@ -8,6 +8,8 @@ from tests.fleetkit.making import a_worker
 from tests.fleetkit.prompts import PROMPT
 from tests.planekit import client_of
 
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
 from comfyfleet.fleets import service as fleets
 from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import BackendFacts
@@ -149,4 +151,29 @@ async def test_an_assignment_replaces_the_one_before(client: httpx.AsyncClient) 
     assert (unknown.status_code, unknown.json()["error"]["details"]["unknown"]) == (
         422,
         ["nowhere"],
+    )
+
+
+async def test_a_fleet_shows_what_switches_of_its_models_cost(
+    client: httpx.AsyncClient, plane: Plane
+) -> None:
+    await make_fleet(client)
+    await make_workflow(client)
+    async with plane.central.begin() as tx:
+        fleet = await fleets.get(tx, "gpus", "production")
+        for model, switch in (("flux", 1.43), ("sdxl", 2.4)):
+            kind = RunKind(fleet.id, model, 1)
+            told = {Change.SAME: 1.4, Change.SWITCHED: switch}
+            runs = [Run(kind, *each) for each in told.items() for _ in range(9)]
+            await dispatch.add_runs(tx, runs, now=plane.clock())
+    shown = (await client.get("/api/admin/fleets/gpus/production")).json()["model_switches"]
+    assert shown == [
+        {"model": "flux", "seconds": 0.03, "run_seconds": 1.4, "runs": 9, "is_free": True},
+        {"model": "sdxl", "seconds": 1.0, "run_seconds": 1.4, "runs": 9, "is_free": False},
+    ]
+    await plane.queue.learn()
+    metrics = (await client.get("/metrics")).text
+    assert (
+        'comfyfleet_model_switch_seconds{fleet="gpus",model="sdxl",stage="production"} 1.0'
+        in metrics
     )

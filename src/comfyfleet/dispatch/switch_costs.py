@@ -1,0 +1,184 @@
+"""What it costs a fleet to switch to a model, learned from finished runs. Pure but for its memory.
+
+A run either stayed with the heavy model of the run before it on the same backend, or switched to one
+that the backend had used before. Of runs of one workflow with one model, the medians of both kinds are
+compared. The upper end of the difference counts: while runs vary too much to tell, a switch is taken
+for dear, which is what everybody assumes of it before anything is known.
+"""
+
+import math
+import statistics
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+SAMPLES_MIN = 8
+SAMPLES_KEPT_MAX = 32
+RUNS_NOTED_MAX = 10_000
+WORKERS_KEPT_MAX = 10_000
+# A worker that was not given a job for so long is no longer waited for.
+WARM_MAX = timedelta(minutes=5)
+RUN_SECONDS_MAX = 86_400.0
+# A switch that costs less than this share of a run is free: the order of arrival is kept.
+FREE_SHARE = 0.1
+# A job is passed for at most so many times the cost: switches then take a twentieth of the time.
+PASSED_PER_COST = 20
+# Of normally distributed values: the deviation by the median one, and the error of a median.
+_DEVIATION_PER_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
+
+
+class Change(StrEnum):
+    """How a run's heavy model came to be loaded."""
+
+    SAME = "same"  # the run before had it, too
+    SWITCHED = "switched"  # a run before that one had it
+    FIRST = "first"  # none had, since the backend began
+
+
+class RunKind(NamedTuple):
+    """Runs that can be compared with each other."""
+
+    fleet_id: int
+    model_key: str
+    workflow_id: int
+
+
+class Run(NamedTuple):
+    kind: RunKind
+    change: Change
+    seconds: float
+
+
+class Samples(NamedTuple):
+    """Seconds of the last runs of a kind, the newest last."""
+
+    stayed: tuple[float, ...] = ()
+    switched: tuple[float, ...] = ()
+
+    def with_run(self, change: Change, seconds: float) -> "Samples":
+        if change is Change.SAME:
+            return self._replace(stayed=(*self.stayed, seconds)[-SAMPLES_KEPT_MAX:])
+        if change is Change.SWITCHED:
+            return self._replace(switched=(*self.switched, seconds)[-SAMPLES_KEPT_MAX:])
+        return self  # reading a model for the first time says nothing about switches
+
+
+class Estimate(NamedTuple):
+    """What a switch to a model costs; `error` is the part of it that is uncertainty."""
+
+    seconds: float
+    error: float
+    run_seconds: float
+    stayed: int
+    switched: int
+
+    @property
+    def is_free(self) -> bool:
+        return self.seconds <= FREE_SHARE * self.run_seconds
+
+
+def estimate(samples: Samples) -> Estimate | None:
+    """None: there are too few to tell."""
+    stayed, switched = samples
+    if min(len(stayed), len(switched)) < SAMPLES_MIN:
+        return None
+    run_seconds = statistics.median(stayed)
+    difference = statistics.median(switched) - run_seconds
+    error = math.hypot(_error_of_median(stayed), _error_of_median(switched))
+    return Estimate(max(0.0, difference) + error, error, run_seconds, len(stayed), len(switched))
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    deviation = _DEVIATION_PER_MAD * statistics.median(abs(each - middle) for each in values)
+    return _ERROR_OF_MEDIAN * deviation / math.sqrt(len(values))
+
+
+def best_estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
+    """Of one model: by the workflow whose runs tell it best."""
+    found = [each for samples in of_workflows if (each := estimate(samples))]
+    return min(found, key=lambda each: each.error) if found else None
+
+
+ModelOfFleet = tuple[int, str]
+
+
+class WarmWorkers:
+    """Which model each worker was last given, so that a job may wait a moment for one that has its."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, tuple[ModelOfFleet, datetime]] = OrderedDict()
+        self._counts: Counter[ModelOfFleet] = Counter()
+
+    def given(self, worker_id: str, fleet_id: int, model_key: str, now: datetime) -> None:
+        self._forget(worker_id)
+        self._last[worker_id] = (fleet_id, model_key), now
+        self._counts[fleet_id, model_key] += 1
+        oldest, (_, at) = next(iter(self._last.items()))
+        if now - at > WARM_MAX or len(self._last) > WORKERS_KEPT_MAX:
+            self._forget(oldest)
+
+    def count(self, fleet_id: int, model_key: str) -> int:
+        return self._counts[fleet_id, model_key]
+
+    def _forget(self, worker_id: str) -> None:
+        before = self._last.pop(worker_id, None)
+        if before is not None:
+            self._counts[before[0]] -= 1
+            if not self._counts[before[0]]:
+                del self._counts[before[0]]
+
+
+@dataclass(slots=True)
+class SwitchCosts:
+    """What is known here at this moment, and runs that are yet to be told to the database."""
+
+    estimates: Mapping[ModelOfFleet, Estimate] = field(default_factory=dict)
+    warm: WarmWorkers = field(default_factory=WarmWorkers)
+    noted: list[Run] = field(default_factory=list)
+
+    def note(self, run: Run) -> None:
+        is_sound = math.isfinite(run.seconds) and 0 <= run.seconds <= RUN_SECONDS_MAX
+        if is_sound and run.change is not Change.FIRST and len(self.noted) < RUNS_NOTED_MAX:
+            self.noted.append(run)
+
+    def knows(self, fleet_id: int, model_key: str) -> bool:
+        return (fleet_id, model_key) in self.estimates
+
+    def passed_max(
+        self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
+    ) -> timedelta:
+        """For how long others with the loaded model may go before a job with that one.
+
+        Whoever runs the job and then goes on pays twice: to switch to it, and to switch back.
+        """
+        if fleet_id is None or not self.estimates:
+            return most
+        here = self.estimates.get((fleet_id, loaded))
+        there = self.estimates.get((fleet_id, passed or loaded))
+        if here is None or there is None:
+            return most
+        cost = (here.seconds + there.seconds) / 2
+        if cost <= FREE_SHARE * (here.run_seconds + there.run_seconds) / 2:
+            return timedelta()
+        return min(most, timedelta(seconds=PASSED_PER_COST * cost))
+
+    def held_max(self, fleet_id: int | None, model_key: str | None) -> timedelta:
+        """For how long a new job is left to workers that have its model, although others are idle.
+
+        As long as it would take them to switch, and only if one of those that have it is likely to
+        be free before: with n of them at work, after the n+1st part of a run.
+        """
+        known = None
+        if fleet_id is not None and model_key is not None:
+            known = self.estimates.get((fleet_id, model_key))
+        if fleet_id is None or model_key is None or known is None or known.is_free:
+            return timedelta()
+        warm = self.warm.count(fleet_id, model_key)
+        cost = known.seconds - known.error
+        if not warm or known.run_seconds / (warm + 1) >= cost:
+            return timedelta()
+        return timedelta(seconds=cost)
