@@ -63,6 +63,7 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/service.py
 	$(BIN)/python bench/graphs.py
 	$(BIN)/python bench/upkeep.py
+	$(BIN)/python bench/service_scale.py
 
 constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \

@@ -1,11 +1,14 @@
 """The same statements and commits, sent by asyncpg with nothing of ours in between."""
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from submitting.recording import BEGIN, COMMIT, ENDS, Record, Said
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.dbkit.recording import BEGIN, COMMIT, ENDS, Record, Said
 
 Pools = Mapping[str, asyncpg.Pool]
 

@@ -19,11 +19,11 @@ from sqlalchemy.engine import make_url
 
 from submitting import bare, reading
 from submitting.ground import JOBS_PER_USER, Ground, ground_on
-from submitting.recording import COMMIT, Record, recording
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import running_postgres
+from tests.dbkit.recording import COMMIT, Record, recording
 from tests.planekit import client_of
 
 CLIENTS = (1, 8)

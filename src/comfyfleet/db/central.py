@@ -238,6 +238,7 @@ _part("ended", "ended_at", where=IS_ENDED)
 # For lists, and only of what no longer changes: each of them is written once for each job.
 _part("ended_of_tenant", "tenant_id", "id", where=IS_ENDED)
 _part("ended_of_worker", "worker_id", "id", where=IS_ENDED)
+_part("ended_of_workflow", "workflow_id", "id", where=IS_ENDED)
 _part("rare", "status", "id", where=IS_RARE)
 _part("poisoned", "id", where="is_poisoned")
 

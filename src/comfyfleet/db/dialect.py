@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Select,
     Table,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     column,
     func,
     literal,
+    literal_column,
     select,
     tuple_,
 )
@@ -73,6 +75,14 @@ def locked(
     if is_sqlite(tx):
         return query
     return query.with_for_update(skip_locked=skip_locked, of=of)
+
+
+def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any]:
+    """For conditions and orders. SQLite, which doesn't count rows, would rather walk all of the table
+    along this column's index than look at the few rows of a smaller one."""
+    if not is_sqlite(tx):
+        return column
+    return literal_column(f"+{column.table.name}.{column.name}", column.type)
 
 
 def among(

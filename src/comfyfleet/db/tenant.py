@@ -117,10 +117,13 @@ Index(
 )
 IS_HELD = "is_held AND status = 'queued'"
 IS_RARE = "status IN ('failed', 'cancelled')"
+IS_ENDED = "completed_at IS NOT NULL"
 HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
 for _name, _columns, _where in (
     ("held", ("tenant_id", "user_id", "submitted_at", "id"), IS_HELD),
     ("rare", ("status", "submitted_at", "id"), IS_RARE),
+    ("ended_of_workflow", ("workflow_slug", "submitted_at", "id"), IS_ENDED),
+    ("rare_of_workflow", ("workflow_slug", "status", "submitted_at", "id"), IS_RARE),
     ("old_prompts", ("completed_at",), HAS_OLD_PROMPT),
 ):
     Index(

@@ -208,12 +208,3 @@ class Depth(NamedTuple):
     queued: int
     leased: int
     oldest_queued_at: datetime | None
-
-
-class Counts(NamedTuple):
-    queued: int
-    leased: int
-
-    @property
-    def active(self) -> int:
-        return self.queued + self.leased

@@ -16,7 +16,6 @@ from comfyfleet.db.dialect import db_now
 from comfyfleet.dispatch.model import (
     ENDED,
     ActiveRow,
-    Counts,
     Depth,
     Dispatch,
     EndedRow,
@@ -115,8 +114,9 @@ async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     return await rows.held_by(tx, worker_id)
 
 
-async def counts(tx: Tx, tenant_id: UUID | None = None) -> Counts:
-    return await rows.counts(tx, tenant_id)
+async def queued(tx: Tx, tenant_id: UUID | None = None) -> int:
+    """How many jobs wait, of one tenant or of all."""
+    return await rows.queued(tx, tenant_id)
 
 
 async def depths(tx: Tx) -> dict[Lane, Depth]:

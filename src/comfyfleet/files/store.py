@@ -17,6 +17,8 @@ async def add(tx: Tx, file: File) -> None:
 
 
 async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File]:
+    if not file_ids:
+        return []  # SQLite would look through all of the tenant's to find none
     found = await tx.execute(
         select(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids))
     )

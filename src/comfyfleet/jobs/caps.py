@@ -28,6 +28,9 @@ class Caps:
 
     _counts: dict[UUID | None, _Count] = field(default_factory=dict)
 
+    def forget(self) -> None:
+        self._counts.clear()
+
     async def has_room(
         self,
         whose: UUID | None,

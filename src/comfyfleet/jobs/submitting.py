@@ -109,7 +109,7 @@ async def _refuse_if_full(sides: Sides, tenant: Tenant, more: int) -> None:
 
 async def _queued(sides: Sides, whose: UUID | None) -> int:
     async with sides.central.look() as tx:
-        return (await dispatch.counts(tx, whose)).queued
+        return await dispatch.queued(tx, whose)
 
 
 async def cancel(sides: Sides, tenant_id: UUID, job_id: UUID) -> Job:

@@ -5,12 +5,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Table, and_, delete, null, or_, select, tuple_, update
+from sqlalchemy import Table, and_, delete, null, or_, select, text, tuple_, update
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
 from comfyfleet.db.dialect import locked
 from comfyfleet.db.tenant import (
+    IS_ACTIVE,
     ai_jobs,
     batches,
     files,
@@ -26,7 +27,9 @@ from comfyfleet.db.tenant import (
 from comfyfleet.files.model import File
 from comfyfleet.ledger.model import JobFacts
 
-_ACTIVE = ai_jobs.c.status.in_(("queued", "processing"))
+# As the indexes say it: values that are bound would hide that they fit.
+_ACTIVE = text(IS_ACTIVE)
+_ENDED = ~ai_jobs.c.status.in_(("queued", "processing"))
 # In this order nothing is left that names what is gone. A new table belongs here, or below.
 PRIVATE: Mapping[str, Table] = {
     each.name: each
@@ -158,7 +161,7 @@ async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
 
 async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int) -> UUID | None:
     """What was asked for and what came of it goes; that there was a job stays, for the ledger."""
-    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, ~_ACTIVE)
+    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ENDED)
     if after is not None:
         query = query.where(ai_jobs.c.id > after)
     ids: list[UUID] = [

@@ -18,7 +18,7 @@ from tests.dbkit.dispatches import (
 
 from comfyfleet.db import Database
 from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Counts, Requeue, Status
+from comfyfleet.dispatch.model import Requeue, Status
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import LeaseLost, Refused
 
@@ -135,9 +135,9 @@ async def test_the_queue_is_counted_by_tenant_and_by_lane(central: Database) -> 
     async with opened(central) as queue:
         await leased(queue)
     async with central.look() as tx:
-        assert await service.counts(tx) == Counts(2, 1)
-        assert await service.counts(tx, ADA) == Counts(1, 1)
-        assert await service.counts(tx, uuid.uuid4()) == Counts(0, 0)
+        assert await service.queued(tx) == 2
+        assert await service.queued(tx, ADA) == 1
+        assert await service.queued(tx, uuid.uuid4()) == 0
         depths = await service.depths(tx)
     assert depths[lane(1)][:2] == (1, 1)
     assert depths[lane(2)][:2] == (1, 0)

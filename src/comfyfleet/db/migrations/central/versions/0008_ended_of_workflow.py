@@ -1,0 +1,20 @@
+"""An index for the ended dispatches of one workflow."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    where = sa.text("ended_at IS NOT NULL")
+    op.create_index(
+        "ai_job_dispatches_ended_of_workflow",
+        "ai_job_dispatches",
+        ["workflow_id", "id"],
+        postgresql_where=where,
+        sqlite_where=where,
+    )

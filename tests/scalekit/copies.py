@@ -1,0 +1,127 @@
+"""Ended jobs by the million: the rows of one real job, copied by the database itself."""
+# ruff: noqa: S608 - all names and values are our own
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Table
+
+from comfyfleet.db import Database
+from comfyfleet.db.central import audit_log, dispatches
+from comfyfleet.db.tenant import (
+    ai_jobs,
+    files,
+    job_attempts,
+    job_events,
+    token_transactions,
+    videos,
+)
+from comfyfleet.db.types import Moment
+from comfyfleet.plane import Plane
+
+FAILED, CANCELLED = 20, 21  # one job in so many
+ENDED = f"""CASE WHEN n % {FAILED} = 0 THEN 'failed' WHEN n % {CANCELLED} = 0 THEN 'cancelled'
+    ELSE 'completed' END"""
+# As ids are drawn: neighbours in time are none in the index. The salt tells the tables apart.
+SPREAD = "(n * 2654435761 + {salt}) % 4294967296"
+JOB, FILE, MEDIA, LEASE = 1, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Copier:
+    """The SQL of one kind of database for copies number 1 to `count`."""
+
+    is_sqlite: bool
+    count: int
+
+    def id(self, salt: int) -> str:
+        spread = SPREAD.format(salt=salt)
+        if self.is_sqlite:
+            return f"printf('%08x%024x', {spread}, n * 10 + {salt})"
+        head, tail = f"to_hex({spread})", f"to_hex(n * 10 + {salt})"
+        return f"(lpad({head}, 8, '0') || lpad({tail}, 24, '0'))::uuid"
+
+    def earlier(self, column: str) -> str:
+        """Copies follow each other by a second, and the last one is the newest."""
+        seconds = f"({self.count + 1} - n)"
+        if self.is_sqlite:
+            return f"{column} - {seconds} * 1000000"
+        return f"{column} - {seconds} * interval '1 second'"
+
+    def statement(self, table: Table, where: str, changed: Mapping[str, str]) -> str:
+        names = [
+            each.name
+            for each in table.c
+            if each.name in changed or not _is_numbered(table, each.name)
+        ]
+        moments = {each.name for each in table.c if isinstance(each.type, Moment)}
+        values = [
+            changed.get(name) or (self.earlier(name) if name in moments else f'"{name}"')
+            for name in names
+        ]
+        columns = ", ".join(f'"{name}"' for name in names)
+        return f"""
+            INSERT INTO {table.name} ({columns})
+            WITH RECURSIVE series(n) AS (
+                SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < {self.count})
+            SELECT {", ".join(values)}
+            FROM series CROSS JOIN (SELECT * FROM {table.name} WHERE {where}) AS each ORDER BY n"""
+
+    def literal(self, value: UUID) -> str:
+        return f"'{value.hex}'" if self.is_sqlite else f"'{value}'"
+
+    def of_pool(self, job_id: UUID) -> Iterator[str]:
+        job, file, media, lease = map(self.id, (JOB, FILE, MEDIA, LEASE))
+        mine = f"job_id = {self.literal(job_id)}"
+        yield self.statement(
+            ai_jobs,
+            f"id = {self.literal(job_id)}",
+            {
+                "id": job,
+                "status": ENDED,
+                "lease_token": lease,
+                "idempotency_key": "'copy-' || n",
+                "output_file_id": file,
+                "video_id": media,
+            },
+        )
+        output = f"id = (SELECT output_file_id FROM ai_jobs WHERE id = {self.literal(job_id)})"
+        yield self.statement(files, output, {"id": file, "path": "path || '-' || n"})
+        yield self.statement(
+            videos,
+            mine,
+            {"id": media, "job_id": job, "original_file_id": file, "processed_file_id": file},
+        )
+        for table in (job_attempts, job_events, token_transactions):
+            yield self.statement(table, mine, {"job_id": job})
+
+    def of_central(self, job_id: UUID) -> Iterator[str]:
+        changed = {"tenant_job_id": self.id(JOB), "status": ENDED, "lease_token": self.id(LEASE)}
+        its = f"tenant_job_id = {self.literal(job_id)}"
+        first = f"(SELECT id FROM ai_job_dispatches WHERE {its})"
+        yield self.statement(dispatches, its, changed)
+        noted = f"subject = 'dispatch:' || {first}"
+        yield self.statement(audit_log, noted, {"subject": f"'dispatch:' || ({first} + n)"})
+
+
+def _is_numbered(table: Table, name: str) -> bool:
+    """The database numbers its rows by itself."""
+    return name == "id" and table in (dispatches, audit_log, job_events, token_transactions)
+
+
+async def copy_job(plane: Plane, job_id: UUID, count: int) -> None:
+    """So many jobs as this one, which has ended, of the same user."""
+    pool = plane.pools["main"]
+    copier = Copier(pool.is_sqlite, count)
+    await _say(pool, copier.of_pool(job_id))
+    await _say(plane.central, copier.of_central(job_id))
+
+
+async def _say(database: Database, statements: Iterator[str]) -> None:
+    async with database.begin() as tx:
+        for statement in statements:
+            await tx.exec_driver_sql(statement)
+    if not database.is_sqlite:
+        async with database.begin() as tx:
+            await tx.exec_driver_sql("ANALYZE")  # as autovacuum does
