@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,10 +29,25 @@ MEMORY_DISK_BYTES_MIN = 6 * 1024**3
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the others inherit what it sets
+        _keep_bytecode(config)
+        _use_memory_disk(config)
+
+
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Tests start hundreds of processes. Where Python may write nothing beside the sources, each
+    would compile them anew."""
+    if sys.dont_write_bytecode and config.cache:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        folder = str(config.cache.mkdir("bytecode"))
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
+        sys.dont_write_bytecode = False
+
+
+def _use_memory_disk(config: pytest.Config) -> None:
     """Temporary files go to memory where there is enough of it: tests kill processes, never the
     machine, so waiting for a disk would show nothing."""
-    is_first = "PYTEST_XDIST_WORKER" not in os.environ  # the others inherit its folder
-    if not is_first or "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
+    if "TMPDIR" in os.environ or not MEMORY_DISK.is_dir():
         return
     if shutil.disk_usage(MEMORY_DISK).free >= MEMORY_DISK_BYTES_MIN:
         folder = tempfile.mkdtemp(prefix="comfyfleet-tests-", dir=MEMORY_DISK)
