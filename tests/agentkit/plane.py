@@ -99,6 +99,7 @@ class Plane:
         self.lease_seconds = 900
         self.drain = False
         self.reason: str | None = None  # why nobody is given a job
+        self.answers_polls_of_words = True  # an older one does not
         self.requeues_again = True  # a requeued job goes back into the queue
         self.errors: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()

@@ -17,6 +17,7 @@ from comfyfleet.engine.serve import listen, url_of
 from comfyfleet.wire.files import Message
 from comfyfleet.wire.messages import (
     Complete,
+    Completed,
     Deregister,
     Done,
     Fail,
@@ -83,7 +84,11 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
             plane.deregister(Deregister.model_validate_json(raw).worker_id)
         case _:
             kinds: dict[str, Any] = {"complete": Complete, "fail": Fail, "requeue": Requeue}
-            plane.end(kinds[endpoint].model_validate_json(raw))
+            word = kinds[endpoint].model_validate_json(raw)
+            poll = getattr(word, "poll", None)
+            plane.end(word.model_copy(update={"poll": None}) if poll else word)
+            if poll and plane.answers_polls_of_words:
+                return Completed(next=await plane.poll(poll, key, request.is_disconnected))
     return Done()
 
 

@@ -115,13 +115,9 @@ class FusedQueue:
     def push(self, *dispatch_ids: Any) -> None:
         self._queue.push(*dispatch_ids)
 
-    @property
-    def pushes(self) -> Any:
-        return self._queue.pushes
-
-    @property
-    def model_sets(self) -> Any:
-        return self._queue.model_sets
+    def __getattr__(self, name: str) -> Any:
+        """What it knows, and no word of its."""
+        return getattr(self._queue, name)
 
     async def enqueue(self, *given: Any, **more: Any) -> Any:
         return await self._around(self._queue.enqueue, *given, **more)

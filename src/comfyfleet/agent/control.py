@@ -24,6 +24,7 @@ from comfyfleet.kernel.errors import (
 from comfyfleet.wire.files import Message
 from comfyfleet.wire.messages import (
     Complete,
+    Completed,
     Deregister,
     Done,
     Fail,
@@ -101,15 +102,19 @@ class Control:
         while True:
             attempt += 1
             try:
-                await self._ask(WORDS[type(word)], word, Done, self._bearer())
-            except WorkerRevoked as error:
-                raise LeaseLost(error.message) from error
+                await self.say(word)
             except (Unavailable, Unauthenticated) as error:
                 await self._wait(attempt, word, error)
-            except Conflict as error:
-                raise LeaseLost(error.message) from error
             else:
                 return
+
+    async def say(self, word: LastWord) -> Polled | None:
+        """Once; what is answered to the poll of a Complete. One who knows no such poll says nothing to it."""
+        try:
+            answer = await self._ask(WORDS[type(word)], word, Completed, self._bearer())
+        except (WorkerRevoked, Conflict) as error:
+            raise LeaseLost(error.message) from error
+        return answer.next
 
     async def deregister(self, worker_id: str) -> bool:
         """Whether it was heard; who leaves has little time, so not for long."""

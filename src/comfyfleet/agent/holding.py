@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -53,7 +53,7 @@ REASONS: Mapping[Halt, RequeueReason] = {
 
 
 class Holding:
-    """`ailing` is told of each fault of the backend that came to light."""
+    """`ailing` is told of each fault of the backend that came to light; `say` says the last word."""
 
     def __init__(
         self,
@@ -62,10 +62,11 @@ class Holding:
         workshop: Workshop,
         make_heart: Callable[["Holding"], Heart],
         ailing: Callable[[Fault, str], None],
+        say: Callable[[LastWord], Awaitable[None]] | None = None,
     ) -> None:
         self.lease = lease
         self.halted: Halt | None = None
-        self._control = control
+        self._say_it = say or control.end
         self._workshop = workshop
         self._heart = make_heart(self)
         self._ailing = ailing
@@ -183,7 +184,7 @@ class Holding:
     async def _say(self, word: LastWord) -> None:
         extra = {**self.ids, "word": WORDS[type(word)]}
         try:
-            await self._control.end(word)
+            await self._say_it(word)
         except LeaseLost:
             # A control plane may end what it has cancelled without waiting for us.
             expected = self.halted is Halt.CANCELLED

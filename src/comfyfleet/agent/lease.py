@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -79,6 +80,7 @@ class Lease:
         self.phase = Phase.PREPARING
         self.resumes = False  # left over from a worker that was killed
         self.model_change: ModelChange | None = None  # known once it runs
+        self.delivers_since = -math.inf  # by the monotonic clock
         self._moved = moved
 
     @property
@@ -103,6 +105,8 @@ class Lease:
     def enter(self, phase: Phase) -> None:
         if phase != self.phase:
             self.phase = phase
+            if phase is Phase.DELIVERING:
+                self.delivers_since = time.monotonic()
             self._moved()
 
 

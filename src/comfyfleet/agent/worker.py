@@ -1,13 +1,15 @@
 """A worker: leases jobs as its backend can take them, and leaves in order."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from uuid import UUID
 
 from comfyfleet.agent.beating import Heart
-from comfyfleet.agent.control import Control
+from comfyfleet.agent.control import Control, LastWord
 from comfyfleet.agent.facts import facts_of
 from comfyfleet.agent.healing import Fault
 from comfyfleet.agent.health import Health
@@ -30,6 +32,7 @@ from comfyfleet.kernel.errors import (
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import (
     BackendFacts,
+    Complete,
     HeartbeatAnswer,
     HeldLease,
     Poll,
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 30.0
 EMPTY_PAUSE_SECONDS = 1.0
+# So long a prefetch waits for the last word of a lease whose outputs go up.
+TOGETHER_SECONDS = 1.0
 # How often a backend is asked what it has: a long list takes it a while, so that is then done less.
 FACTS_SECONDS = 60.0
 CLOUD_FACTS_SECONDS = 900.0
@@ -86,6 +91,7 @@ class Worker:
         self._polled_facts: BackendFacts | None = None  # as they were when the poll began
         self._polled_load = 0  # as it was then
         self._is_polling = False
+        self._is_asking = False  # for a job: by a poll, or with the last word of a lease
         self._told_reason: str | None = None  # why there was no job, as the log has it
         self._description: Description | None = None  # until it is uploaded
         self._aside: set[asyncio.Task[None]] = set()
@@ -146,15 +152,55 @@ class Worker:
     async def _lease_jobs(self) -> None:
         failures = 0
         while not self.stop.asked:
-            await self._until(lambda: self.stop.asked or self._has_room())
+            await self._until(lambda: self.stop.asked or self._may_poll())
             polled = None
             if not self.stop.asked:
-                self._polled_facts, self._polled_load = self._facts, self._load()
-                polled = await self._unless_stopped(self._poll(failures), self._polls_as_another)
+                with self._asking():
+                    polled = await self._unless_stopped(
+                        self._poll(failures), self._polls_as_another
+                    )
             failures = 0 if polled is not None else failures + 1
-            if polled is not None and polled.job is not None:
-                await asyncio.to_thread(self._workshop.journal.write, Entry(polled.job))
-                self._take(Entry(polled.job))
+            await self._take_from(polled)
+
+    async def _take_from(self, polled: Polled | None) -> None:
+        if polled is not None and polled.job is not None:
+            await asyncio.to_thread(self._workshop.journal.write, Entry(polled.job))
+            self._take(Entry(polled.job))
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """For one job at a time, by a poll or with a last word."""
+        self._is_asking = True
+        self._polled_facts, self._polled_load = self._facts, self._load()
+        try:
+            yield
+        finally:
+            self._is_asking = False
+            self._wake()
+
+    async def _end(self, word: LastWord) -> None:
+        """Until it is heard. A result asks for the next job in the same breath, if there is room."""
+        may_ask = self._has_room() and not self._is_asking and not self.stop.asked
+        if may_ask and isinstance(word, Complete):
+            with contextlib.suppress(Unavailable, Unauthenticated):
+                await self._end_and_poll(word)
+                return
+        await self._control.end(word)
+
+    async def _end_and_poll(self, word: Complete) -> None:
+        with self._asking():
+            message = await self._poll_message(wait_seconds=0, ended=word.lease_token)
+            polled = await self._control.say(word.model_copy(update={"poll": message}))
+            if polled is not None:
+                self._heed(polled)
+                await self._take_from(polled)
+
+    def _may_poll(self) -> bool:
+        """A prefetch waits a moment for a result that is on its way: the two then go together."""
+        is_prefetch = self._load() >= self._settings.max_concurrency
+        since = time.monotonic() - TOGETHER_SECONDS
+        is_ending = any(each.lease.delivers_since > since for each in self._holdings)
+        return self._has_room() and not self._is_asking and not (is_prefetch and is_ending)
 
     def _polls_as_another(self) -> bool:
         """What the backend has, and that it is idle, decide what it is given: told at once."""
@@ -199,12 +245,7 @@ class Worker:
             return None
         finally:
             self._is_polling = False
-        self._told_facts = self._polled_facts
-        if polled.object_info_upload is not None:
-            self._do_aside(self._upload(polled.object_info_upload))
-        self._heed_key(polled.new_token)
-        if polled.drain:
-            self._hand_back_unstarted(Halt.DRAIN)
+        self._heed(polled)
         if polled.job is None and polled.reason != self._told_reason:
             self._told_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
@@ -213,9 +254,20 @@ class Worker:
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
 
-    async def _poll_message(self) -> Poll:
+    def _heed(self, polled: Polled) -> None:
+        self._told_facts = self._polled_facts
+        if polled.object_info_upload is not None:
+            self._do_aside(self._upload(polled.object_info_upload))
+        self._heed_key(polled.new_token)
+        if polled.drain:
+            self._hand_back_unstarted(Halt.DRAIN)
+
+    async def _poll_message(
+        self, wait_seconds: float = WAIT_SECONDS, ended: UUID | None = None
+    ) -> Poll:
         reading = await self._surveys.machine.read()
-        held = [each.lease.job for each in self._holdings]
+        jobs = [each.lease.job for each in self._holdings]
+        held = [job for job in jobs if job.lease_token != ended]
         facts, self._polled_load = self._polled_facts, self._load()
         return Poll(
             worker_id=self._registration.worker_id,
@@ -224,7 +276,7 @@ class Worker:
             current_load=self._polled_load,
             max_concurrency=self._settings.max_concurrency,
             providers=(self._registration.provider,),
-            wait_seconds=WAIT_SECONDS,
+            wait_seconds=wait_seconds,
             held=tuple(
                 HeldLease(dispatch_id=job.dispatch_id, lease_token=job.lease_token) for job in held
             ),
@@ -238,9 +290,11 @@ class Worker:
         job = entry.job
         if any(each.lease.job.lease_token == job.lease_token for each in self._holdings):
             return
-        lease = Lease(entry, self._wake)
+        lease = Lease(entry, self._moved)
         lease.resumes = resumes
-        holding = Holding(lease, self._control, self._workshop, self._heart_of, self._ailing)
+        holding = Holding(
+            lease, self._control, self._workshop, self._heart_of, self._ailing, self._end
+        )
         logger.info("a lease was taken", extra={**holding.ids, "attempt": job.attempt})
         self._surveys.protection.busy()
         # Now, not when it runs: what is asked for next will run after it.
@@ -434,6 +488,10 @@ class Worker:
 
     def _wake(self) -> None:
         self._changed.set()
+
+    def _moved(self) -> None:
+        self._wake()
+        asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._wake)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():

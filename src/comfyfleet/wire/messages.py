@@ -5,7 +5,14 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from comfyfleet.wire.files import (
     WANTED_MAX,
@@ -224,6 +231,15 @@ class HeartbeatAnswer(Message):
         return not (is_ordered or self.outputs or self.assets)
 
 
+def _poll_or_none(value: Any, parsed: ValidatorFunctionWrapHandler) -> Poll | None:
+    """A result counts, whatever is asked for besides."""
+    try:
+        poll: Poll | None = parsed(value)
+    except ValidationError:
+        return None
+    return poll
+
+
 class Complete(Message):
     dispatch_id: RowId
     lease_token: UUID
@@ -235,6 +251,8 @@ class Complete(Message):
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     # What nodes showed as text, number, boolean or JSON; the output node's first.
     values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
+    # What the worker would say to /poll next, with `held` as it is when this lease has ended.
+    poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
     @field_validator("values")
     @classmethod
@@ -277,6 +295,12 @@ class Done(Message):
     """The answer to complete, fail, requeue and deregister; the same again when said again."""
 
     ok: bool = True
+
+
+class Completed(Done):
+    """The answer to complete. `next` answers its `poll`; without it, the worker has to poll."""
+
+    next: Polled | None = None
 
 
 def reason_of(said: Requeue) -> tuple[str, str | None]:

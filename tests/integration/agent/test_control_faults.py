@@ -50,6 +50,40 @@ async def test_a_lost_answer_to_a_last_word_is_made_up_for(
     assert job.result.outputs
 
 
+async def test_a_busy_worker_asks_for_the_next_job_with_its_result(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    jobs = [plane.add(picture()) for _ in range(8)]
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: all(job.word for job in jobs))
+    assert [job.leases for job in jobs] == [1] * 8
+    carried = [poll for poll in plane.polls if not poll.wait_seconds]
+    assert carried, "every job was asked for on its own"
+    assert len(plane.polls) - len(carried) == plane.calls.count("poll")
+    assert all(poll.held is not None for poll in carried)
+
+
+async def test_a_control_plane_that_answers_no_poll_with_a_result_is_polled(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    plane.answers_polls_of_words = False
+    jobs = [plane.add(picture()) for _ in range(4)]
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: all(job.word for job in jobs))
+    assert [job.leases for job in jobs] == [1] * 4
+
+
+async def test_a_job_that_was_lost_with_the_answer_to_a_result_is_handed_out_again(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    plane.cut["complete"] = 3
+    jobs = [plane.add(picture()) for _ in range(6)]
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: all(job.word for job in jobs))
+    assert plane.cut["complete"] == 0
+    assert [job.leases for job in jobs] == [1] * 6
+
+
 async def test_a_lease_whose_answer_was_lost_is_handed_out_again(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Parse, one call, map: what happens is decided in `jobs` and `fleets`."""
 
+import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
@@ -7,19 +8,21 @@ from fastapi.routing import APIRoute
 
 from comfyfleet.dispatch.model import Requeue as Reason
 from comfyfleet.fleets.model import Worker
+from comfyfleet.http.direct import as_json
 from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.json_body import WorkerRoute
 from comfyfleet.http.worker import joining
 from comfyfleet.http.worker.auth import CallingWorker, require_self
-from comfyfleet.http.worker.vanishing import LatePolled
+from comfyfleet.http.worker.vanishing import Late
 from comfyfleet.jobs import attempts, ending, polling
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
 from comfyfleet.jobs.refusals import backend_lacks
-from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.kernel.errors import FleetError, UnexpectedAnswer
 from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import (
     Complete,
+    Completed,
     Deregister,
     Done,
     Fail,
@@ -36,6 +39,7 @@ from comfyfleet.wire.messages import (
 
 router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
 DONE = Done()
+logger = logging.getLogger(__name__)
 
 
 @router.post("/register")
@@ -50,7 +54,7 @@ async def register(
 async def poll(plane: GivenPlane, worker: CallingWorker, said: Poll) -> Response:
     """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
     require_self(worker, said.worker_id)
-    return LatePolled(_polled(plane, worker, said))
+    return Late(_polled(plane, worker, said))
 
 
 async def _polled(plane: Plane, worker: Worker, said: Poll) -> Polled:
@@ -67,14 +71,27 @@ async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -
     return await beat(plane.sides, said, worker=worker)
 
 
-@router.post("/complete")
-async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Done:
-    """The result is accepted once; the same word with the same token is heard again."""
+@router.post("/complete", response_model=Completed)
+async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Response:
+    """The result is accepted once; the same word with the same token is heard again.
+
+    With a `poll`, the answer's `next` is what /poll would answer to it.
+    """
     await attempts.note(plane.sides, said, worker_id=worker.worker_id)
     await ending.complete(plane.sides, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
-    return DONE
+    return as_json(DONE) if said.poll is None else Late(_next(plane, worker, said.poll))
+
+
+async def _next(plane: Plane, worker: Worker, said: Poll) -> Completed:
+    """The lease has ended, so nothing that goes wrong here is told as if it had not."""
+    try:
+        require_self(worker, said.worker_id)
+        return Completed(next=await _polled(plane, worker, said))
+    except FleetError as error:
+        logger.info("no job was handed with the answer to complete: %s", error.message)
+        return Completed()
 
 
 @router.post("/fail")
