@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop
+from tests.planekit.customers import Customer, Shop, png
 
 
 def passing(**node: Any) -> dict[str, Any]:
@@ -41,3 +41,41 @@ async def test_ones_own_file_comes_out_with_a_url(shop: Shop, ada: Customer) -> 
     (out,) = done["outputs"]["out"]["deep"]
     assert out["file_id"] == own["file_id"]
     assert (await ada.client.get(out["url"])).status_code == 200
+
+
+async def operators_file(shop: Shop, ada: Customer) -> str:
+    data = png()
+    slot = {"filename": "in.png", "content_type": "image/png", "size": len(data)}
+    asked = {**slot, "tenant_id": str(ada.tenant_id)}
+    made = (await shop.yard.admin.post("/api/admin/uploads", json=asked)).json()
+    upload = made["upload"]
+    put = await shop.yard.admin.put(upload["url"], content=data, headers=upload["headers"])
+    assert put.status_code in (200, 201), put.text
+    file_id: str = made["file_id"]
+    return file_id
+
+
+async def test_what_an_operator_uploaded_for_the_tenant_is_no_users(
+    shop: Shop, ada: Customer
+) -> None:
+    operators = {"file_id": await operators_file(shop, ada)}
+    refused = await run(ada, passing(), x=operators)
+    assert refused.status_code == 422, refused.text
+    done = (await run(ada, passing(default=operators))).json()
+    assert done["outputs"]["out"] == operators
+    drawn = {
+        "name": "draws",
+        "nodes": [
+            {
+                "id": "n",
+                "type": "workflow",
+                "effect": shop.invert.slug,
+                "properties": {"input": operators["file_id"]},
+            },
+            {"id": "out", "type": "output"},
+        ],
+        "connections": [{"from": "n.output", "to": "out.value"}],
+    }
+    started = (await run(ada, drawn)).json()
+    assert started["status"] == "failed", started
+    assert "there is no file" in str(started["error"])

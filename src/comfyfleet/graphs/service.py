@@ -373,7 +373,7 @@ async def own_file(graphs: Graphs, owner: Owner, named: Any) -> File | None:
             file = await files.get(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
     except (ValueError, NotFound):
         return None
-    return file if file.user_id in (None, owner.user_id) else None
+    return file if file.user_id == owner.user_id else None
 
 
 async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:

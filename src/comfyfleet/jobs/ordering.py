@@ -152,7 +152,7 @@ async def _built(sides: Sides, found: Registered, order: Order) -> Payload:
 async def _require_files(
     sides: Sides, tenant_id: UUID, order: Order, wanted: Mapping[str, AssetRef]
 ) -> None:
-    """Each is the user's, or the tenant's, of its property's kind, and has arrived; one that was only announced is looked for.
+    """Each is the user's, of its property's kind, and has arrived; one that was only announced is looked for.
 
     Those in `order.files` were looked up by whoever orders; values may name anything.
     """
@@ -199,5 +199,5 @@ def _check_limits(order: Order, file: File) -> None:
 
 def _require_own(file: File, user_id: UUID | None) -> None:
     """Operators have no user, and may name any."""
-    if user_id is not None and file.user_id not in (None, user_id):
+    if user_id is not None and file.user_id != user_id:
         raise NotFound(f"there is no file {file.id}")
