@@ -156,6 +156,24 @@ def exported(folder: Path, ada: Customer, run_id: str, count: int, *more: str) -
         assert sheet.width > 200
 
 
+def test_a_pipeline_is_stored_once_and_named_by_its_name(tmp_path: Path, ada: Customer) -> None:
+    file = written(tmp_path)
+    first, again = (ada.says("create", file, "--json").json["id"] for _ in range(2))
+    assert first == again
+    run = ada.says("run", "Two steps", "--base", "1", *SET, "--json").json
+    assert run["pipeline_id"] == first
+    of_it = ada.says("runs", "--pipeline", "Two steps", "--json").json
+    assert [each["id"] for each in of_it] == [run["id"]]
+    ada.says("cancel", run["id"])
+    other = tmp_path / "other.yaml"
+    other.write_text(TWO_STEPS.replace("radius: 2", "radius: 3"))
+    newer = ada.says("create", str(other), "--json").json["id"]
+    assert newer != first
+    ada.says("delete", "Two steps")
+    assert [each["id"] for each in ada.says("list", "--json").json] == [first]
+    assert "no pipeline 'Three steps'" in ada.says("delete", "Three steps", code=1).err
+
+
 def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer) -> None:
     """As a process of its own, as people have it."""
     file = written(tmp_path, TWO_STEPS.replace("    needs_approval: true\n", ""))

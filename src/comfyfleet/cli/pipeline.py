@@ -110,7 +110,9 @@ class Given:
 
 @app.command
 def run(
-    pipeline: Annotated[str, Parameter(help="A pipeline's id, or a file, which is created first.")],
+    pipeline: Annotated[
+        str, Parameter(help="A pipeline's id or name, or a file, which is created first.")
+    ],
     /,
     *,
     given: Given = Given(),  # noqa: B008 - frozen
@@ -223,7 +225,7 @@ def list_(*, limit: Most = 50, asking: Asking = USUALLY, world: InWorld) -> None
 @app.command
 def runs(
     *,
-    pipeline: Annotated[str | None, Parameter(help="Only of this one, by its id.")] = None,
+    pipeline: Annotated[str | None, Parameter(help="Only of this one, by its id or name.")] = None,
     limit: Most = 50,
     asking: Asking = USUALLY,
     world: InWorld,
@@ -239,7 +241,7 @@ def runs(
 
 @app.command
 def delete(
-    pipeline: Annotated[str, Parameter(help="The pipeline's id.")],
+    pipeline: Annotated[str, Parameter(help="The pipeline's id or name.")],
     /,
     *,
     asking: Asking = USUALLY,

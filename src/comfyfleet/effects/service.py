@@ -10,6 +10,7 @@ from comfyfleet.effects import store
 from comfyfleet.effects.model import (
     OPEN_PREFIX,
     Draft,
+    Property,
     Terms,
     Version,
     Workflow,
@@ -35,6 +36,7 @@ __all__ = [
     "offered_slugs",
     "open_workflow_of",
     "pause",
+    "properties_in_use",
     "register",
     "resume",
     "versions_of",
@@ -116,6 +118,14 @@ async def get_version(tx: Tx, workflow: Workflow, version: int | None = None) ->
     if found is None:
         raise NotFound(f"the workflow {workflow.slug} has no version {number}")
     return found
+
+
+async def properties_in_use(tx: Tx, slug: str) -> tuple[Property, ...]:
+    """Of the version that new jobs get; none if there is no such workflow, or it is not active."""
+    workflow = await store.by_slug(tx, slug) if is_storable(slug) else None
+    if workflow is None or workflow.is_open or not workflow.is_active:
+        return ()
+    return (await get_version(tx, workflow)).properties
 
 
 async def versions_of(tx: Tx, workflow: Workflow) -> list[Version]:

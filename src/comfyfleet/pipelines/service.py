@@ -33,6 +33,7 @@ from comfyfleet.pipelines.validation import validate, variable_problems
 from comfyfleet.pipelines.workflows import facts_by_step
 
 PAGE_MAX = 200
+SAME_NAME_MAX = 50  # pipelines of one name that a new one is compared with
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
 PROBLEMS_TOLD_MAX = 50
@@ -72,7 +73,10 @@ def refuse(problems: Sequence[Problem]) -> None:
 async def create(
     sides: Sides, tenant_id: UUID, user_id: UUID, document: Mapping[str, Any]
 ) -> StoredPipeline:
-    """Never changed afterwards: what runs use must stay what it was."""
+    """Never changed afterwards: what runs use must stay what it was.
+
+    What the user has stored under that name already, and with that content, is not stored again.
+    """
     parsed = parse_pipeline(document)
     async with sides.central.look() as tx:
         catalogue = await with_names(tx, await offered(tx, parsed.pipeline.steps))
@@ -82,8 +86,26 @@ async def create(
     )
     pool = await sides.pool_of(tenant_id)
     async with pool.begin() as tx:
-        await runs.add_pipeline(tx, stored)
-    return stored
+        name = parsed.pipeline.name
+        alike = await runs.pipelines_named(tx, tenant_id, user_id, name, limit=SAME_NAME_MAX)
+        same = next((each for each in alike if each.document == document), None)
+        if same is None:
+            await runs.add_pipeline(tx, stored)
+    return same or stored
+
+
+async def pipeline_named(sides: Sides, tenant_id: UUID, user_id: UUID, text: str) -> UUID:
+    """A pipeline by its id, or by its name: the user's newest."""
+    try:
+        return UUID(text)
+    except ValueError:
+        pass
+    pool = await sides.pool_of(tenant_id)
+    async with pool.look() as tx:
+        found = await runs.pipelines_named(tx, tenant_id, user_id, text, limit=1)
+    if not found:
+        raise NotFound(f"there is no pipeline {text!r:.100}")
+    return found[0].id
 
 
 async def get_pipeline(

@@ -1,7 +1,7 @@
 """An effect: a workflow with a price, values of its own, and limits on what is sent to it. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -146,6 +146,22 @@ def check_face(face: Face, properties: Sequence[Property]) -> None:
         problem = problem_with(name, face.overrides[name], properties)
         if problem:
             raise InvalidValue(problem, field="overrides", property=name)
+
+
+def problems_of(
+    face: Face, properties: Sequence[Property], before: Sequence[Property]
+) -> Iterator[str]:
+    """Why a version with these properties doesn't fit an effect that customers use."""
+    for name, value in face.overrides.items():
+        if problem := problem_with(name, value, properties):
+            yield problem
+    known = {each.name for each in properties} | {*face.overrides}
+    for name in face.locked:
+        if name not in known:
+            yield f"the workflow has no property {shown(name)}, which it locks"
+    for each in before:
+        if each.name not in known and each.name not in face.locked:
+            yield f"the workflow has no property {shown(each.name)}, which customers may set"
 
 
 def problem_with(name: str, override: Any, properties: Sequence[Property]) -> str | None:

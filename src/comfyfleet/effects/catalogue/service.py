@@ -15,7 +15,7 @@ from comfyfleet.effects.catalogue.model import (
     Offer,
     check_face,
     check_new,
-    problem_with,
+    problems_of,
 )
 from comfyfleet.effects.model import Property, Workflow
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
@@ -102,22 +102,29 @@ async def open_offer(tx: Tx, slug: str) -> Offer | None:
 
 
 async def broken_by(
-    tx: Tx, workflow: Workflow, properties: Sequence[Property]
+    tx: Tx,
+    workflow: Workflow,
+    properties: Sequence[Property],
+    before: Sequence[Property] = (),
 ) -> list[tuple[Effect, str]]:
-    """Published effects whose overrides a version with these properties would not take, and why."""
+    """Published effects that a version with these properties would not fit, and why.
+
+    `before` are those of the version that customers are offered now: what they may set stays.
+    """
     found = await all_of(tx, workflow=workflow)
     return [
         (each, problem)
         for each in found
         if each.face.is_published
-        for name, value in each.face.overrides.items()
-        if (problem := problem_with(name, value, properties))
+        for problem in problems_of(each.face, properties, before)
     ]
 
 
-async def require_unbroken(tx: Tx, workflow: Workflow, properties: Sequence[Property]) -> None:
+async def require_unbroken(
+    tx: Tx, workflow: Workflow, properties: Sequence[Property], before: Sequence[Property]
+) -> None:
     """A version is what new jobs get at once: it must not close what customers are offered."""
-    broken = await broken_by(tx, workflow, properties)
+    broken = await broken_by(tx, workflow, properties, before)
     if broken:
         says = "; ".join(f"{effect.slug}: {problem}" for effect, problem in broken)
         raise Conflict(

@@ -1,7 +1,7 @@
 """Registering a workflow, or the next version of one."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from comfyfleet.effects import assigning, documents
 from comfyfleet.effects import service as effects
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.drafting import best_object_info, draft
-from comfyfleet.effects.model import Draft, Terms, Version, Workflow
+from comfyfleet.effects.model import Draft, Property, Terms, Version, Workflow
 from comfyfleet.effects.objectinfo import engine_object_info
 from comfyfleet.fleets import objectinfo
 from comfyfleet.fleets import service as fleets
@@ -90,6 +90,7 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
     await documents.keep(plane.store, made)
     now = plane.clock()
     async with plane.central.begin() as tx:
+        before = await effects.properties_in_use(tx, body.slug)
         workflow, version = await effects.register(
             tx,
             made,
@@ -98,10 +99,10 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
             run_limit_seconds=plane.settings.run_limit_seconds,
         )
         if not body.break_effects:
-            await catalogue.require_unbroken(tx, workflow, version.properties)
+            await catalogue.require_unbroken(tx, workflow, version.properties, before)
         doubts = [
             *await assigning.doubts(tx, workflow, version),
-            *await _broken(tx, workflow, version),
+            *await _broken(tx, workflow, version, before),
         ]
         await audit.record(
             tx,
@@ -120,8 +121,10 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
     )
 
 
-async def _broken(tx: Tx, workflow: Workflow, version: Version) -> list[str]:
-    found = await catalogue.broken_by(tx, workflow, version.properties)
+async def _broken(
+    tx: Tx, workflow: Workflow, version: Version, before: Sequence[Property]
+) -> list[str]:
+    found = await catalogue.broken_by(tx, workflow, version.properties, before)
     return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
 
 

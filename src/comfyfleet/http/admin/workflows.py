@@ -162,7 +162,8 @@ async def activate(
     async def change(tx: Tx, workflow: Workflow) -> Workflow:
         if body and version is not None and not body.break_effects:
             wanted = await effects.get_version(tx, workflow, version)
-            await catalogue.require_unbroken(tx, workflow, wanted.properties)
+            before = await effects.properties_in_use(tx, workflow.slug)
+            await catalogue.require_unbroken(tx, workflow, wanted.properties, before)
         return await effects.activate(tx, workflow, version=version)
 
     return await _acted(plane, slug, "activate", change, operator, now, {"version": version})

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Response, status
+from fastapi import Path, Query, Response, status
 from pydantic import AwareDatetime, Field
 
 from comfyfleet.graphs.service import document_from
@@ -22,6 +22,8 @@ from comfyfleet.plane import Plane
 from comfyfleet.tenants.keys.model import Caller
 
 router = public_router("pipelines")
+NAME = "Its id, or its name: the newest of yours."
+PipelineName = Annotated[str, Path(max_length=200, description=NAME)]
 NUMBER_MAX = 2**53
 Whole = Annotated[int, Field(ge=0, le=NUMBER_MAX)]
 
@@ -174,17 +176,25 @@ async def list_pipelines(
 
 
 @router.get("/pipelines/{pipeline_id}", responses=problems(404))
-async def show_pipeline(pipeline_id: UUID, plane: GivenPlane, caller: Reader) -> PipelineAnswer:
-    found = await service.get_pipeline(plane.sides, caller.tenant.id, caller.user_id, pipeline_id)
+async def show_pipeline(
+    pipeline_id: PipelineName, plane: GivenPlane, caller: Reader
+) -> PipelineAnswer:
+    named = await _named(plane, caller, pipeline_id)
+    found = await service.get_pipeline(plane.sides, caller.tenant.id, caller.user_id, named)
     return _pipeline(found)
+
+
+async def _named(plane: Plane, caller: Caller, text: str) -> UUID:
+    return await service.pipeline_named(plane.sides, caller.tenant.id, caller.user_id, text)
 
 
 @router.delete(
     "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
-async def delete_pipeline(pipeline_id: UUID, plane: GivenPlane, caller: Writer) -> None:
+async def delete_pipeline(pipeline_id: PipelineName, plane: GivenPlane, caller: Writer) -> None:
     """Its runs stay, and go on until they are cancelled."""
-    await service.delete_pipeline(plane.sides, caller.tenant.id, caller.user_id, pipeline_id)
+    named = await _named(plane, caller, pipeline_id)
+    await service.delete_pipeline(plane.sides, caller.tenant.id, caller.user_id, named)
 
 
 @router.post(
@@ -196,7 +206,11 @@ async def delete_pipeline(pipeline_id: UUID, plane: GivenPlane, caller: Writer) 
     },
 )
 async def start(
-    pipeline_id: UUID, body: NewRunBody, plane: GivenPlane, caller: Writer, response: Response
+    pipeline_id: PipelineName,
+    body: NewRunBody,
+    plane: GivenPlane,
+    caller: Writer,
+    response: Response,
 ) -> RunAnswer:
     """It begins at once. Whoever starts it pays, job by job."""
     new = NewRun(
@@ -206,9 +220,8 @@ async def start(
         limits=body.limits.said(),
         idempotency_key=body.idempotency_key,
     )
-    run, is_new = await service.start_run(
-        plane.sides, caller.tenant.id, caller.user_id, pipeline_id, new
-    )
+    named = await _named(plane, caller, pipeline_id)
+    run, is_new = await service.start_run(plane.sides, caller.tenant.id, caller.user_id, named, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _answer(plane, caller, run.id)
 
@@ -217,16 +230,17 @@ async def start(
 async def list_runs(
     plane: GivenPlane,
     caller: Reader,
-    pipeline_id: UUID | None = None,
+    pipeline_id: Annotated[str | None, Query(max_length=200, description=NAME)] = None,
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> RunPage:
     """The newest first."""
+    named = await _named(plane, caller, pipeline_id) if pipeline_id else None
     found = await service.runs_of(
         plane.sides,
         caller.tenant.id,
         caller.user_id,
-        pipeline_id=pipeline_id,
+        pipeline_id=named,
         before=before,
         limit=limit + 1,
     )

@@ -11,6 +11,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.pipelines import pipeline_jobs, pipeline_runs, pipelines
 from comfyfleet.db.types import Moment
+from comfyfleet.kernel.texts import is_storable
 from comfyfleet.pipelines.model import (
     Limits,
     PipelineRun,
@@ -144,6 +145,23 @@ async def pipelines_of(
     )
     if before:
         query = query.where(_is_older(pipelines, before.created_at, before.id))
+    newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_pipeline(row) for row in found.mappings()]
+
+
+async def pipelines_named(
+    tx: Tx, tenant_id: UUID, user_id: UUID, name: str, *, limit: int
+) -> list[StoredPipeline]:
+    """The newest first."""
+    if not is_storable(name):
+        return []
+    query = select(pipelines).where(
+        pipelines.c.tenant_id == tenant_id,
+        pipelines.c.user_id == user_id,
+        pipelines.c.name == name,
+        pipelines.c.deleted_at.is_(None),
+    )
     newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
     found = await tx.execute(query.order_by(*newest).limit(limit))
     return [_pipeline(row) for row in found.mappings()]

@@ -109,6 +109,26 @@ async def test_a_version_that_breaks_a_published_effect_is_refused(yard: Yard) -
     assert (await yard.admin.post("/api/admin/effects/negative/publish")).status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("face", "why"),
+    [
+        ({"overrides": {}, "locked": ["prefix"]}, "'prefix', which it locks"),
+        ({"overrides": {}}, "'prefix', which customers may set"),
+    ],
+)
+async def test_a_property_that_an_effect_locks_or_shows_can_not_be_dropped(
+    yard: Yard, face: dict[str, Any], why: str
+) -> None:
+    await make(yard, **face)
+    without = [each for each in PROPERTIES if each["name"] != "prefix"]
+    refused = await yard.register_workflow("invert", properties=without)
+    assert refused.status_code == 409
+    assert why in refused.json()["error"]["message"]
+    assert refused.json()["error"]["details"]["effects"] == ["negative"]
+    forced = await yard.register_workflow("invert", properties=without, break_effects=True)
+    assert (forced.status_code, why in str(forced.json()["warnings"])) == (201, True)
+
+
 async def test_a_version_may_break_what_nobody_is_offered(yard: Yard) -> None:
     await make(yard, published=False)
     without = [each for each in PROPERTIES if each["name"] != "prefix"]
