@@ -98,6 +98,8 @@ class Plane:
         self.url_seconds = 900.0
         self.lease_seconds = 900
         self.drain = False
+        self.prefetches = True  # one that runs as many as it may is given another one
+        self.draining: set[str] = set()  # worker ids
         self.reason: str | None = None  # why nobody is given a job
         self.answers_polls_of_words = True  # an older one does not
         self.requeues_again = True  # a requeued job goes back into the queue
@@ -183,7 +185,7 @@ class Plane:
                     return Polled(job=self._job(dispatch))
                 if self.reason is not None:
                     return Polled(reason=self.reason)
-                if self.drain:
+                if self.drain or body.worker_id in self.draining:
                     return Polled(reason="draining", drain=True)
                 if self.new_token is not None and key != self.new_token:
                     return Polled(reason="a new key", new_token=self.new_token)
@@ -260,7 +262,9 @@ class Plane:
             mine = dispatch.status == "leased" and dispatch.worker_id == body.worker_id
             if mine and dispatch.token not in held and not dispatch.heartbeats:
                 return dispatch
-        if self.drain or body.current_load > body.max_concurrency:
+        if self.drain or body.worker_id in self.draining:
+            return None
+        if body.current_load >= body.max_concurrency + self.prefetches:
             return None
         for dispatch in self.dispatches.values():
             if dispatch.status == "queued":

@@ -14,7 +14,7 @@ from comfyfleet.agent.lease import Workshop
 from comfyfleet.agent.owning import OwnedProcess
 from comfyfleet.agent.ports import NOTHING_SURVEYED, Surveys
 from comfyfleet.agent.settings import WorkerSettings
-from comfyfleet.agent.worker import Worker
+from comfyfleet.agent.worker import Counts, Worker
 from comfyfleet.comfy import (
     ComfyCloud,
     ComfyServer,
@@ -22,10 +22,16 @@ from comfyfleet.comfy import (
     cloud_settings,
 )
 
+# Of the state folder: which process its ComfyUI is.
+NOTE = "comfyui.json"
+
 
 @contextlib.asynccontextmanager
 async def open_worker(
-    settings: WorkerSettings, environ: Mapping[str, str], surveys: Surveys = NOTHING_SURVEYED
+    settings: WorkerSettings,
+    environ: Mapping[str, str],
+    surveys: Surveys = NOTHING_SURVEYED,
+    counts: Counts | None = None,
 ) -> AsyncIterator[Worker]:
     async with contextlib.AsyncExitStack() as stack:
         backend = connect(settings, environ, settings.limits)
@@ -43,9 +49,14 @@ async def open_worker(
         )
         files = None if settings.is_cloud else BackendFiles(backend, settings.backend_folder)
         workshop = Workshop(backend, assets, store, journal, files)
-        command = settings.comfyui_command
-        owned = OwnedProcess(command, settings.state / "comfyui.json") if command else None
-        yield Worker(settings, control, workshop, surveys, probe=probe, owned=owned)
+        owned = owned_process(settings)
+        yield Worker(settings, control, workshop, surveys, probe=probe, owned=owned, counts=counts)
+
+
+def owned_process(settings: WorkerSettings) -> OwnedProcess | None:
+    if settings.comfyui_command is None:
+        return None
+    return OwnedProcess(settings.comfyui_command, settings.state / NOTE, settings.comfyui_environ)
 
 
 def connect(

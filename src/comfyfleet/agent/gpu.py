@@ -32,6 +32,20 @@ def chosen_gpu(environ: Mapping[str, str]) -> int | str | None:
     return int(first) if first.isascii() and first.isdigit() else None
 
 
+def all_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
+    """Those that CUDA_VISIBLE_DEVICES names, else all that the driver knows; none: nobody tells."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(each.strip() for each in named.split(",") if each.strip())
+    with contextlib.suppress(nvml.NVMLError, OSError):
+        nvml.nvmlInit()
+        try:
+            return tuple(map(str, range(nvml.nvmlDeviceGetCount())))
+        finally:
+            nvml.nvmlShutdown()
+    return ()
+
+
 class Gpu:
     """One GPU. `nvml` is the module pynvml; all calls may block, so they belong in a thread."""
 

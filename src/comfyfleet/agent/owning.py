@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ LOOK_SECONDS = 0.05
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
+# Node packs are strangers' code: our keys, databases and stores are no business of theirs.
+OURS = ("COMFYFLEET_", "COMFY_CLOUD_")
+THE_ENGINES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,11 @@ class Known:
 class OwnedProcess:
     """In a session of its own: what it has started ends with it.
 
-    `note`: the file that says which process it is, so that the next worker owns it, too.
+    `note`: the file that says which process it is, so that the next worker owns it, too. `environ`:
+    what it is told beside what it inherits, which is all but our own settings.
     """
 
-    def __init__(self, command: str, note: Path) -> None:
+    def __init__(self, command: str, note: Path, environ: Mapping[str, str] | None = None) -> None:
         try:
             self._arguments = shlex.split(command)
         except ValueError as error:
@@ -56,6 +61,7 @@ class OwnedProcess:
         if not self._arguments:
             raise InvalidInput("--comfyui-command is empty")
         self._note = note
+        self._environ = {**_inherited(os.environ), **(environ or {})}
         self._child: asyncio.subprocess.Process | None = None
         self._known: Known | None = None
         self.started_at = 0.0  # of the monotonic clock
@@ -85,7 +91,10 @@ class OwnedProcess:
         await self._space_out()
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *self._arguments, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+                *self._arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=self._environ,
             )
         except OSError as error:
             raise InvalidInput(
@@ -136,6 +145,14 @@ class OwnedProcess:
         self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
         if self._short_lives > 1:
             await asyncio.sleep(min(2.0**self._short_lives, PAUSE_SECONDS_MAX))
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(THE_ENGINES) or not name.startswith(OURS)
+    }
 
 
 def _known(pid: int) -> Known | None:

@@ -41,6 +41,7 @@ class WorkerSettings:
     stall_seconds: float = STALL_SECONDS
     cache_bytes: int = CACHE_BYTES
     comfyui_command: str | None = None
+    comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
     backend_folder: Path | None = None  # holds the backend's input, output and temp
     max_retries: int = RETRIES_MAX
 

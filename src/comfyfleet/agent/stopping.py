@@ -26,12 +26,14 @@ Reason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 class Stop:
     """Not asked for yet, or asked for with a reason and a deadline, which can only come nearer."""
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None, *, is_told: bool = True) -> None:
+        """`is_told`: the log has a line for it."""
         self.reason: Reason | None = None
         self.deadline = float("inf")  # of the monotonic clock
         self.hurry_until = float("inf")
         self.reserve_seconds = RESERVE_SECONDS
         self.changed = changed
+        self._is_told = is_told
 
     @property
     def asked(self) -> bool:
@@ -51,9 +53,9 @@ class Stop:
         self.reason = reason if self.reason in (None, "rebalance") else self.reason
         self.deadline = min(self.deadline, time.monotonic() + max(0.0, seconds))
         self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))
-        logger.info(
-            "stopping: no more jobs are taken", extra={"reason": reason, "seconds": round(seconds)}
-        )
+        if self._is_told:
+            extra = {"reason": reason, "seconds": round(seconds)}
+            logger.info("stopping: no more jobs are taken", extra=extra)
         self.changed()
 
 

@@ -5,13 +5,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from comfyfleet.agent.beating import Heart
 from comfyfleet.agent.control import Control, LastWord
 from comfyfleet.agent.facts import facts_of
-from comfyfleet.agent.healing import Fault
+from comfyfleet.agent.healing import OUT_OF_MEMORY, Fault
 from comfyfleet.agent.health import Health
 from comfyfleet.agent.holding import Halt, Holding
 from comfyfleet.agent.journal import Entry
@@ -55,6 +56,14 @@ HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
 
 
+@dataclass(slots=True)
+class Counts:
+    """What came of jobs, over all workers that are given the same counts."""
+
+    finished: int = 0
+    out_of_memory: int = 0
+
+
 class Worker:
     """One prompt runs, one waits behind it in the backend, and outputs of those before go up."""
 
@@ -67,9 +76,12 @@ class Worker:
         *,
         probe: Backend,
         owned: OwnedProcess | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.stop = Stop(self._wake)
         self.models = workshop.models
+        self._counts = counts or Counts()
+        self._has_begun = False
         self._settings = settings
         self._control = control
         self._workshop = workshop
@@ -133,6 +145,7 @@ class Worker:
             await self._register()
         for entry in await asyncio.to_thread(journal.entries):
             self._take(entry, resumes=True)
+        self._has_begun = True
         return True
 
     async def _register(self) -> None:
@@ -216,6 +229,20 @@ class Worker:
             and self._load() <= self._settings.max_concurrency
             and delivering <= self._settings.max_concurrency + 1
         )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes jobs."""
+        return self._has_begun and self._health.ill is None and not self.stop.asked
+
+    @property
+    def waiting(self) -> int:
+        """How many leases wait behind those that may run; negative: how many more could run."""
+        return self._load() - self._settings.max_concurrency
+
+    @property
+    def is_idle(self) -> bool:
+        return self._load() == 0
 
     def _load(self) -> int:
         """Leases whose prompt has not ended."""
@@ -305,6 +332,7 @@ class Worker:
 
     def _let_go(self, holding: Holding, held: "asyncio.Task[None]") -> None:
         del self._holdings[holding]
+        self._counts.finished += isinstance(holding.lease.entry.word, Complete)
         if not held.cancelled() and (error := held.exception()) is not None:
             logger.error("a lease was dropped", extra=holding.ids, exc_info=error)
         if not self._holdings:
@@ -368,6 +396,7 @@ class Worker:
     # The backend
 
     def _ailing(self, fault: Fault, detail: str) -> None:
+        self._counts.out_of_memory += fault.reason == OUT_OF_MEMORY.reason
         if fault.relists:
             self._do_aside(self._describe())
         if fault.frees:

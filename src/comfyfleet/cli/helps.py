@@ -41,7 +41,7 @@ comfyfleet serve --host 0.0.0.0 --port 80 --no-loops
 ```
 """
 
-WORKER = """Put a GPU to work: lease jobs of a fleet and run them on one ComfyUI, or on Comfy Cloud.
+WORKER = """Put a GPU to work: lease jobs of a fleet and run them on a ComfyUI, or on Comfy Cloud.
 
 It needs to reach the control plane, the file store and its ComfyUI; nobody needs to reach it. The fleet's
 secret stands in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
@@ -51,12 +51,19 @@ While one prompt runs, the next job's files are brought to ComfyUI and its promp
 and started again, it goes on with what still runs. SIGTERM, Ctrl-C and a spot notice let it finish what
 fits into the time that is left; the rest is handed back. Revoked by an operator, it stops its run and exits with 77.
 
+One ComfyUI leaves a large GPU mostly idle. With `--comfyui-command` this command starts ComfyUI itself,
+and with `--per-gpu` several on each GPU: each has the next port, a folder and a name of its own (`gpu-1`, `gpu-2`),
+and is one worker of the fleet. `auto` tries one more while jobs wait and the GPU's memory has room, keeps it if more jobs
+a minute are finished, and takes one away when there is too little to do or memory ran out.
+
 ```
 export COMFYFLEET_FLEET_SECRET=…     # as `POST /api/admin/fleets` showed it
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188
 comfyfleet worker --control https://fleet.example.com --fleet cloud --cloud
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188 \\
     --comfyui-command "python /opt/ComfyUI/main.py --port 8188"
+comfyfleet worker --control https://fleet.example.com --fleet gpus --per-gpu auto --gpus all \\
+    --comfyui-command "python /opt/ComfyUI/main.py --port {port} --output-directory {folder}/output --temp-directory {folder}"
 ```
 """
 

@@ -1,6 +1,7 @@
-"""`comfyfleet worker`: puts one backend to work for a fleet."""
+"""`comfyfleet worker`: puts a backend to work for a fleet, or several that it starts itself."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Mapping
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import pynvml
 from cyclopts import Group, Parameter
 
-from comfyfleet.agent.assembling import open_worker
+from comfyfleet.agent.gpu import all_gpus
 from comfyfleet.agent.naming import default_worker_id
+from comfyfleet.agent.pack import Pack, gpus_of
+from comfyfleet.agent.pack_layout import PackSettings
+from comfyfleet.agent.pack_metrics import serving_metrics
 from comfyfleet.agent.settings import (
     CACHE_BYTES,
     GRACE_SECONDS,
@@ -22,7 +27,6 @@ from comfyfleet.agent.settings import (
     heartbeat_seconds_of,
 )
 from comfyfleet.agent.stopping import heed_signals
-from comfyfleet.agent.surveying import surveying
 from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.servers import base_url, shown
 from comfyfleet.cli.world import InWorld, World
@@ -31,6 +35,9 @@ from comfyfleet.kernel.settings import misspelt
 
 PLACE = Group("Where it belongs", sort_key=1)
 WORK = Group("What it works on", sort_key=2)
+GPUS = Group("Several ComfyUIs on a GPU", sort_key=3)
+OWN_BACKEND = "http://127.0.0.1:8188"
+PER_GPU_MAX = 16
 SECRET = "COMFYFLEET_FLEET_SECRET"  # noqa: S105  the name of a variable
 CLOUD_KEY = "COMFY_CLOUD_API_KEY"
 FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
@@ -82,7 +89,8 @@ class Work:
         Parameter(
             group=WORK,
             metavar="COMMAND",
-            help="Start ComfyUI with this command, and again when it breaks down.",
+            help="Start ComfyUI with this command, and again when it breaks down. `{port}`, `{gpu}` and "
+            "`{folder}` (one of its own, with `input`, `output`, `temp`, `user`) are filled in.",
         ),
     ] = None
     comfyui_folder: Annotated[
@@ -96,10 +104,40 @@ class Work:
     ] = None
 
 
-def worker(
-    *,
-    place: Place,
-    work: Work = Work(),  # noqa: B008  frozen
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Packed:
+    per_gpu: Annotated[
+        str,
+        Parameter(
+            group=GPUS,
+            metavar="N|auto",
+            help="ComfyUIs to start on each GPU, each a worker of its own in the fleet. `auto` begins "
+            "with one, and adds and removes them by what they bring.",
+        ),
+    ] = "1"
+    gpus: Annotated[
+        str | None,
+        Parameter(
+            group=GPUS,
+            metavar="0,1|all",
+            help="The GPUs to use. By default the one that the environment names.",
+        ),
+    ] = None
+    gpu_memory_command: Annotated[
+        str | None,
+        Parameter(
+            group=GPUS,
+            metavar="COMMAND",
+            help="For `auto` where NVIDIA's driver does not tell: prints the used and the total bytes "
+            "of the GPU `{gpu}`.",
+        ),
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Process:
     state: Annotated[
         Path | None,
         Parameter(
@@ -107,37 +145,96 @@ def worker(
             help="Folder for its key, its leases and cached files. By default under "
             "`~/.local/state/comfyfleet`, one for each worker.",
         ),
-    ] = None,
-    cache_gb: Annotated[float, Parameter(help="Gigabytes of input files to keep.")] = CACHE_BYTES
-    / 1024**3,
+    ] = None
+    cache_gb: Annotated[float, Parameter(help="Gigabytes of input files to keep.")] = (
+        CACHE_BYTES / 1024**3
+    )
     grace_seconds: Annotated[
         float, Parameter(help="Time to finish after SIGTERM; a second signal means now.")
-    ] = GRACE_SECONDS,
+    ] = GRACE_SECONDS
     stall_seconds: Annotated[
         float, Parameter(help="A run without any sign of progress for so long is stuck.")
-    ] = STALL_SECONDS,
+    ] = STALL_SECONDS
+    metrics: Annotated[
+        str | None,
+        Parameter(metavar="HOST:PORT", help="Where Prometheus may ask for this worker's figures."),
+    ] = None
+
+
+def worker(
+    *,
+    place: Place,
+    work: Work = Work(),  # noqa: B008  frozen
+    packed: Packed = Packed(),  # noqa: B008  frozen
+    process: Process = Process(),  # noqa: B008  frozen
     log_level: LogLevel = "info",
     world: InWorld,
 ) -> None:
     """See helps.WORKER."""
     for name, meant in misspelt(world.environ).items():
         world.warn(f"{name} is read by nobody; did you mean {meant}?")
-    chosen = _settings(place, work, state, world.environ)
-    settings = _tuned(chosen, cache_gb, grace_seconds, stall_seconds)
+    settings = _tuned(_settings(place, work, process.state, world.environ), process)
+    pack, address = _pack(packed, work, world.environ), _address(process.metrics)
     set_up_logs(log_level, world.err)
     if log_level == "info":
         # Each call to the backend is worth a line only to those who look for something.
         logging.getLogger("comfyfleet.comfy").setLevel(logging.WARNING)
-    asyncio.run(_work(settings, world))
+    asyncio.run(_work(settings, pack, address, world))
 
 
-async def _work(settings: WorkerSettings, world: World) -> None:
-    async with (
-        surveying(settings, world.environ) as surveys,
-        open_worker(settings, world.environ, surveys) as worker,
-    ):
-        heed_signals(worker.stop, settings.grace_seconds)
-        await worker.work()
+async def _work(
+    settings: WorkerSettings, packed: PackSettings, metrics: tuple[str, int] | None, world: World
+) -> None:
+    gpus = await gpus_of(settings, packed, world.environ)
+    pack = Pack(gpus, world.environ, settings.state)
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            try:
+                stack.enter_context(serving_metrics(pack, *metrics))
+            except OSError as error:
+                raise InvalidInput(f"--metrics {metrics[0]}:{metrics[1]}: {error}") from error
+        heed_signals(pack.stop, settings.grace_seconds)
+        await pack.work()
+
+
+def _pack(packed: Packed, work: Work, environ: Mapping[str, str]) -> PackSettings:
+    text, most = packed.per_gpu.strip(), PER_GPU_MAX
+    if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise InvalidInput(f"--per-gpu takes a whole number, 1 to {most}, or auto; not {text!r}")
+    pack = PackSettings(
+        per_gpu=None if text == "auto" else int(text),
+        gpus=_gpus(packed.gpus, environ),
+        memory_command=packed.gpu_memory_command,
+    )
+    if work.comfyui_command is None and (pack.gpus or pack.per_gpu != 1):
+        raise InvalidInput(
+            "--per-gpu and --gpus are for ComfyUIs that this command starts: give --comfyui-command",
+            hint='For instance "python /opt/ComfyUI/main.py --port {port} --temp-directory {folder}".',
+        )
+    return pack
+
+
+def _gpus(text: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(each.strip() for each in text.split(",") if each.strip())
+    gpus = all_gpus(environ, pynvml) if names == ("all",) else names
+    if not gpus:
+        raise InvalidInput(
+            "--gpus all: NVIDIA's driver tells of no GPU", hint="Name them: --gpus 0,1"
+        )
+    if len(set(gpus)) != len(gpus):
+        raise InvalidInput(f"--gpus names a GPU twice: {text}")
+    return gpus
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise InvalidInput(f"--metrics takes HOST:PORT, as 127.0.0.1:9100; not {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def _settings(
@@ -165,30 +262,32 @@ def _settings(
     )
 
 
-def _tuned(
-    settings: WorkerSettings, cache_gb: float, grace_seconds: float, stall_seconds: float
-) -> WorkerSettings:
-    if min(cache_gb, grace_seconds, stall_seconds) < 0 or stall_seconds == 0:
+def _tuned(settings: WorkerSettings, process: Process) -> WorkerSettings:
+    given = (process.cache_gb, process.grace_seconds, process.stall_seconds)
+    if min(given) < 0 or process.stall_seconds == 0:
         raise InvalidInput("--cache-gb, --grace-seconds and --stall-seconds can't be negative")
     return replace(
         settings,
-        cache_bytes=int(cache_gb * 1024**3),
-        grace_seconds=grace_seconds,
-        stall_seconds=stall_seconds,
+        cache_bytes=int(process.cache_gb * 1024**3),
+        grace_seconds=process.grace_seconds,
+        stall_seconds=process.stall_seconds,
     )
 
 
 def _backend_url(work: Work, environ: Mapping[str, str]) -> str | None:
-    if work.cloud == (work.backend is not None):
+    backend = work.backend
+    if backend is None and work.comfyui_command and not work.cloud:
+        backend = OWN_BACKEND
+    if work.cloud == (backend is not None):
         raise InvalidInput(
-            "a worker has one backend: give --backend URL, or --cloud",
+            "a worker has one backend: give --backend URL, --comfyui-command, or --cloud",
             hint="A ComfyUI on this machine is --backend http://127.0.0.1:8188",
         )
     if work.cloud and not environ.get(CLOUD_KEY):
         raise InvalidInput(f"--cloud needs a key in {CLOUD_KEY}")
     if work.cloud and work.comfyui_command:
         raise InvalidInput("--comfyui-command starts a ComfyUI here; it goes with --backend")
-    return None if work.backend is None else base_url(work.backend)
+    return None if backend is None else base_url(backend)
 
 
 def _folder(work: Work, environ: Mapping[str, str]) -> Path | None:

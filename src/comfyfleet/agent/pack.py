@@ -1,0 +1,269 @@
+"""Workers in one process, each with a ComfyUI that it started, several on each GPU."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from comfyfleet.agent.assembling import NOTE, open_worker, owned_process
+from comfyfleet.agent.gpu import chosen_gpu
+from comfyfleet.agent.gpu_memory import ReadMemory, command_memory, driver_memory, require_memory
+from comfyfleet.agent.owning import OwnedProcess
+from comfyfleet.agent.pack_layout import (
+    SLOT_NAME,
+    GpuSlots,
+    PackSettings,
+    Slot,
+    layout,
+    make_folders,
+)
+from comfyfleet.agent.pack_size import Decision, Look, Move, Reason, Rules, Size, decide
+from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.agent.stopping import Stop
+from comfyfleet.agent.surveying import surveying
+from comfyfleet.agent.worker import Counts, Worker
+from comfyfleet.kernel.errors import WorkerRevoked
+from comfyfleet.kernel.tracing import bound
+
+logger = logging.getLogger(__name__)
+
+# One that is taken away may end what it runs.
+LEAVE_SECONDS_MAX = 1800.0
+WORDS = {
+    Move.ADD: "one more ComfyUI is started on GPU %s: %s",
+    Move.REMOVE: "one ComfyUI fewer on GPU %s: %s",
+    Move.KEEP: "as many ComfyUIs as before on GPU %s: %s",
+}
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker of the pack. `worker` is set once it is put together."""
+
+    slot: Slot
+    worker: Worker | None = None
+    is_leaving: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.worker is not None and self.worker.is_ready and not self.is_leaving
+
+    @property
+    def load(self) -> int:
+        return 0 if self.worker is None else self.worker.waiting
+
+
+@dataclass(frozen=True, eq=False)
+class Gpu:
+    """A GPU's places, and the rules by which their number changes; None: all are taken, always."""
+
+    places: GpuSlots
+    rules: Rules | None = None
+    read_memory: ReadMemory | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
+async def gpus_of(
+    settings: WorkerSettings, pack: PackSettings, environ: Mapping[str, str]
+) -> list[Gpu]:
+    """Raises InvalidInput for what can't be laid out, or measured where it has to be."""
+    chosen = chosen_gpu(environ)
+    places = layout(settings, pack, "0" if chosen is None else str(chosen))
+    if not pack.is_auto:
+        return [Gpu(each) for each in places]
+    gpus = []
+    for each in places:
+        if pack.memory_command is None:
+            read = driver_memory(settings.state.parent, {**environ, **each.environ})
+        else:
+            read = command_memory(pack.memory_command, each.gpu)
+        await require_memory(read, each.gpu, pack.memory_command)
+        gpus.append(Gpu(each, Rules(most=pack.most), read))
+    return gpus
+
+
+class Pack:
+    """Each worker is one of the fleet's, with its own name, key, leases and models: the control plane
+    sees several workers, and each is healed, drained and revoked by itself."""
+
+    def __init__(self, gpus: Sequence[Gpu], environ: Mapping[str, str], state: Path) -> None:
+        """`state`: the folder that holds those of all workers."""
+        self.stop = Stop(self._tell_all, is_told=False)  # each worker tells it
+        self.decisions: Counter[tuple[str, Move, Reason]] = Counter()  # by GPU
+        self._gpus = gpus
+        self._environ = environ
+        self._state = state
+        self._members: dict[Gpu, list[Member]] = {gpu: [] for gpu in gpus}
+        self._work: set[asyncio.Task[None]] = set()
+        self._problem: Exception | None = None
+
+    async def work(self) -> None:
+        """Until told to stop, or until nobody works any more; raises why, if it was not asked for."""
+        sizing: list[asyncio.Task[None]] = []
+        try:
+            await self._stop_left_over()
+            for gpu in self._gpus:
+                for slot in await asyncio.to_thread(_first_slots, gpu):
+                    self._start(gpu, slot)
+                if gpu.rules is not None:
+                    sizing.append(asyncio.create_task(self._resize(gpu, gpu.rules)))
+            while self._work:
+                await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (*sizing, *self._work):
+                each.cancel()
+            await asyncio.gather(*sizing, *self._work, return_exceptions=True)
+        if self._problem is not None:
+            raise self._problem
+
+    @property
+    def members(self) -> dict[str, list[Member]]:
+        """Those on each GPU, by number."""
+        return {
+            gpu.places.gpu: sorted(members, key=lambda each: each.slot.number)
+            for gpu, members in self._members.items()
+        }
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        return {gpu.places.gpu: gpu.counts for gpu in self._gpus}
+
+    # Workers
+
+    def _start(self, gpu: Gpu, slot: Slot) -> None:
+        member = Member(slot)
+        self._members[gpu].append(member)
+        work = asyncio.create_task(self._employ(gpu, member))
+        self._work.add(work)
+        work.add_done_callback(self._work.discard)
+
+    async def _employ(self, gpu: Gpu, member: Member) -> None:
+        settings = member.slot.settings
+        environ = {**self._environ, **gpu.places.environ}
+        try:
+            with self._named(settings.worker_id):
+                await asyncio.to_thread(make_folders, member.slot)
+                async with (
+                    surveying(settings, environ) as surveys,
+                    open_worker(settings, environ, surveys, gpu.counts) as worker,
+                ):
+                    member.worker = worker
+                    if self.stop.asked:
+                        self._tell(worker)
+                    elif member.is_leaving:
+                        worker.stop.ask("shutdown", 0)
+                    await worker.work()
+        except WorkerRevoked as error:
+            # No reason for the others to stop.
+            self._problem = self._problem or error
+        except Exception as error:  # noqa: BLE001  raised again when the others have left in order
+            self._problem = error
+            self.stop.ask("shutdown", 0)
+        finally:
+            self._members[gpu].remove(member)
+
+    def _named(self, worker_id: str) -> AbstractContextManager[None]:
+        """Lines of the log say whose they are, where there are several."""
+        is_one = sum(len(gpu.places.slots) for gpu in self._gpus) == 1
+        return nullcontext() if is_one else bound(worker_id=worker_id)
+
+    def _tell_all(self) -> None:
+        for members in self._members.values():
+            for member in members:
+                if member.worker is not None:
+                    self._tell(member.worker)
+
+    def _tell(self, worker: Worker) -> None:
+        worker.stop.ask(self.stop.reason or "shutdown", self.stop.seconds_left)
+
+    async def _stop_left_over(self) -> None:
+        """ComfyUIs that a killed worker had in places that there are no more."""
+        slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
+        known = {slot.settings.state / NOTE for slot in slots}
+        for note in await asyncio.to_thread(_notes, self._state):
+            left = OwnedProcess("comfyui", note)  # it is not started again
+            if note not in known and left.take_up():
+                logger.warning("a ComfyUI from before is ended: its place is gone")
+                await left.stop()
+
+    # How many
+
+    async def _resize(self, gpu: Gpu, rules: Rules) -> None:
+        size = Size(wanted=max(1, len(self._members[gpu])))
+        while not self._is_over(gpu):
+            await asyncio.sleep(rules.look_seconds)
+            size, decision = decide(size, await self._look(gpu), rules)
+            if decision is not None and not self._is_over(gpu):
+                self._act(gpu, decision)
+
+    def _is_over(self, gpu: Gpu) -> bool:
+        """A stop was asked for, or a worker was sent away or got a notice: nobody is added."""
+        leaving = (
+            each.worker is not None and each.worker.stop.asked and not each.is_leaving
+            for each in self._members[gpu]
+        )
+        return self.stop.asked or self._problem is not None or any(leaving)
+
+    async def _look(self, gpu: Gpu) -> Look:
+        memory = None if gpu.read_memory is None else await gpu.read_memory()
+        ready = [each for each in self._members[gpu] if each.is_ready]
+        return Look(
+            at=asyncio.get_running_loop().time(),
+            ready=len(ready),
+            leaving=sum(each.is_leaving for each in self._members[gpu]),
+            full=sum(each.load > 0 for each in ready),
+            idle=sum(each.worker is not None and each.worker.is_idle for each in ready),
+            finished=gpu.counts.finished,
+            out_of_memory=gpu.counts.out_of_memory,
+            memory_used=None if memory is None else memory.used,
+            memory_total=None if memory is None else memory.total,
+        )
+
+    def _act(self, gpu: Gpu, decision: Decision) -> None:
+        self.decisions[gpu.places.gpu, decision.move, decision.reason] += 1
+        figures = {name: value for name, value in decision._asdict().items() if value is not None}
+        logger.warning(
+            WORDS[decision.move],
+            gpu.places.gpu,
+            decision.reason.value,
+            extra={**figures, "gpu": gpu.places.gpu},
+        )
+        if decision.move is Move.ADD:
+            self._start(gpu, _free_slot(gpu, self._members[gpu]))
+        elif decision.move is Move.REMOVE:
+            self._remove(gpu)
+
+    def _remove(self, gpu: Gpu) -> None:
+        """The one with the least to do; one that does not answer before all others."""
+        staying = [each for each in self._members[gpu] if not each.is_leaving]
+        member = min(staying, key=lambda each: (each.is_ready, each.load, -each.slot.number))
+        member.is_leaving = True
+        if member.worker is not None:
+            member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
+
+
+def _first_slots(gpu: Gpu) -> list[Slot]:
+    """All, where their number is fixed; else those whose ComfyUI lives from before, or the first."""
+    slots = list(gpu.places.slots)
+    if gpu.rules is None:
+        return slots
+    living = [slot for slot in slots if _lives(slot)]
+    return living or slots[:1]
+
+
+def _lives(slot: Slot) -> bool:
+    owned = owned_process(slot.settings)
+    return owned is not None and owned.take_up()
+
+
+def _free_slot(gpu: Gpu, members: Sequence[Member]) -> Slot:
+    taken = {each.slot.number for each in members}
+    return next(slot for slot in gpu.places.slots if slot.number not in taken)
+
+
+def _notes(state: Path) -> list[Path]:
+    own = [path for path in state.glob("*") if SLOT_NAME.fullmatch(path.name)]
+    return [folder / NOTE for folder in (state, *own)]

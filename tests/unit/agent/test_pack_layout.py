@@ -1,0 +1,93 @@
+"""Where the ComfyUIs of one worker process are."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+
+from comfyfleet.agent.pack_layout import PackSettings, filled_command, layout
+from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.kernel.errors import InvalidInput
+
+STATE = Path("/state of all")
+BASE = WorkerSettings(
+    control_url="http://plane",
+    fleet_slug="gpus",
+    stage="production",
+    worker_id="box",
+    state=STATE,
+    backend_url="http://127.0.0.1:8188",
+    comfyui_command="python main.py --port {port} --temp-directory {folder} --cuda-device {gpu}",
+    cache_bytes=800,
+)
+
+
+def test_each_on_one_gpu_has_a_name_a_port_and_a_folder_of_its_own() -> None:
+    (gpu,) = layout(BASE, PackSettings(per_gpu=2))
+    first, second = (slot.settings for slot in gpu.slots)
+    assert [first.worker_id, second.worker_id] == ["box-1", "box-2"]
+    assert [first.state, second.state] == [STATE / "1", STATE / "2"]
+    assert [first.backend_url, second.backend_url] == [
+        "http://127.0.0.1:8188",
+        "http://127.0.0.1:8189",
+    ]
+    assert shlex.split(second.comfyui_command or "") == [
+        *("python", "main.py", "--port", "8189"),
+        *("--temp-directory", f"{STATE}/2/comfyui", "--cuda-device", "0"),
+    ]
+    assert [first.cache_bytes, second.cache_bytes] == [400, 400]
+    # Its files are removed after delivery: it is known where they are.
+    assert second.backend_folder == STATE / "2" / "comfyui"
+    # The environment's own choice of a GPU stays.
+    assert gpu.environ == second.comfyui_environ == {}
+
+
+def test_on_several_gpus_each_is_told_its_own_by_the_order_of_the_bus() -> None:
+    gpus = layout(BASE, PackSettings(per_gpu=2, gpus=("0", "GPU-abc")))
+    assert [gpu.gpu for gpu in gpus] == ["0", "GPU-abc"]
+    names = [slot.settings.worker_id for gpu in gpus for slot in gpu.slots]
+    assert names == ["box-gpu0-1", "box-gpu0-2", "box-gpu1-1", "box-gpu1-2"]
+    ports = [(slot.settings.backend_url or "")[-4:] for gpu in gpus for slot in gpu.slots]
+    assert ports == ["8188", "8189", "8190", "8191"]
+    last = gpus[1].slots[1].settings
+    assert last.comfyui_environ["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
+    assert last.comfyui_environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert shlex.split(last.comfyui_command or "")[-1] == "GPU-abc"
+
+
+def test_a_single_one_keeps_the_name_and_the_state_that_it_always_had() -> None:
+    (gpu,) = layout(BASE, PackSettings())
+    (slot,) = gpu.slots
+    assert (slot.settings.worker_id, slot.settings.state) == ("box", STATE)
+    assert slot.settings.backend_url == BASE.backend_url
+    plain = dataclasses.replace(BASE, comfyui_command=None)
+    ((only,),) = (each.slots for each in layout(plain, PackSettings()))
+    assert only.settings == plain
+
+
+def test_several_without_a_port_each_are_refused() -> None:
+    fixed = dataclasses.replace(BASE, comfyui_command="python main.py --port 8188")
+    layout(fixed, PackSettings())
+    for pack in (PackSettings(per_gpu=2), PackSettings(per_gpu=None), PackSettings(1, ("0", "1"))):
+        with pytest.raises(InvalidInput, match=r"no \{port\}"):
+            layout(fixed, pack)
+
+
+def test_ports_end_somewhere() -> None:
+    high = dataclasses.replace(BASE, backend_url="http://127.0.0.1:65535")
+    with pytest.raises(InvalidInput, match="no port 65536"):
+        layout(high, PackSettings(per_gpu=2))
+
+
+def test_a_key_in_the_address_stays_in_it() -> None:
+    keyed = dataclasses.replace(BASE, backend_url="http://me:key@127.0.0.1:9000/x")
+    (gpu,) = layout(keyed, PackSettings(per_gpu=2))
+    assert gpu.slots[1].settings.backend_url == "http://me:key@127.0.0.1:9001/x"
+
+
+def test_other_braces_of_a_command_are_left_alone() -> None:
+    command = filled_command("run '{\"a\": 1}' {folder}/x {other}", {"folder": "/a b"})
+    assert shlex.split(command) == ["run", '{"a": 1}', "/a b/x", "{other}"]
+    with pytest.raises(InvalidInput, match="can't be read"):
+        filled_command("run 'half", {})
