@@ -83,7 +83,8 @@ def test_a_second_one_stays_where_it_brings_more_and_a_third_goes_where_it_does_
     ]
     tried, gained = scene.decisions[0][1], scene.decisions[1][1]
     assert tried.rate == pytest.approx(30, rel=0.05)
-    assert (gained.rate_before, gained.rate) == (tried.rate, pytest.approx(60, rel=0.05))
+    assert gained.rate_before == tried.rate
+    assert gained.rate == pytest.approx(60, rel=0.05)
 
 
 def test_what_brought_nothing_is_tried_again_only_after_a_while() -> None:
