@@ -18,7 +18,7 @@ END_SECONDS_MAX = 120.0
 ENDED = ("completed", "failed", "cancelled")
 SETTINGS = {
     "heartbeat_seconds": "1",
-    "lease_seconds": "8",
+    "lease_seconds": "5",
     "outage_seconds": "5",
     "max_attempts": "9",
     "sweep_seconds": "1",
@@ -176,7 +176,7 @@ def _require_sound(customer: Customer) -> int:
 
 
 async def test_customers_lose_nothing_when_processes_die(tmp_path: Path) -> None:
-    await storm(tmp_path, customers=8, seconds=12, kills=2)
+    await storm(tmp_path, customers=6, seconds=6, kills=2)
 
 
 @pytest.mark.slow

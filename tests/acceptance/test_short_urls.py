@@ -7,7 +7,7 @@ from tests.acceptancekit.jobs import FLEET, prepare, submit
 from tests.acceptancekit.stage import Stage
 from tests.storagekit.s3 import running_s3
 
-JOB_STEPS = 60  # of 100 ms: twice as long as a URL lives
+JOB_STEPS = 40  # of 100 ms: longer than a URL lives
 END_SECONDS_MAX = 60.0
 
 

@@ -1,6 +1,6 @@
 """A control plane in this process, on real databases of either kind."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,18 @@ async def plane_on(
     async with open_plane(given, data, clock) as plane:
         yield plane
     await databases.give_back(central, pool)
+
+
+_documented: dict[str, tuple[str, ...]] = {}
+
+
+def documented_routes(plane: Plane) -> Mapping[str, tuple[str, ...]]:
+    """The methods of each path in the API's document, which takes long to make and is always the
+    same."""
+    if not _documented:
+        paths = create_app(plane).openapi()["paths"]
+        _documented.update({path: tuple(methods) for path, methods in paths.items()})
+    return _documented
 
 
 async def at_once(_seconds: float) -> None:

@@ -274,15 +274,17 @@ def _ogg(file: BinaryIO, size: int) -> None:
     emptied = (kept + bytes(4) + framing).ljust(len(packet), b"\0")
     if len(emptied) != len(packet):
         return
-    for page, inner, length, done in pages:
+    for _, inner, length, done in pages:
         file.seek(inner)
         file.write(emptied[done : done + length])
+    # Once each: a page has up to 255 pieces of the packet, and 64 KiB to go over.
+    for page in dict.fromkeys(page for page, *_ in pages):
         _sign_page(file, page)
 
 
 def _second_packet(file: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int, int, int]]]:
     """Its bytes, and where they lie: start of the page, start there, length, bytes before."""
-    packet, places, finished, at = b"", list[tuple[int, int, int, int]](), 0, 0
+    packet, places, finished, at = bytearray(), list[tuple[int, int, int, int]](), 0, 0
     while finished < 2 and at + 27 <= size and len(packet) < PICTURE_BYTES_MAX:
         file.seek(at)
         head = file.read(27)
@@ -300,7 +302,7 @@ def _second_packet(file: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, in
             if finished == 2:
                 break
         at += 27 + len(lengths) + sum(lengths)
-    return packet, places
+    return bytes(packet), places
 
 
 def _sign_page(file: BinaryIO, at: int) -> None:

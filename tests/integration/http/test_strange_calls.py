@@ -174,7 +174,7 @@ async def test_customers_calls_of_all_kinds_are_answered_as_the_document_says(
     postgres_databases: Databases, tmp_path: Path
 ) -> None:
     async with stage_on(postgres_databases, tmp_path) as stage:
-        found = await asyncio.to_thread(problems_of, stage, {CUSTOMERS}, 4, is_random=False)
+        found = await asyncio.to_thread(problems_of, stage, {CUSTOMERS}, 2, is_random=False)
     assert not found, "\n\n".join(found)
 
 

@@ -13,10 +13,9 @@ from uuid import UUID
 
 import httpx
 import pytest
-from tests.planekit import ADMIN_KEY, client_of
+from tests.planekit import ADMIN_KEY, client_of, documented_routes
 from tests.planekit.customers import TOKENS, Customer, Shop, png
 
-from comfyfleet.http.app import create_app
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.loops.pipelines import carry_on
 from comfyfleet.tenants.keys import service as keys
@@ -82,7 +81,7 @@ class Route:
 
 
 def routes_of(shop: Shop) -> Iterator[Route]:
-    for path, methods in create_app(shop.plane).openapi()["paths"].items():
+    for path, methods in documented_routes(shop.plane).items():
         for method in methods:
             if path.startswith("/api/"):
                 yield Route(method.upper(), path)
