@@ -1,13 +1,15 @@
 """A process that dies between two steps: nothing after that moment happens."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 from comfyfleet.db import Database, Pools, Tx
 from comfyfleet.db.engine import driver_of
+from comfyfleet.jobs.deferred import Deferred
 from comfyfleet.jobs.sides import Sides
 
 
@@ -138,11 +140,26 @@ class FusedQueue:
         return answer
 
 
+class UnfusedDeferred(Deferred):
+    """What is written later is no step of the word that has left it."""
+
+    def forget_words(self, pool: Database, words: Sequence[int]) -> None:
+        super().forget_words(_unfused(pool), words)
+
+    def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
+        super().note_duration(_unfused(central), effect_id, seconds)
+
+
+def _unfused(database: Database) -> Database:
+    return database._inner if isinstance(database, FusedDatabase) else database
+
+
 def fused(sides: Sides, fuse: Fuse) -> Sides:
     pools = Pools({name: FusedDatabase(pool, fuse) for name, pool in sides.pools.items()})
     return replace(
         sides,
         central=FusedDatabase(sides.central, fuse),
         pools=pools,
+        deferred=UnfusedDeferred(),
         queue=FusedQueue(sides.queue, fuse),  # type: ignore[arg-type]
     )

@@ -54,20 +54,19 @@ async def sides_on(
     store = LocalStore(folder, public_url="http://c.test", secret=b"s" * 32, clock=clock)
     tenant_id = uuid4()
     await _seed(central, tenant_id, clock())
+    sides = Sides(
+        central=central,
+        pools=Pools({"main": pool}),
+        store=store,
+        queue=queue,
+        settings=given,
+        clock=clock,
+        new_id=uuid4,
+    )
     try:
-        yield (
-            Sides(
-                central=central,
-                pools=Pools({"main": pool}),
-                store=store,
-                queue=queue,
-                settings=given,
-                clock=clock,
-                new_id=uuid4,
-            ),
-            tenant_id,
-        )
+        yield sides, tenant_id
     finally:
+        await sides.deferred.flush()
         await queue.close()
         await central.close()
         await pool.close()

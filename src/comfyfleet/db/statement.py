@@ -22,7 +22,7 @@ columns are told (`text(…).columns(…)`). A list for IN has no fixed text, an
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Column, Float, Table
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -103,7 +103,10 @@ class Insert(Statement):
         return [dict(row._mapping) for row in added]
 
 
-async def send_together(tx: Tx, *calls: tuple[Statement, Values]) -> list[Sequence[Any]]:
+Call: TypeAlias = tuple[Statement, Values]
+
+
+async def send_together(tx: Tx, *calls: Call) -> list[Sequence[Any]]:
     """Writes that don't depend on each other; what the last one returns is answered.
 
     On PostgreSQL they are parts of one statement, and so none sees what another has written.

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
+from comfyfleet.db.statement import Call
 from comfyfleet.events import store
 from comfyfleet.events.model import EventKind, JobEvent, NewEvent
 
@@ -40,6 +41,11 @@ async def record_all(tx: Tx, new: Sequence[NewEvent], *, now: datetime) -> None:
         await record(tx, *new[0], now=now)
         return
     await store.add_all(tx, [{**each._asdict(), "created_at": now} for each in new])
+
+
+def recording(new: Sequence[NewEvent], *, now: datetime) -> Call:
+    """The same as `record_all`, to be sent together with what else happens; in this order."""
+    return store.adding([{**each._asdict(), "created_at": now} for each in new])
 
 
 async def after(

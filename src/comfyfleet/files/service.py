@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
+from comfyfleet.db.statement import Call
 from comfyfleet.files import store
 from comfyfleet.files.model import File, checked, checked_hash
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, StorageFull
@@ -19,6 +20,11 @@ async def add(tx: Tx, file: File) -> File:
     """A file whose bytes are there, or one that is only announced: then its size is None."""
     await store.add(tx, checked(file))
     return file
+
+
+def adding(file: File) -> Call:
+    """The same, to be sent together with what else is written."""
+    return store.adding(checked(file))
 
 
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:

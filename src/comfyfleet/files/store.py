@@ -8,12 +8,19 @@ from sqlalchemy import BigInteger, RowMapping, cast, delete, func, insert, selec
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import is_sqlite, locked
+from comfyfleet.db.statement import Call, Statement
 from comfyfleet.db.tenant import files
 from comfyfleet.files.model import File
 
+_ADD = Statement(lambda tx: insert(files), columns=File.__slots__)
+
+
+def adding(file: File) -> Call:
+    return _ADD, _row(file)
+
 
 async def add(tx: Tx, file: File) -> None:
-    await tx.execute(insert(files).values(_row(file)))
+    await _ADD.tuples(tx, _row(file))
 
 
 async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File]:

@@ -1,13 +1,17 @@
 """What follows from a job's change on the tenant's side, in the same transaction: money, media, news."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from comfyfleet.db import Tx
+from comfyfleet.db.statement import Call, send_together
 from comfyfleet.events import service as events
 from comfyfleet.events.model import EventKind, NewEvent
+from comfyfleet.files import service as file_rows
+from comfyfleet.files.model import File
 from comfyfleet.jobs import store
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.ledger import service as ledger
@@ -41,12 +45,16 @@ def _moved(job: Job) -> NewEvent:
     return NewEvent(job.tenant_id, job.id, EventKind.STATUS, told(job))
 
 
-async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
-    """Settled once, whatever comes later: the ledger's own keys see to that."""
+async def after_end(
+    tx: Tx, ended: store.EndedJob, files: Sequence[File], *, new_id: NewId, now: datetime
+) -> list[int]:
+    """The words that were left. Settled once, whatever comes later: the ledger's own keys see to
+    that. What is only added is sent together; `files` are the job's outputs, and become its user's.
+    """
+    job = ended.job
     is_done = job.status == JobStatus.COMPLETED
-    if job.reserved_tokens:
-        settle = ledger.consume if is_done else ledger.refund
-        await settle(tx, job.tenant_id, job.id, now=now)
+    if job.reserved_tokens and not is_done:
+        await ledger.refund(tx, job.tenant_id, job.id, now=now)
     if job.asked.video_id:
         await media.end_job(
             tx,
@@ -55,21 +63,32 @@ async def after_end(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> None:
             processed_file_id=job.output_file_id if is_done else None,
             details=told(job),
         )
-    if job.asked.run_id:
-        await store.leave_word_for_run(tx, job, now=now)
-    if job.asked.user_id is None:
-        return
-    await events.record_all(tx, [*_outputs(job), _moved(job)], now=now)
-    await webhooks.announce(
-        tx,
-        job.tenant_id,
-        job.asked.user_id,
-        job.id,
-        _WEBHOOK_EVENTS[job.status],
-        told(job),
-        new_id=new_id,
-        now=now,
+    if job.asked.user_id and ended.has_webhooks:
+        await webhooks.announce(
+            tx,
+            job.tenant_id,
+            job.asked.user_id,
+            job.id,
+            _WEBHOOK_EVENTS[job.status],
+            told(job),
+            new_id=new_id,
+            now=now,
+        )
+    added = await send_together(
+        tx, *_additions(job, files, now=now), store.leaving_word(job, now=now)
     )
+    return [row[0] for row in added]
+
+
+def _additions(job: Job, files: Sequence[File], *, now: datetime) -> Iterator[Call]:
+    if job.reserved_tokens and job.status == JobStatus.COMPLETED:
+        yield ledger.consuming(job.tenant_id, job.id, now=now)
+    if job.asked.run_id:
+        yield store.leaving_word_for_run(job, now=now)
+    if job.asked.user_id:
+        yield events.recording([*_outputs(job), _moved(job)], now=now)
+    for file in files:
+        yield file_rows.adding(replace(file, user_id=job.asked.user_id))
 
 
 def _outputs(job: Job) -> Iterator[NewEvent]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -10,13 +9,12 @@ from comfyfleet.db import Database
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
 from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
-from comfyfleet.effects.catalogue import service as catalogue
-from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.jobs import delivery, service, store
 from comfyfleet.jobs.admitting import admit_after
 from comfyfleet.jobs.arrival import REFUSALS
 from comfyfleet.jobs.model import Failure, Job, JobStatus
+from comfyfleet.jobs.service import Ended
 from comfyfleet.jobs.settling import align, tell
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, LeaseLost, NotFound
@@ -46,21 +44,26 @@ async def complete(
     pool = await sides.pool_of(row.tenant_id)
     taken = await _taken(sides, pool, row, said)
     try:
-        job, words = await _completed(sides, pool, row, said, [each.file for each in taken])
+        ended = await _completed(sides, pool, row, said, [each.file for each in taken])
     except (NotFound, *REFUSALS):
         # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
         await delivery.drop(sides, taken)
         raise
+    job = ended.job
     tell(sides, job)
     await _complete_centrally(sides, row, said, job)
-    if words and fleet_id is not None:
+    if ended.words and fleet_id is not None:
         _note_run(sides, row, said, fleet_id)
     # Without words it was said before, and these are copies that nothing names.
-    await (delivery.settle(sides, taken) if words else delivery.drop(sides, taken))
-    async with pool.say() as tx:
-        await store.forget_words(tx, words)
-    await admit_after(sides, pool, job)
+    await (delivery.settle(sides, taken) if ended.words else delivery.drop(sides, taken))
+    await _after_end(sides, pool, ended)
     return job
+
+
+async def _after_end(sides: Sides, pool: Database, ended: Ended) -> None:
+    sides.deferred.forget_words(pool, ended.words)
+    if ended.has_held:
+        await admit_after(sides, pool, ended.job)
 
 
 async def _taken(
@@ -79,20 +82,18 @@ async def _taken(
 
 async def _completed(
     sides: Sides, pool: Database, row: Dispatch, said: Complete, stored: Sequence[File]
-) -> tuple[Job, Sequence[Any]]:
+) -> Ended:
     async with pool.begin() as tx:
-        job, words = await service.complete(
+        return await service.complete(
             tx,
             row.tenant_id,
             row.job_id,
             said.lease_token,
             _result(said, stored),
+            files=stored,
             new_id=sides.new_id,
             now=sides.clock(),
         )
-        for file in stored if words else ():
-            await files.add(tx, replace(file, user_id=job.asked.user_id))
-    return job, words
 
 
 async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: Job) -> None:
@@ -100,10 +101,12 @@ async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: 
     duration = (sides.clock() - started).total_seconds() if started else None
     try:
         await sides.queue.complete(row.id, said.lease_token, duration=duration)
-        await _note_duration(sides, job, duration)
     except LeaseLost:
         # A sweep took the lease while the tenant's side was told; that side decides.
         await align(sides, [job])
+    else:
+        if job.asked.effect_id and duration is not None:
+            sides.deferred.note_duration(sides.central, job.asked.effect_id, duration)
 
 
 def _note_run(sides: Sides, row: Dispatch, said: Complete, fleet_id: int) -> None:
@@ -112,13 +115,6 @@ def _note_run(sides: Sides, row: Dispatch, said: Complete, fleet_id: int) -> Non
         kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
         run = Run(kind, Change(said.model_change), said.execution_seconds)
         sides.queue.switch_costs.note(run)
-
-
-async def _note_duration(sides: Sides, job: Job, seconds: float | None) -> None:
-    """How long an effect takes is an estimate for people: one that is lost harms nobody."""
-    if job.asked.effect_id and seconds is not None:
-        async with sides.central.begin() as tx:
-            await catalogue.note_duration(tx, job.asked.effect_id, seconds)
 
 
 def _result(said: Complete, stored: Sequence[File]) -> dict[str, Any]:
@@ -150,7 +146,7 @@ async def fail(
     row = await held(sides, dispatch_id, token, worker_id)
     pool = await sides.pool_of(row.tenant_id)
     async with pool.begin() as tx:
-        job, words = await service.fail(
+        ended = await service.fail(
             tx,
             row.tenant_id,
             row.job_id,
@@ -159,12 +155,10 @@ async def fail(
             new_id=sides.new_id,
             now=sides.clock(),
         )
-    tell(sides, job)
-    await _fail_centrally(sides, row, token, job, why)
-    async with pool.say() as tx:
-        await store.forget_words(tx, words)
-    await admit_after(sides, pool, job)
-    return job
+    tell(sides, ended.job)
+    await _fail_centrally(sides, row, token, ended.job, why)
+    await _after_end(sides, pool, ended)
+    return ended.job
 
 
 async def _fail_centrally(sides: Sides, row: Dispatch, token: UUID, job: Job, why: Failure) -> None:

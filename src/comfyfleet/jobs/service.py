@@ -7,11 +7,12 @@ transaction; `settling` delivers it, at once or by a sweep.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Lease
+from comfyfleet.files.model import File
 from comfyfleet.jobs import consequences, store
 from comfyfleet.jobs.caps import ActiveMax
 from comfyfleet.jobs.consequences import NewId
@@ -181,6 +182,14 @@ async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: date
         await consequences.after_move(tx, begun, now=now)
 
 
+class Ended(NamedTuple):
+    """A job that has ended, the words left for it, and whether others of its user wait for room."""
+
+    job: Job
+    words: list[int]
+    has_held: bool
+
+
 async def complete(
     tx: Tx,
     tenant_id: UUID,
@@ -188,13 +197,15 @@ async def complete(
     token: UUID,
     values: Mapping[str, Any],
     *,
+    files: Sequence[File] = (),
     new_id: NewId,
     now: datetime,
-) -> tuple[Job, list[int]]:
+) -> Ended:
+    """Without words, it was said before: then the files are not added."""
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
-        return done, await _ended(tx, done, new_id=new_id, now=now)
-    return await _said_before(tx, tenant_id, job_id, token, JobStatus.COMPLETED), []
+        return await _ended(tx, done, files, new_id=new_id, now=now)
+    return await _said_before_of(tx, tenant_id, job_id, token, JobStatus.COMPLETED)
 
 
 async def fail(
@@ -206,16 +217,25 @@ async def fail(
     *,
     new_id: NewId,
     now: datetime,
-) -> tuple[Job, list[int]]:
+) -> Ended:
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed:
-        return failed, await _ended(tx, failed, new_id=new_id, now=now)
-    return await _said_before(tx, tenant_id, job_id, token, JobStatus.FAILED), []
+        return await _ended(tx, failed, new_id=new_id, now=now)
+    return await _said_before_of(tx, tenant_id, job_id, token, JobStatus.FAILED)
 
 
-async def _ended(tx: Tx, job: Job, *, new_id: NewId, now: datetime) -> list[int]:
-    await consequences.after_end(tx, job, new_id=new_id, now=now)
-    return await store.leave_word(tx, [job], now=now)
+async def _ended(
+    tx: Tx, ended: store.EndedJob, files: Sequence[File] = (), *, new_id: NewId, now: datetime
+) -> Ended:
+    words = await consequences.after_end(tx, ended, files, new_id=new_id, now=now)
+    return Ended(ended.job, words, ended.has_held)
+
+
+async def _said_before_of(
+    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
+) -> Ended:
+    """Whether others wait is not known: the first word may have been cut off before it looked."""
+    return Ended(await _said_before(tx, tenant_id, job_id, token, status), [], has_held=True)
 
 
 async def put_back(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
@@ -243,7 +263,8 @@ async def cancel(
     """Ends a job that is active; one that has ended stays as it is."""
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
-        return cancelled, await _ended(tx, cancelled, new_id=new_id, now=now)
+        job, words, _ = await _ended(tx, cancelled, new_id=new_id, now=now)
+        return job, words
     return await get(tx, tenant_id, job_id), []
 
 
@@ -252,4 +273,7 @@ async def give_up(
 ) -> tuple[Job | None, list[int]]:
     """Fails an active job whoever holds it; none if it has ended meanwhile."""
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
-    return failed, await _ended(tx, failed, new_id=new_id, now=now) if failed else []
+    if failed is None:
+        return None, []
+    job, words, _ = await _ended(tx, failed, new_id=new_id, now=now)
+    return job, words

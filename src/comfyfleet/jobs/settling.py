@@ -23,8 +23,7 @@ async def deliver(sides: Sides, pool: Database, jobs: Sequence[Job], words: Sequ
     for job in jobs:
         tell(sides, job)
     await align(sides, jobs)
-    async with pool.say() as tx:
-        await store.forget_words(tx, words)
+    sides.deferred.forget_words(pool, words)
 
 
 def tell(sides: Sides, job: Job) -> None:

@@ -14,6 +14,7 @@ from comfyfleet.fleets.abilities import Abilities
 from comfyfleet.fleets.offers import ModelUse
 from comfyfleet.jobs import store
 from comfyfleet.jobs.caps import ActiveMax, Caps
+from comfyfleet.jobs.deferred import Deferred
 from comfyfleet.jobs.keeping import Documents, Lately, Prompts
 from comfyfleet.jobs.model import Shortage
 from comfyfleet.jobs.news import News
@@ -46,6 +47,7 @@ class Sides:
     prompts: Prompts = field(default_factory=Prompts)
     progresses: Progresses = field(default_factory=Progresses)
     news: News = field(default_factory=News)
+    deferred: Deferred = field(default_factory=Deferred)
     tallies: Tallies = field(default_factory=Tallies)
     abilities: Abilities = field(default_factory=Abilities)
     # Whether a worker is the only one who may run what it may run.

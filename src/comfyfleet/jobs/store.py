@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
     Integer,
+    and_,
     bindparam,
     delete,
+    exists,
     func,
-    insert,
     literal,
     or_,
     select,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, without_index
-from comfyfleet.db.statement import Insert, Statement
+from comfyfleet.db.statement import Call, Insert, Statement
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
     IS_ACTIVE,
@@ -33,6 +34,7 @@ from comfyfleet.db.tenant import (
     ai_jobs,
     job_attempts,
     outbox,
+    webhooks,
 )
 from comfyfleet.db.types import Moment
 from comfyfleet.jobs.model import Attempt, Failure, HeldJob, Job, JobStatus, Submission
@@ -310,10 +312,74 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
     return [job_of(row) for row in admitted.mappings()]
 
 
-async def _changed(tx: Tx, statement: Any) -> Job | None:
-    changed = await tx.execute(statement.returning(ai_jobs))
-    row = changed.mappings().one_or_none()
+class EndedJob(NamedTuple):
+    """A job that has just ended, and what its user has: read by the statement that ended it."""
+
+    job: Job
+    has_webhooks: bool
+    has_held: bool  # jobs that wait until others have ended
+
+
+_held_jobs = ai_jobs.alias("held_jobs")
+_WITH_USER = (
+    exists()
+    .where(webhooks.c.tenant_id == ai_jobs.c.tenant_id, webhooks.c.user_id == ai_jobs.c.user_id)
+    .label("has_webhooks"),
+    exists()
+    .where(
+        _held_jobs.c.tenant_id == ai_jobs.c.tenant_id,
+        _held_jobs.c.user_id == ai_jobs.c.user_id,
+        text("held_jobs.is_held AND held_jobs.status = 'queued'"),  # as the index says it
+    )
+    .label("has_held"),
+)
+_IS_ONE = (ai_jobs.c.tenant_id == bindparam("of_tenant"), ai_jobs.c.id == bindparam("of_job"))
+_IS_ACTIVE_ONE = (*_IS_ONE, text(IS_ACTIVE))
+_ONE_HELD = update(ai_jobs).where(
+    *_IS_ONE,
+    ai_jobs.c.status == JobStatus.PROCESSING,
+    ai_jobs.c.lease_token == bindparam("of_token"),
+)
+_NOW = bindparam("at_now", type_=Moment)
+
+
+def _of(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
+    return {"of_tenant": tenant_id, "of_job": job_id, **values}
+
+
+async def _changed(tx: Tx, statement: Statement, values: Mapping[str, Any]) -> Job | None:
+    row = await statement.first(tx, values)
     return job_of(row) if row else None
+
+
+async def _ended(tx: Tx, statement: Statement, values: Mapping[str, Any]) -> EndedJob | None:
+    row = await statement.first(tx, values)
+    return EndedJob(job_of(row), row["has_webhooks"], row["has_held"]) if row else None
+
+
+_START = Statement(
+    lambda tx: (
+        update(ai_jobs)
+        .where(
+            *_IS_ACTIVE_ONE,
+            or_(
+                ai_jobs.c.lease_number < bindparam("by_number"),
+                and_(
+                    ai_jobs.c.lease_number == bindparam("by_number"),
+                    ai_jobs.c.lease_token == bindparam("by_token"),
+                ),
+            ),
+        )
+        .values(
+            status=JobStatus.PROCESSING,
+            lease_token=bindparam("by_token"),
+            lease_number=bindparam("by_number"),
+            attempt=bindparam("by_attempt"),
+            started_at=bindparam("begun_at"),
+        )
+        .returning(ai_jobs)
+    )
+)
 
 
 async def start(
@@ -327,81 +393,97 @@ async def start(
     begun_at: datetime | None,
 ) -> Job | None:
     """Only if the job is active and this lease is newer than any it knows, or the same again."""
-    newer = or_(
-        ai_jobs.c.lease_number < number,
-        (ai_jobs.c.lease_number == number) & (ai_jobs.c.lease_token == token),
+    values = _of(
+        tenant_id,
+        job_id,
+        by_token=token,
+        by_number=number,
+        by_attempt=attempt,
+        begun_at=begun_at,
     )
-    return await _changed(
-        tx,
-        update(ai_jobs)
-        .where(*_one(tenant_id, job_id), ai_jobs.c.status.in_(ACTIVE), newer)
-        .values(
-            status=JobStatus.PROCESSING,
-            lease_token=token,
-            lease_number=number,
-            attempt=attempt,
-            started_at=begun_at,
-        ),
+    return await _changed(tx, _START, values)
+
+
+_BEGIN = Statement(
+    lambda tx: (
+        _ONE_HELD.where(ai_jobs.c.started_at.is_(None)).values(started_at=_NOW).returning(ai_jobs)
     )
+)
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
     """None: it had begun before, or the lease is no longer held."""
-    waiting = _held(tenant_id, job_id, token).where(ai_jobs.c.started_at.is_(None))
-    return await _changed(tx, waiting.values(started_at=now))
+    return await _changed(tx, _BEGIN, _of(tenant_id, job_id, of_token=token, at_now=now))
 
 
-def _held(tenant_id: UUID, job_id: UUID, token: UUID) -> Any:
-    return update(ai_jobs).where(
-        *_one(tenant_id, job_id),
-        ai_jobs.c.status == JobStatus.PROCESSING,
-        ai_jobs.c.lease_token == token,
-    )
+_COMPLETE = Statement(
+    lambda tx: _ONE_HELD.values(
+        status=JobStatus.COMPLETED,
+        started_at=func.coalesce(ai_jobs.c.started_at, _NOW),
+        completed_at=_NOW,
+        provider_job_id=bindparam("by_provider"),
+        output_file_id=bindparam("to_file"),
+        result_metadata=bindparam("with_result"),
+    ).returning(ai_jobs, *_WITH_USER)
+)
 
 
 async def complete(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
-) -> Job | None:
-    began = func.coalesce(ai_jobs.c.started_at, literal(now, Moment))
+) -> EndedJob | None:
     done = {
-        "status": JobStatus.COMPLETED,
-        "started_at": began,
-        "completed_at": now,
-        **values,
+        "of_token": token,
+        "at_now": now,
+        "by_provider": values.get("provider_job_id"),
+        "to_file": values.get("output_file_id"),
+        "with_result": values.get("result_metadata"),
     }
-    return await _changed(tx, _held(tenant_id, job_id, token).values(done))
+    return await _ended(tx, _COMPLETE, _of(tenant_id, job_id, **done))
+
+
+_FAILED = {
+    "status": JobStatus.FAILED,
+    "error_message": bindparam("with_message"),
+    "raw_error": bindparam("with_raw"),
+    "completed_at": _NOW,
+}
+_FAIL = Statement(lambda tx: _ONE_HELD.values(_FAILED).returning(ai_jobs, *_WITH_USER))
 
 
 async def fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, why: Failure, *, now: datetime
-) -> Job | None:
-    return await _changed(tx, _held(tenant_id, job_id, token).values(_failed(why, now)))
+) -> EndedJob | None:
+    said = {"with_message": why.message, "with_raw": why.raw}
+    return await _ended(tx, _FAIL, _of(tenant_id, job_id, of_token=token, at_now=now, **said))
+
+
+_PUT_BACK = Statement(lambda tx: _ONE_HELD.values(status=JobStatus.QUEUED).returning(ai_jobs))
 
 
 async def put_back(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID) -> Job | None:
-    return await _changed(tx, _held(tenant_id, job_id, token).values(status=JobStatus.QUEUED))
+    return await _changed(tx, _PUT_BACK, _of(tenant_id, job_id, of_token=token))
+
+
+_END_ACTIVE = Statement(
+    lambda tx: (
+        update(ai_jobs)
+        .where(*_IS_ACTIVE_ONE)
+        .values({**_FAILED, "status": bindparam("ended_as")})
+        .returning(ai_jobs, *_WITH_USER)
+    )
+)
 
 
 async def end_active(
     tx: Tx, tenant_id: UUID, job_id: UUID, status: JobStatus, why: Failure | None, *, now: datetime
-) -> Job | None:
+) -> EndedJob | None:
     """Whoever holds it: by its owner (cancel) or an operator."""
-    values = _failed(why, now) if why else {"completed_at": now}
-    return await _changed(
-        tx,
-        update(ai_jobs)
-        .where(*_one(tenant_id, job_id), ai_jobs.c.status.in_(ACTIVE))
-        .values({**values, "status": status}),
-    )
-
-
-def _failed(why: Failure, now: datetime) -> dict[str, Any]:
-    return {
-        "status": JobStatus.FAILED,
-        "error_message": why.message,
-        "raw_error": why.raw,
-        "completed_at": now,
+    said = {
+        "ended_as": status,
+        "with_message": why.message if why else None,
+        "with_raw": why.raw if why else None,
     }
+    return await _ended(tx, _END_ACTIVE, _of(tenant_id, job_id, at_now=now, **said))
 
 
 _LEAVE_WORD = Insert(
@@ -414,31 +496,29 @@ _FORGET_WORD = Statement(lambda tx: delete(outbox).where(outbox.c.id == bindpara
 
 async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
     """An outbox row each: the central side must follow. One per change, so none is overlooked."""
-    rows = [
-        {
-            "tenant_id": job.tenant_id,
-            "job_id": job.id,
-            "kind": "dispatch",
-            "payload": {},
-            "not_before": now,
-            "created_at": now,
-        }
-        for job in jobs
-    ]
-    return [row["id"] for row in await _LEAVE_WORD.add(tx, rows)]
+    return [row["id"] for row in await _LEAVE_WORD.add(tx, [_word(job, now) for job in jobs])]
 
 
-async def leave_word_for_run(tx: Tx, job: Job, *, now: datetime) -> None:
+def leaving_word(job: Job, *, now: datetime) -> Call:
+    """The same of one job, to be sent together with what else is written."""
+    return _LEAVE_WORD, _word(job, now)
+
+
+def leaving_word_for_run(job: Job, *, now: datetime) -> Call:
     """The run that it is a part of goes on when it has read this."""
-    row = {
+    told = {"run_id": str(job.asked.run_id), "status": job.status}
+    return _LEAVE_WORD, {**_word(job, now), "kind": job.asked.run_kind, "payload": told}
+
+
+def _word(job: Job, now: datetime) -> dict[str, Any]:
+    return {
         "tenant_id": job.tenant_id,
         "job_id": job.id,
-        "kind": job.asked.run_kind,
-        "payload": {"run_id": str(job.asked.run_id), "status": job.status},
+        "kind": "dispatch",
+        "payload": {},
         "not_before": now,
         "created_at": now,
     }
-    await tx.execute(insert(outbox).values(row))
 
 
 async def words_for_runs(

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.db import Tx
+from comfyfleet.db.statement import Call
 from comfyfleet.kernel.errors import Conflict, InsufficientTokens, LimitExceeded
 from comfyfleet.ledger import store
 from comfyfleet.ledger.decide import drifts_of_job
@@ -110,6 +111,11 @@ async def reserve_all(
 async def consume(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
     """The job succeeded: what was reserved is spent. None if nothing was ever reserved."""
     return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now)
+
+
+def consuming(tenant_id: UUID, job_id: UUID, *, now: datetime) -> Call:
+    """The same as `consume`, to be sent together with what else follows from the job's success."""
+    return store.consuming(tenant_id, job_id, now)
 
 
 async def refund(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    literal,
     or_,
     select,
     update,
@@ -19,9 +20,10 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.statement import Insert, Statement
+from comfyfleet.db.statement import Call, Insert, Statement
 from comfyfleet.db.tenant import token_transactions as lines
 from comfyfleet.db.tenant import token_wallets as wallets
+from comfyfleet.db.types import Moment
 from comfyfleet.ledger.model import SETTLES, Transaction, TransactionType, Wallet
 
 
@@ -107,6 +109,30 @@ async def add(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
     """How many of them are new."""
     whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
     return len(await _ADD.add(tx, whole))
+
+
+_CONSUME = Statement(
+    lambda tx: insert_if_new(tx, lines).from_select(
+        ["tenant_id", "user_id", "job_id", "type", "amount", "created_at"],
+        select(
+            lines.c.tenant_id,
+            lines.c.user_id,
+            lines.c.job_id,
+            literal(TransactionType.JOB_CONSUME),
+            literal(0),
+            bindparam("settled_at", type_=Moment),
+        ).where(
+            lines.c.tenant_id == bindparam("of_tenant"),
+            lines.c.job_id == bindparam("of_job"),
+            lines.c.type == TransactionType.JOB_RESERVE,
+        ),
+    )
+)
+
+
+def consuming(tenant_id: UUID, job_id: UUID, now: datetime) -> Call:
+    """Nothing happens to a job without a reservation, or that was settled before."""
+    return _CONSUME, {"of_tenant": tenant_id, "of_job": job_id, "settled_at": now}
 
 
 async def of_payment(tx: Tx, tenant_id: UUID, provider_id: str) -> Transaction | None:

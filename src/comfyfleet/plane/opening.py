@@ -55,6 +55,7 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
             clock=clock,
             new_id=uuid4,
         )
+        stack.push_async_callback(sides.deferred.flush)
         others = Elsewhere(sides.progresses, Hints(central, CHANNEL), uuid4().hex)
         await stack.enter_async_context(_kept_running(others))
         yield Plane(

@@ -1,0 +1,83 @@
+"""Writes that nobody waits for, done a moment later and many at once.
+
+What is lost when the process dies does no harm: a word of the outbox that was not forgotten is delivered
+again by the sweep, which changes nothing, and a duration is an estimate for people.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from uuid import UUID
+
+from comfyfleet.db import Database
+from comfyfleet.effects.catalogue import service as catalogue
+from comfyfleet.jobs import store
+from comfyfleet.kernel.errors import FleetError
+
+log = logging.getLogger(__name__)
+DELAY_SECONDS = 0.05
+
+
+class Deferred:
+    """Collects until `DELAY_SECONDS` after the first; then one transaction for each database."""
+
+    def __init__(self) -> None:
+        self._words: defaultdict[Database, list[int]] = defaultdict(list)
+        self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def forget_words(self, pool: Database, words: Sequence[int]) -> None:
+        """Words of the outbox that were delivered."""
+        if words:
+            self._words[pool] += words
+            self._start()
+
+    def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
+        self._durations[central, effect_id].append(seconds)
+        self._start()
+
+    async def flush(self) -> None:
+        """All that was collected until now is written when this returns."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._begin()
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    def _start(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(DELAY_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        writing = asyncio.get_running_loop().create_task(self._write())
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+
+    async def _write(self) -> None:
+        words, self._words = self._words, defaultdict(list)
+        durations, self._durations = self._durations, defaultdict(list)
+        for pool, those in words.items():
+            with _logged(f"{len(those)} words of the outbox are left to the sweep"):
+                async with pool.say() as tx:
+                    await store.forget_words(tx, those)
+        # In one order, so that no two control planes wait for each other's rows.
+        for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
+            with _logged(f"a duration of effect {effect_id} is not noted"):
+                async with central.say() as tx:
+                    await catalogue.note_duration(tx, effect_id, fmean(seconds))
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """One that can't be written holds up no other."""
+    try:
+        yield
+    except Exception as error:
+        odd = not isinstance(error, FleetError)
+        log.warning("%s: %s", what, error, exc_info=odd)

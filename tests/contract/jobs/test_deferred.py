@@ -1,0 +1,74 @@
+"""What nobody waits for is written a moment later, and a sweep does what was lost."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import func, select
+from tests.dbkit.databases import Databases
+from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
+
+from comfyfleet.db import Database, open_database
+from comfyfleet.db.tenant import outbox
+from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.settling import deliver_words
+from comfyfleet.jobs.sides import Sides
+from comfyfleet.wire.messages import Complete
+
+Given = tuple[Sides, UUID]
+
+
+@pytest.fixture
+async def given(databases: Databases, tmp_path: Path) -> AsyncIterator[Given]:
+    async with sides_on(databases, tmp_path, ByHand()) as found:
+        yield found
+
+
+async def words(sides: Sides) -> int:
+    async with sides.pools["main"].look() as tx:
+        return int(await tx.scalar(select(func.count()).select_from(outbox)) or 0)
+
+
+async def completed(sides: Sides, tenant_id: UUID, count: int) -> None:
+    user_id = await give_tokens(sides, tenant_id, 100)
+    wanted = {sides.new_id(): asked(user_id=user_id, price_tokens=7) for _ in range(count)}
+    await submitting.submit_many(sides, tenant_id, wanted)
+    for _ in range(count):
+        handed = await next_job(sides, waiter(), wait_seconds=0)
+        assert handed
+        said = Complete(dispatch_id=handed.dispatch_id, lease_token=handed.lease_token)
+        await ending.complete(sides, said)
+
+
+async def test_delivered_words_are_forgotten_together(given: Given) -> None:
+    sides, tenant_id = given
+    await completed(sides, tenant_id, 3)
+    await sides.deferred.flush()
+    assert await words(sides) == 0
+
+
+async def test_words_that_were_not_forgotten_change_nothing_when_delivered_again(
+    given: Given,
+) -> None:
+    sides, tenant_id = given
+    sides.deferred.forget_words = lambda pool, words: None  # type: ignore[method-assign]
+    await completed(sides, tenant_id, 2)
+    assert await words(sides) == 4
+    await deliver_words(sides, sides.pools["main"], limit=10)
+    assert await words(sides) == 0
+    assert await next_job(sides, waiter(), wait_seconds=0) is None
+
+
+async def test_a_database_that_is_away_holds_up_no_other(
+    given: Given, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides, tenant_id = given
+    away: Database = open_database(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder'}")
+    sides.deferred.forget_words(away, [1, 2])
+    await completed(sides, tenant_id, 1)
+    await sides.deferred.flush()
+    assert await words(sides) == 0
+    assert "2 words of the outbox are left to the sweep" in caplog.text
+    await away.close()
