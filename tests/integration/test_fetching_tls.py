@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import ssl
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from comfyfleet.fetching.outward import Outward
+from comfyfleet.fetching.outward import Outward, _transport
 from comfyfleet.fetching.targets import target_of
 from comfyfleet.kernel.errors import InputUnavailable
 
@@ -45,23 +45,30 @@ def certificate(folder: Path, name: str) -> Path:
     return path
 
 
-class Rerouted(httpx.AsyncHTTPTransport):
+class Rerouted(httpx.AsyncBaseTransport):
+    """The transport of `Outward` itself, to a server of this test."""
+
     def __init__(self, port: int, trusted: Path) -> None:
-        super().__init__(verify=ssl.create_default_context(cafile=str(trusted)))
+        self._inner = _transport(ssl.create_default_context(cafile=str(trusted)))
         self._port = port
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         assert request.url.host == "1.1.1.1"
         request.url = request.url.copy_with(host="127.0.0.1", port=self._port)
-        return await super().handle_async_request(request)
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 @asynccontextmanager
 async def serving(pem: Path) -> Any:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
-        await writer.drain()
+        """As many requests as the client likes to send by one connection."""
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                await writer.drain()
         writer.close()
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -90,5 +97,18 @@ async def test_a_certificate_of_another_name_is_refused(tmp_path: Path) -> None:
         outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
         with pytest.raises(InputUnavailable, match="did not answer"):
             async with outward.request("GET", target_of("https://example.com/")):
+                pass
+        await outward.aclose()
+
+
+async def test_a_second_name_at_the_same_address_must_prove_itself_too(tmp_path: Path) -> None:
+    """A connection that is kept would serve it with the certificate of the first."""
+    pem = certificate(tmp_path, "example.com")
+    async with serving(pem) as port:
+        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
+        async with outward.request("GET", target_of("https://example.com/")) as answer:
+            assert await answer.aread() == b""  # what is read to its end could be kept
+        with pytest.raises(InputUnavailable, match=r"other\.example did not answer"):
+            async with outward.request("GET", target_of("https://other.example/")):
                 pass
         await outward.aclose()
