@@ -11,6 +11,7 @@ import httpx
 from comfyfleet.agent.beating import Heart
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.kernel.errors import LimitExceeded, Unavailable
+from comfyfleet.opened_files import opened
 from comfyfleet.wire.files import OutputSlot, WantedOutput
 from comfyfleet.wire.messages import Job
 
@@ -100,9 +101,6 @@ async def _chunks(path: Path, size: int) -> AsyncIterator[bytes]:
     if size <= CHUNK_BYTES:
         yield await asyncio.to_thread(path.read_bytes)
         return
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
+    with await opened(path) as file:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield chunk
-    finally:
-        file.close()

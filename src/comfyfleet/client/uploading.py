@@ -15,6 +15,7 @@ from comfyfleet.client.answers import error_of
 from comfyfleet.client.calls import CONNECT_SECONDS, PASSING, TRANSFER_SECONDS, Calls
 from comfyfleet.client.model import Slot
 from comfyfleet.kernel.errors import InvalidInput, ServerUnavailable
+from comfyfleet.opened_files import opened
 
 CHUNK_BYTES = 256 * 1024
 ANYTHING = "application/octet-stream"
@@ -45,12 +46,9 @@ class Source:
             for start in range(0, self.size, CHUNK_BYTES):
                 yield self.content[start : start + CHUNK_BYTES]
             return
-        file = await asyncio.to_thread(self.path.open, "rb")
-        try:
+        with await opened(self.path) as file:
             while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield piece
-        finally:
-            file.close()
 
 
 def source_of(

@@ -17,6 +17,7 @@ from comfyfleet.kernel.errors import (
     LimitExceeded,
     UnexpectedAnswer,
 )
+from comfyfleet.opened_files import opened, opened_by
 
 CHUNK_BYTES = 1024 * 1024
 UPLOAD_ROUTE = "/upload/image"  # for files of every kind
@@ -49,7 +50,7 @@ async def _upload(calls: Calls, file: BinaryIO, name: str, subfolder: str) -> Up
 
 async def _opened(path: Path) -> BinaryIO:
     try:
-        return await asyncio.to_thread(path.open, "rb")
+        return await opened(path)
     except OSError as error:
         raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
 
@@ -120,13 +121,7 @@ async def save(response: httpx.Response, to: Path) -> int:
 
 
 async def _made(path: Path) -> BinaryIO:
-    """A thread can't be cancelled: what it opens for somebody who has gone is closed here."""
-    making = asyncio.ensure_future(asyncio.to_thread(_make, path))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        (await making).close()
-        raise
+    return await opened_by(lambda: _make(path), lambda file: file.close())
 
 
 def _make(path: Path) -> BinaryIO:

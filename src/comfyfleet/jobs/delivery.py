@@ -22,6 +22,7 @@ from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.model import Submission, delivery_of
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.opened_files import opened
 from comfyfleet.wire.files import DeliveredOutput
 from comfyfleet.wire.messages import Complete
 from comfyfleet.wire.metadata import strip_metadata
@@ -127,7 +128,7 @@ async def _taken(
 async def _stripped(sides: Sides, source: str, key: str, content_type: str) -> tuple[int, str]:
     with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
         path = Path(folder) / "output"
-        with await asyncio.to_thread(path.open, "wb") as file:
+        with await opened(path, "wb") as file:
             async for chunk in sides.store.chunks(source):
                 await asyncio.to_thread(file.write, chunk)
         size = await asyncio.to_thread(strip_metadata, path)

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import LimitExceeded, NotFound
+from comfyfleet.opened_files import opened, opened_by
 from comfyfleet.storage.folder import Folder, Opened
 from comfyfleet.storage.keys import (
     checked_content_type,
@@ -78,7 +79,7 @@ class LocalStore:
                 yield chunk
 
     async def put_file(self, key: str, file: Path, content_type: str) -> None:
-        with await asyncio.to_thread(file.open, "rb") as source:
+        with await opened(file) as source:
             async with self.receiving(key, content_type) as incoming:
                 while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
                     await incoming.write(chunk)
@@ -149,7 +150,7 @@ class LocalStore:
         return self._signer.granted(method, key, query, now=self._clock().timestamp())
 
     async def open(self, key: str) -> Opened:
-        return await asyncio.to_thread(self._folder.open, key)
+        return await opened_by(lambda: self._folder.open(key), lambda found: found.file.close())
 
     @asynccontextmanager
     async def receiving(self, key: str, content_type: str) -> AsyncIterator["Incoming"]:

@@ -13,6 +13,7 @@ from comfyfleet.comfy.cloud.complaints import complaint_in
 from comfyfleet.comfy.cloud.patience import ask
 from comfyfleet.comfy.shapes import cut, parse_json, unexpected
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.opened_files import opened
 
 KNOWN = Call("POST", "/assets/from-hash")
 DEFAULT_TYPE = "application/octet-stream"
@@ -44,8 +45,7 @@ async def _known(calls: Calls, told_hash: str, file_path: str) -> Asset | None:
 async def _sent(calls: Calls, path: Path, told_hash: str, file_path: str) -> Asset:
     content_type = mimetypes.guess_type(file_path)[0] or DEFAULT_TYPE
     fields = {"content_type": content_type, "file_path": file_path, "expected_hash": told_hash}
-    file = await asyncio.to_thread(path.open, "rb")
-    with file:
+    with await opened(path) as file:
         call = Call("POST", "/assets", files={"file": (file_path, file)}, data=fields)
         response = await ask(calls, call)
     complaint = complaint_in(response.content)

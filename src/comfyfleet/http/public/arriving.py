@@ -24,6 +24,7 @@ from comfyfleet.kernel.pictures import LONG_HEADER_BYTES
 from comfyfleet.media import service as media
 from comfyfleet.media.kinds import MediaKind, canonical, kind_of, sniffed
 from comfyfleet.media.model import Media
+from comfyfleet.opened_files import opened
 from comfyfleet.plane import Plane
 from comfyfleet.storage import Presigned
 from comfyfleet.tenants.keys.model import Caller
@@ -214,7 +215,7 @@ def _fetched(
 
 async def _spooled(chunks: AsyncIterator[bytes], path: Path) -> tuple[int, str]:
     hasher, size, held = blake3(), 0, bytearray()
-    with await asyncio.to_thread(path.open, "wb") as file:
+    with await opened(path, "wb") as file:
         async for chunk in chunks:
             held += chunk
             if len(held) >= BUFFER_BYTES:

@@ -1,0 +1,41 @@
+"""A file that a thread opens for a task that was cancelled is closed."""
+
+import asyncio
+import threading
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from comfyfleet.opened_files import opened, opened_by
+
+
+async def test_a_file_is_opened_in_a_thread(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with await opened(path, "wb") as file:
+        file.write(b"here")
+    with await opened(path) as file:
+        assert file.read() == b"here"
+    with pytest.raises(FileNotFoundError):
+        await opened(tmp_path / "none")
+
+
+async def test_what_is_opened_for_a_task_that_was_cancelled_is_closed() -> None:
+    begun, go_on, closed = threading.Event(), threading.Event(), asyncio.Event()
+
+    def make() -> BytesIO:
+        begun.set()
+        go_on.wait(10)
+        return BytesIO()
+
+    def close(file: BytesIO) -> None:
+        file.close()
+        closed.set()
+
+    task = asyncio.create_task(opened_by(make, close))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await asyncio.wait_for(closed.wait(), 10)
