@@ -5,11 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Table, and_, delete, null, or_, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Table, and_, delete, null, or_, select, text, tuple_, update
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import locked, without_index
 from comfyfleet.db.tenant import (
     IS_ACTIVE,
     ai_jobs,
@@ -119,8 +119,13 @@ async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) ->
     return {each for row in await tx.execute(query) for each in row if each}
 
 
+def _is_of(tx: Tx, tenant_id: UUID) -> ColumnElement[bool]:
+    """Among the active, which are few: not among all that the tenant ever had."""
+    return without_index(tx, ai_jobs.c.tenant_id) == tenant_id
+
+
 async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    query = select(ai_jobs.c.assets).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
+    query = select(ai_jobs.c.assets).where(_is_of(tx, tenant_id), _ACTIVE)
     return {UUID(asset["file_id"]) for row in await tx.execute(query) for asset in row.assets}
 
 
@@ -148,7 +153,7 @@ async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> N
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
-    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE).limit(limit)
+    query = select(ai_jobs.c.id).where(_is_of(tx, tenant_id), _ACTIVE).limit(limit)
     return [row.id for row in await tx.execute(query)]
 
 
