@@ -5,11 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, delete, null, or_, select, text, tuple_, update
+from sqlalchemy import Column, Select, Table, and_, delete, null, or_, select, text, tuple_, update
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
-from comfyfleet.db.dialect import locked, without_index
+from comfyfleet.db.dialect import locked
 from comfyfleet.db.tenant import (
     IS_ACTIVE,
     ai_jobs,
@@ -119,14 +119,15 @@ async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) ->
     return {each for row in await tx.execute(query) for each in row if each}
 
 
-def _is_of(tx: Tx, tenant_id: UUID) -> ColumnElement[bool]:
-    """Among the active, which are few: not among all that the tenant ever had."""
-    return without_index(tx, ai_jobs.c.tenant_id) == tenant_id
+def _active_of(tenant_id: UUID, column: Column[Any]) -> Select[Any]:
+    """In the order of the index of active jobs: else SQLite takes one of all that there ever were."""
+    mine = select(column).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
+    return mine.order_by(ai_jobs.c.id)
 
 
 async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    query = select(ai_jobs.c.assets).where(_is_of(tx, tenant_id), _ACTIVE)
-    return {UUID(asset["file_id"]) for row in await tx.execute(query) for asset in row.assets}
+    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.assets))
+    return {UUID(asset["file_id"]) for row in found for asset in row.assets}
 
 
 async def jobs_of_living_runs(
@@ -153,8 +154,8 @@ async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> N
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
-    query = select(ai_jobs.c.id).where(_is_of(tx, tenant_id), _ACTIVE).limit(limit)
-    return [row.id for row in await tx.execute(query)]
+    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.id).limit(limit))
+    return [row.id for row in found]
 
 
 async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
