@@ -14,7 +14,8 @@ from comfyfleet.jobs.model import Job
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.ledger import service as ledger
 from comfyfleet.plane import Plane
-from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.tenants import service as tenants
+from comfyfleet.tenants.model import DEFAULT_TENANT, Tenant
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.dbkit.databases import Databases
@@ -41,15 +42,19 @@ class Ground:
                 await ledger.credit(tx, TENANT, each, 1_000, f"paid-{each}", now=utc_now())
         return ids
 
+    async def tenant(self) -> Tenant:
+        async with self.plane.central.look() as tx:
+            return await tenants.get(tx, TENANT)
+
     async def submit(self, user_id: UUID, key: str, **changes: Any) -> Job:
         wanted = Application(
             effect_id=self.effect_id,
             properties={"width": 256, **changes},
             idempotency_key=key,
         )
-        job, is_new = await apply(self.plane.sides, TENANT, user_id, wanted)
-        assert is_new
-        return job
+        made = await apply(self.plane.sides, await self.tenant(), user_id, wanted)
+        assert made.is_new
+        return made.job
 
 
 @asynccontextmanager

@@ -78,7 +78,7 @@ async def _applied(ground: Ground, user_id: UUID) -> UUID:
             now=utc_now(),
         )
     wanted = Application(effect_id=ground.soften_id, video_id=made.id)
-    await apply(ground.plane.sides, TENANT, user_id, wanted)
+    await apply(ground.plane.sides, await ground.tenant(), user_id, wanted)
     return made.id
 
 

@@ -30,10 +30,18 @@ _WEBHOOK_EVENTS = {
 async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
     """The tokens are reserved for all jobs of a submit at once, by the caller."""
     for job in jobs:
-        if job.asked.video_id and job.asked.user_id:
-            await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+        await attach_media(tx, job)
     # Jobs without a user are operators' own: nobody follows their events.
-    await events.record_all(tx, [_moved(job) for job in jobs if job.asked.user_id], now=now)
+    await events.record_all(tx, [submit_event(job) for job in jobs if job.asked.user_id], now=now)
+
+
+async def attach_media(tx: Tx, job: Job) -> None:
+    if job.asked.video_id and job.asked.user_id:
+        await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+
+
+def submit_event(job: Job) -> NewEvent:
+    return _moved(job)
 
 
 async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:

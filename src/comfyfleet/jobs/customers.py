@@ -17,7 +17,7 @@ from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.jobs import service, store, submitting
 from comfyfleet.jobs.model import Job, JobStatus, Submission
-from comfyfleet.jobs.ordering import Order, Registered, registered, submission
+from comfyfleet.jobs.ordering import Order, Registered, require_active, submission
 from comfyfleet.jobs.retrying import once_more, retry_id
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.jobs.why import why_for_customers
@@ -31,6 +31,7 @@ from comfyfleet.kernel.errors import (
 )
 from comfyfleet.media import service as media
 from comfyfleet.tenants import service as tenants
+from comfyfleet.tenants.model import Tenant
 
 WAIT_SECONDS_MAX = 60
 LOOK_AGAIN_SECONDS = 1.0
@@ -69,34 +70,37 @@ class Offered(NamedTuple):
     registered: Registered
 
 
-async def apply(
-    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
-) -> tuple[Job, bool]:
-    """The job, and whether it is new."""
+class Applied(NamedTuple):
+    job: Job
+    is_new: bool
+    typical_seconds: float | None  # of the effect; None also if it was asked for before
+
+
+async def apply(sides: Sides, tenant: Tenant, user_id: UUID, wanted: Application) -> Applied:
+    """`tenant`: as it has just been read, with the caller's key."""
     try:
-        return await _apply(sides, tenant_id, user_id, wanted)
+        return await _apply(sides, tenant, user_id, wanted)
     except FleetError:
         # Asked again, it is answered as before: the effect may have changed, the queue be full.
-        before = await _asked_before(sides, tenant_id, user_id, wanted)
+        before = await _asked_before(sides, tenant.id, user_id, wanted)
         if before is None:
             raise
-        return before, False
+        return Applied(before, False, None)
 
 
-async def _apply(
-    sides: Sides, tenant_id: UUID, user_id: UUID, wanted: Application
-) -> tuple[Job, bool]:
+async def _apply(sides: Sides, tenant: Tenant, user_id: UUID, wanted: Application) -> Applied:
     async with sides.central.look() as tx:
         offered = await offered_by(tx, wanted.effect_id)
-        tenant = await tenants.require_kept(tx, tenant_id)
-    asked = await ordered(sides, tenant_id, user_id, offered, wanted)
-    return await submitting.submit_new(sides, tenant_id, asked, tenant=tenant)
+    tenants.check_kept(tenant)
+    asked = await ordered(sides, tenant.id, user_id, offered, wanted)
+    job, is_new = await submitting.submit_new(sides, tenant.id, asked, tenant=tenant)
+    return Applied(job, is_new, offered.offer.effect.typical_seconds if is_new else None)
 
 
 async def offered_by(tx: Tx, effect_id: UUID) -> Offered:
-    offer = await catalogue.offer_of(tx, effect_id)
-    stage = offer.effect.face.stage
-    return Offered(offer, await registered(tx, offer.workflow, offer.version, stage=stage))
+    offer, fleet = await catalogue.offer_with_fleet(tx, effect_id)
+    require_active(offer.workflow)
+    return Offered(offer, Registered(offer.workflow, offer.version, fleet))
 
 
 async def _asked_before(

@@ -119,9 +119,13 @@ async def _named(sides: Sides, order: Order) -> Registered:
         return await registered(tx, workflow, version, stage=order.stage)
 
 
-async def registered(tx: Tx, workflow: Workflow, version: Version, *, stage: str) -> Registered:
+def require_active(workflow: Workflow) -> None:
     if not workflow.is_active or workflow.is_open:
         raise Refused(f"the workflow {workflow.slug} takes no jobs", field="workflow_slug")
+
+
+async def registered(tx: Tx, workflow: Workflow, version: Version, *, stage: str) -> Registered:
+    require_active(workflow)
     assigned = await fleets.fleets_with(tx, workflow.id, stage=stage)
     known = [fleet for fleet in assigned if fleet.object_info_hash]
     return Registered(workflow, version, next(iter(known or assigned), None))

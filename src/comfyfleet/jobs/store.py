@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     Integer,
+    Select,
     and_,
     bindparam,
     delete,
@@ -56,13 +57,17 @@ async def add(
     return [just_added(tenant_id, job_id, asked[job_id], now) for job_id in added]
 
 
-def _one(tenant_id: UUID, job_id: UUID) -> tuple[Any, Any]:
+def _one(tenant_id: Any, job_id: Any) -> tuple[Any, Any]:
     return ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id == job_id
 
 
+_GET = Statement(
+    lambda tx: select(ai_jobs).where(*_one(bindparam("of_tenant"), bindparam("of_job")))
+)
+
+
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
-    found = await tx.execute(select(ai_jobs).where(*_one(tenant_id, job_id)))
-    row = found.mappings().one_or_none()
+    row = await _GET.first(tx, {"of_tenant": tenant_id, "of_job": job_id})
     return job_of(row) if row else None
 
 
@@ -202,16 +207,18 @@ def _counted(*mine: Any) -> Any:
     return select(func.count()).select_from(some).scalar_subquery()
 
 
-_COUNT_ACTIVE = Statement(
-    lambda tx: select(
+def active_counts() -> Select[Any]:
+    """Of the user and of all users of the tenant, those that are held not counted; up to a bound."""
+    return select(
         _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
         _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
     )
-)
+
+
+_COUNT_ACTIVE = Statement(lambda tx: active_counts())
 
 
 async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> tuple[int, int]:
-    """Of the user and of all users of the tenant, those that are held not counted; up to a bound."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "at_most": most + COUNTED_BEYOND}
     (counted,) = await _COUNT_ACTIVE.rows(tx, values)
     return int(counted["of_user"]), int(counted["of_tenant"])

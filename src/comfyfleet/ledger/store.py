@@ -56,12 +56,13 @@ async def take(
     if len(job_ids) == 1:
         found = await _TAKE.first(tx, {**values, "of_job": next(iter(job_ids))})
         return found["balance"] if found else None
-    statement = _taking(lines.c.job_id.in_(job_ids))
+    statement = taking(lines.c.job_id.in_(job_ids))
     left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
     return left
 
 
-def _taking(is_of_jobs: ColumnElement[bool]) -> Any:
+def taking(is_of_jobs: ColumnElement[bool]) -> Any:
+    """Takes `amount_taken` from a wallet that has as much, once for a job."""
     reserved = select(lines.c.id).where(
         lines.c.tenant_id == bindparam("of_tenant"),
         is_of_jobs,
@@ -76,7 +77,7 @@ def _taking(is_of_jobs: ColumnElement[bool]) -> Any:
     )
 
 
-_TAKE = Statement(lambda tx: _taking(lines.c.job_id == bindparam("of_job")))
+_TAKE = Statement(lambda tx: taking(lines.c.job_id == bindparam("of_job")))
 
 
 async def give(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:

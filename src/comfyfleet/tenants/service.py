@@ -95,9 +95,13 @@ async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
 async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
     """A tenant that may get users and keys: one that is being erased gets no more."""
     tenant = await get(tx, tenant_id)
-    if tenant.erasing_at is not None:
-        raise Conflict(f"the tenant {tenant_id} is erased, or about to be")
+    check_kept(tenant)
     return tenant
+
+
+def check_kept(tenant: Tenant) -> None:
+    if tenant.erasing_at is not None:
+        raise Conflict(f"the tenant {tenant.id} is erased, or about to be")
 
 
 async def least_full(tx: Tx, names: Iterable[str]) -> str:

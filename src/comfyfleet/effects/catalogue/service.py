@@ -18,6 +18,7 @@ from comfyfleet.effects.catalogue.model import (
     problems_of,
 )
 from comfyfleet.effects.model import Property, Workflow
+from comfyfleet.fleets.model import Fleet
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.kernel.texts import is_storable
 
@@ -87,6 +88,19 @@ async def offer_of(tx: Tx, effect_id: UUID) -> Offer:
     if offer is None or not offer.is_open:
         raise NotFound(f"there is no effect {effect_id}")
     return offer
+
+
+async def offer_with_fleet(tx: Tx, effect_id: UUID) -> tuple[Offer, Fleet | None]:
+    """The same, and the fleet whose node types decide how it becomes a prompt."""
+    found = await store.offer_with_fleet(tx, effect_id)
+    if found is None or not found[0].is_open:
+        raise NotFound(f"there is no effect {effect_id}")
+    return found
+
+
+async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
+    """How long it takes, from its history; None also if there is no such effect."""
+    return await store.typical_seconds(tx, effect_id)
 
 
 async def open_slugs(tx: Tx) -> list[str]:

@@ -5,23 +5,27 @@ from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, and_, bindparam, case, select, update
+from sqlalchemy import Row, ScalarSelect, Select, Table, and_, bindparam, case, select, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.central import effects, workflows
+from comfyfleet.db.central import effects, fleets, workflow_fleets, workflows
 from comfyfleet.db.central import workflow_versions as versions
 from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.db.statement import Statement
 from comfyfleet.effects.catalogue.model import Effect, Face, Offer
 from comfyfleet.effects.store import version_of, workflow_of
+from comfyfleet.fleets.model import Fleet
 
 _FACE = tuple(each.name for each in fields(Face))
 _REST = tuple(each.name for each in fields(Effect) if each.name != "face")
 # Columns of several tables in one row, told apart by the names that they get.
 _BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
-_OFFER = Statement(
-    lambda tx: (
-        select(*(each.label(prefix + each.name) for table, prefix in _BEHIND for each in table.c))
+_WITH_FLEET = (*_BEHIND, (fleets, "fleet_"))
+
+
+def _offer_of(*tables: tuple[Table, str]) -> Select[Any]:
+    return (
+        select(*(each.label(prefix + each.name) for table, prefix in tables for each in table.c))
         .select_from(effects)
         .join(workflows, workflows.c.id == effects.c.workflow_id)
         .join(
@@ -32,18 +36,59 @@ _OFFER = Statement(
         )
         .where(effects.c.id == bindparam("of_id"))
     )
+
+
+def _fleet_for() -> ScalarSelect[int]:
+    """Of those that have the workflow, the first whose node types are known; else the first."""
+    assigned = fleets.alias("assigned")
+    return (
+        select(assigned.c.id)
+        .join(workflow_fleets, workflow_fleets.c.fleet_id == assigned.c.id)
+        .where(workflow_fleets.c.workflow_id == workflows.c.id, assigned.c.stage == effects.c.stage)
+        .order_by(assigned.c.object_info_hash.is_(None), assigned.c.slug)
+        .limit(1)
+        .correlate(effects, workflows)
+        .scalar_subquery()
+    )
+
+
+_OFFER = Statement(lambda tx: _offer_of(*_BEHIND))
+_OFFER_WITH_FLEET = Statement(
+    lambda tx: _offer_of(*_WITH_FLEET).outerjoin(fleets, fleets.c.id == _fleet_for())
 )
 
 
 async def offer(tx: Tx, effect_id: UUID) -> Offer | None:
     """An effect with its workflow, and the version that new jobs get."""
     found = await _OFFER.first(tx, {"of_id": effect_id})
+    return None if found is None else _offer(found)
+
+
+async def offer_with_fleet(tx: Tx, effect_id: UUID) -> tuple[Offer, Fleet | None] | None:
+    """The same, and the fleet whose node types decide how it becomes a prompt."""
+    found = await _OFFER_WITH_FLEET.first(tx, {"of_id": effect_id})
     if found is None:
         return None
+    fleet = {each.name: found[f"fleet_{each.name}"] for each in fleets.c}
+    return _offer(found), None if fleet["id"] is None else Fleet(**fleet)
+
+
+def _offer(found: Mapping[str, Any]) -> Offer:
     effect, workflow, version = (
         {each.name: found[prefix + each.name] for each in table.c} for table, prefix in _BEHIND
     )
     return Offer(_effect_of(effect), workflow_of(workflow), version_of(version))
+
+
+_TYPICAL = Statement(
+    lambda tx: select(effects.c.typical_seconds).where(effects.c.id == bindparam("of_id"))
+)
+
+
+async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
+    """None also if there is no such effect."""
+    found = await _TYPICAL.first(tx, {"of_id": effect_id})
+    return found["typical_seconds"] if found else None
 
 
 async def add(tx: Tx, effect: Effect) -> Effect | None:

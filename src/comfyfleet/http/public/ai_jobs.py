@@ -23,7 +23,7 @@ from comfyfleet.http.public.routing import (
     public_router,
 )
 from comfyfleet.jobs import customers
-from comfyfleet.jobs.customers import Application
+from comfyfleet.jobs.customers import Application, Applied
 from comfyfleet.jobs.model import Job, JobStatus
 from comfyfleet.jobs.shortage import shortage_for
 from comfyfleet.plane import Plane
@@ -120,9 +120,10 @@ async def submit(
         video_id=body.video_id,
         idempotency_key=body.idempotency_key,
     )
-    job, is_new = await customers.apply(plane.sides, caller.tenant.id, caller.user_id, wanted)
-    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    answer = await _answer(plane, await _waited(plane, job, wait), now)
+    made = await customers.apply(plane.sides, caller.tenant, caller.user_id, wanted)
+    response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
+    job = await _waited(plane, made.job, wait)
+    answer = await _answer(plane, job, now, known=made if made.is_new else None)
     short = await shortage_for(plane.sides, job.asked) if answer.status == "queued" else None
     return answer if short is None else answer.model_copy(update={"warnings": [WAITS]})
 
@@ -245,16 +246,18 @@ def summary(plane: Plane, job: Job) -> JobSummary:
     )
 
 
-async def _answer(plane: Plane, job: Job, now: datetime) -> JobAnswer:
-    pool = await plane.sides.pool_of(job.tenant_id)
-    async with pool.look() as tx:
-        found = await showing.files_of(tx, job)
-    outputs = await showing.outputs_of(plane, found)
+async def _answer(plane: Plane, job: Job, now: datetime, known: Applied | None = None) -> JobAnswer:
+    """`known`: what was read when it was submitted, just now."""
+    outputs = await showing.outputs_of(plane, await showing.files_of(plane, job))
+    if known:
+        left = showing.left_of(job, known.typical_seconds, now)
+    else:
+        left = await showing.seconds_left(plane, job, now)
     return JobAnswer(
         **summary(plane, job).model_dump(),
         idempotency_key=job.asked.idempotency_key,
         properties=dict(job.asked.properties),
-        estimated_seconds_left=await showing.seconds_left(plane, job, now),
+        estimated_seconds_left=left,
         outputs=outputs,
         processed_file_url=outputs[0].url if outputs else None,
         values=showing.values_of(job),

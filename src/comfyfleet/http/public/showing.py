@@ -7,13 +7,11 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.db import Tx
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File
 from comfyfleet.http.public.routing import Answer
 from comfyfleet.jobs.model import Job, JobStatus
-from comfyfleet.kernel.errors import NotFound
 from comfyfleet.plane import Plane
 
 DONE_PERCENT = 100.0
@@ -51,22 +49,27 @@ async def seconds_left(plane: Plane, job: Job, now: datetime) -> float | None:
     """From the effect's history; the wait in the queue is not in it (see …/why)."""
     if not job.status.is_active or job.asked.effect_id is None:
         return None
-    try:
-        async with plane.central.look() as tx:
-            typical = (await catalogue.get(tx, job.asked.effect_id)).typical_seconds
-    except NotFound:
-        return None
-    if typical is None:
+    async with plane.central.look() as tx:
+        typical = await catalogue.typical_seconds(tx, job.asked.effect_id)
+    return left_of(job, typical, now)
+
+
+def left_of(job: Job, typical_seconds: float | None, now: datetime) -> float | None:
+    if typical_seconds is None or not job.status.is_active:
         return None
     gone = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    return round(max(0.0, typical - gone), 1)
+    return round(max(0.0, typical_seconds - gone), 1)
 
 
-async def files_of(tx: Tx, job: Job) -> list[tuple[str, File]]:
+async def files_of(plane: Plane, job: Job) -> list[tuple[str, File]]:
     """Its outputs by name; those that have expired are no longer there."""
     kept = (job.result_metadata or {}).get("outputs", [])
+    if not kept:
+        return []
     named = [(each["name"], UUID(each["file_id"])) for each in kept]
-    found = await files.those_of(tx, job.tenant_id, {file_id for _, file_id in named})
+    pool = await plane.sides.pool_of(job.tenant_id)
+    async with pool.look() as tx:
+        found = await files.those_of(tx, job.tenant_id, {file_id for _, file_id in named})
     return [(name, found[file_id]) for name, file_id in named if file_id in found]
 
 

@@ -18,7 +18,6 @@ from comfyfleet.http.public.auth import GivenFetches, Reader, Writer
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.model import Job, JobStatus
-from comfyfleet.kernel.errors import NotFound
 from comfyfleet.media import service as media
 from comfyfleet.media.kinds import MediaKind
 from comfyfleet.media.model import Media, MediaStatus, status_of
@@ -122,7 +121,9 @@ async def list_videos(
         found = await media.all_of(
             tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
         )
-        seen = [(each, await _job_of(tx, each)) for each in found[:limit]]
+        wanted = [each.job_id for each in found[:limit] if each.job_id]
+        latest = await jobs.some(tx, caller.tenant.id, wanted)
+    seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in found[:limit]]
     return Videos(
         videos=[_summary(plane, each, job) for each, job in seen],
         next=seen[-1][0].id if len(found) > limit else None,
@@ -154,14 +155,10 @@ async def _look(tx: Tx, found: Media) -> Look:
     made = await jobs.of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
     wanted = {*found.file_ids, *(each.output_file_id for each in made if each.output_file_id)}
     kept = await files.those_of(tx, found.tenant_id, wanted)
-    return Look(found, await _job_of(tx, found), made, kept)
-
-
-async def _job_of(tx: Tx, found: Media) -> Job | None:
-    try:
-        return await jobs.get(tx, found.tenant_id, found.job_id) if found.job_id else None
-    except NotFound:
-        return None
+    latest = next((each for each in made if each.id == found.job_id), None)
+    if latest is None and found.job_id:
+        latest = (await jobs.some(tx, found.tenant_id, [found.job_id])).get(found.job_id)
+    return Look(found, latest, made, kept)
 
 
 def _summary(plane: Plane, found: Media, job: Job | None) -> VideoSummary:

@@ -5,10 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, delete, func, insert, or_, select, update
+from sqlalchemy import Row, bindparam, delete, func, insert, or_, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import api_keys, tenants
+from comfyfleet.db.statement import Statement
 from comfyfleet.tenants.keys.model import NOTED_EVERY, ApiKey, Scope
 from comfyfleet.tenants.model import Tenant
 
@@ -18,14 +19,23 @@ async def add(tx: Tx, row: Mapping[str, Any]) -> ApiKey:
     return _key(found.one())
 
 
+_BY_HASH = Statement(
+    lambda tx: (
+        select(*api_keys.c, *(each.label(f"owner_{each.name}") for each in tenants.c))
+        .join(tenants, tenants.c.id == api_keys.c.tenant_id)
+        .where(api_keys.c.key_hash == bindparam("of_hash"))
+    )
+)
+
+
 async def by_hash(tx: Tx, key_hash: str) -> tuple[ApiKey, Tenant, str] | None:
     """The key, its tenant, and the hash that it is kept as."""
-    query = select(api_keys).where(api_keys.c.key_hash == key_hash)
-    found = (await tx.execute(query)).first()
+    found = await _BY_HASH.first(tx, {"of_hash": key_hash})
     if found is None:
         return None
-    owner = await tx.execute(select(tenants).where(tenants.c.id == found.tenant_id))
-    return _key(found), Tenant(**owner.one()._mapping), found.key_hash
+    owner = {each.name: found[f"owner_{each.name}"] for each in tenants.c}
+    mine = {each.name: found[each.name] for each in api_keys.c}
+    return _key_of(mine), Tenant(**owner), mine["key_hash"]
 
 
 async def of_user(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[ApiKey]:
@@ -86,5 +96,9 @@ async def note_use(tx: Tx, key_id: UUID, now: datetime) -> None:
 
 
 def _key(row: Row[Any]) -> ApiKey:
-    values = {name: value for name, value in row._mapping.items() if name != "key_hash"}
+    return _key_of(row._mapping)
+
+
+def _key_of(row: Mapping[Any, Any]) -> ApiKey:
+    values = {name: value for name, value in row.items() if name != "key_hash"}
     return ApiKey(**{**values, "scopes": frozenset(Scope(each) for each in values["scopes"])})

@@ -1,0 +1,1 @@
+"""One new job, with all that belongs to it."""
