@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from comfyfleet.db import sqlite
 from comfyfleet.db.grouping import Grouped
 from comfyfleet.db.losses import is_loss_within, is_misfit_within
+from comfyfleet.db.outages import Outages
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 from comfyfleet.kernel.extras import missing_extra
 
@@ -37,12 +38,13 @@ class Database:
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
         self.turn = asyncio.Lock()
+        self.outages = Outages(engine.url.render_as_string(hide_password=True))
         self._writing = Grouped(engine.execution_options(**{WRITES: True}), self.turn)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
         if self.is_sqlite:
-            with _telling_loss():
+            with self.outages.watched(), _telling_loss():
                 async with self._writing.begin() as tx:
                     yield tx
         else:
@@ -64,7 +66,7 @@ class Database:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Tx]:
-        with _telling_loss():
+        with self.outages.watched(), _telling_loss():
             tx = await _reached(self.engine)
             try:
                 yield tx

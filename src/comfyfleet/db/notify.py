@@ -49,7 +49,7 @@ class Hints:
                 delay = RETRY_SECONDS_MIN
                 await self._follow(connection, heard, anew)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.warning("not listening for hints: %s", error)
+                logger.debug("not listening for hints: %s", error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
 

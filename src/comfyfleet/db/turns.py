@@ -42,12 +42,16 @@ class Turns:
     async def _ask(self, statement: object, name: str) -> bool:
         values = {"kind": TURNS_LOCK, "name": _number(name)}
         async with self._one_at_a_time:
-            try:
-                connection = self._connection or await self._connect()
-                return bool((await connection.execute(statement, values)).scalar_one())  # type: ignore[call-overload]
-            except (DBAPIError, OSError) as error:
-                await self.close()
-                raise Unavailable(f"no turn can be taken: {error}") from error
+            with self._database.outages.watched():
+                return await self._answer(statement, values)
+
+    async def _answer(self, statement: object, values: dict[str, int]) -> bool:
+        try:
+            connection = self._connection or await self._connect()
+            return bool((await connection.execute(statement, values)).scalar_one())  # type: ignore[call-overload]
+        except (DBAPIError, OSError) as error:
+            await self.close()
+            raise Unavailable(f"no turn can be taken: {error}") from error
 
     async def _connect(self) -> AsyncConnection:
         connection = await self._database.engine.connect()

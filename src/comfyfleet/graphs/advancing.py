@@ -11,6 +11,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from comfyfleet.db import Database, Tx
+from comfyfleet.db.outages import level_of
 from comfyfleet.graphs import store
 from comfyfleet.graphs.decide import next_actions
 from comfyfleet.graphs.draft import Advance
@@ -96,7 +97,9 @@ async def _follow_up(graphs: Graphs, pool: Database, outcome: _Outcome) -> None:
     try:
         await deliver(graphs.sides, pool, outcome.jobs, outcome.words)
     except Unavailable as error:
-        log.warning("jobs of graph run %s wait: %s", outcome.kept.head.id, error.message)
+        log.log(
+            level_of(error), "jobs of graph run %s wait: %s", outcome.kept.head.id, error.message
+        )
 
 
 @dataclass(frozen=True)

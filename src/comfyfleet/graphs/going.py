@@ -6,6 +6,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch
 from comfyfleet.graphs import store
@@ -127,7 +128,7 @@ async def _goes_on(
     try:
         await advance(graphs, tenant_id, run_id, heard=heard)
     except (QueueFull, Unavailable) as error:
-        log.warning("graph run %s waits: %s", run_id, error.message)
+        log.log(level_of(error), "graph run %s waits: %s", run_id, error.message)
     except NotFound:
         # It was removed; nobody is left to hear this.
         async with pool.begin() as tx:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from comfyfleet.db.outages import level_of
 from comfyfleet.http.validation import problem_of
 from comfyfleet.kernel import errors
 from comfyfleet.plane import Meters
@@ -98,7 +99,8 @@ def answer_to(error: errors.FleetError, path: str) -> Response:
     said = errors.said_to_customers(error)
     if path.startswith(OPERATORS) or said == error.message:
         return answer(status_of(error), error.code, error.message, error.details, headers=headers)
-    logger.warning("%s: %s", error.code, error.message, extra={"details": dict(error.details)})
+    level, extra = level_of(error), {"details": dict(error.details)}
+    logger.log(level, "%s: %s", error.code, error.message, extra=extra)
     return answer(status_of(error), error.code, said, headers=headers)
 
 

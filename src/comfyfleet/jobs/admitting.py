@@ -8,6 +8,7 @@ from uuid import UUID
 from comfyfleet.batches.decide import BatchJob
 from comfyfleet.batches.model import ADMITTED_AT_ONCE_MAX, JOBS_PER_BATCH_MAX
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.jobs import service, store
 from comfyfleet.jobs.model import HeldJob, Job
 from comfyfleet.jobs.settling import deliver
@@ -75,6 +76,6 @@ async def admit_all(sides: Sides) -> None:
             for tenant_id, user_id in waiting:
                 await admit(sides, pool, tenant_id, user_id)
         except FleetError as error:
-            log.warning("held jobs of pool %s wait: %s", name, error.message)
+            log.log(level_of(error), "held jobs of pool %s wait: %s", name, error.message)
         except Exception:
             log.exception("held jobs of pool %s wait", name)

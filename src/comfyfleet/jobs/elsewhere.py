@@ -54,7 +54,7 @@ class Elsewhere:
                 for message in self.messages(monotonic()):
                     await self._hints.send(message)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.warning("progress can't be told to other control planes: %s", error)
+                logger.debug("progress can't be told to other control planes: %s", error)
 
     def messages(self, now: float) -> Iterator[str]:
         """What is to be said now: questions first."""

@@ -3,6 +3,7 @@
 import logging
 from datetime import datetime, timedelta
 
+from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
 from comfyfleet.jobs import service, shared, store
@@ -42,7 +43,9 @@ async def _expired(sides: Sides, row: Dispatch) -> bool:
     try:
         await _end_or_requeue(sides, row)
     except Unavailable as error:
-        log.warning("expired dispatch %s waits for its pool: %s", row.id, error.message)
+        log.log(
+            level_of(error), "expired dispatch %s waits for its pool: %s", row.id, error.message
+        )
         return False
     except Exception:
         log.exception("expired dispatch %s could not be put right", row.id)

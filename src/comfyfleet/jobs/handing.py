@@ -6,6 +6,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Lease, Requeue, Waiter
 from comfyfleet.effects import service as effects
@@ -99,7 +100,7 @@ async def _bring_in_line(sides: Sides, pool: Database, lease: Lease) -> None:
 
 
 async def _delay(sides: Sides, lease: Lease, error: FleetError) -> None:
-    log.warning("dispatch %s is put off: %s", lease.dispatch_id, error.message)
+    log.log(level_of(error), "dispatch %s is put off: %s", lease.dispatch_id, error.message)
     now = sides.clock()
     async with sides.central.begin() as tx:
         await dispatch.requeue(
@@ -114,7 +115,7 @@ async def _delay(sides: Sides, lease: Lease, error: FleetError) -> None:
 
 
 async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
-    log.warning("dispatch %s can't be run: %s", lease.dispatch_id, error.message)
+    log.log(level_of(error), "dispatch %s can't be run: %s", lease.dispatch_id, error.message)
     said = sayable(error.message)
     message = "The job could not be prepared" + ("." if said == UNKNOWN else f": {said}")
     why = Failure(message, f"{error.code}: {error}")

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.graphs.advancing import KIND, Graphs
 from comfyfleet.graphs.going import hear, judge_all
 from comfyfleet.kernel.errors import FleetError
@@ -42,6 +43,6 @@ async def _in_pool(
     try:
         await act(plane.graphs, pool)
     except FleetError as error:
-        log.warning("graph runs of pool %s wait: %s", name, error.message)
+        log.log(level_of(error), "graph runs of pool %s wait: %s", name, error.message)
     except Exception:
         log.exception("graph runs of pool %s were left out", name)

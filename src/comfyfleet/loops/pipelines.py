@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.loops.sweeping import Sweep
@@ -62,7 +63,7 @@ async def _in_all_pools(plane: Plane, act: Pass) -> bool:
         try:
             has_more |= await act(plane.sides, pool) is True
         except FleetError as error:
-            log.warning("pipelines of pool %s were left out: %s", name, error.message)
+            log.log(level_of(error), "pipelines of pool %s were left out: %s", name, error.message)
         except Exception:
             log.exception("pipelines of pool %s were left out", name)
     return has_more

@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 
 from comfyfleet.audit import service as audit
+from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import service as fleets
@@ -48,7 +49,7 @@ async def deliver_outboxes(plane: Plane) -> bool:
             delivered = await deliver_words(plane.sides, pool, limit=WORDS_PER_PASS_MAX)
             has_more |= delivered == WORDS_PER_PASS_MAX
         except FleetError as error:
-            log.warning("the outbox of pool %s was left out: %s", name, error.message)
+            log.log(level_of(error), "the outbox of pool %s was left out: %s", name, error.message)
         except Exception:
             log.exception("the outbox of pool %s was left out", name)
     return has_more
@@ -78,7 +79,12 @@ async def remove_lost_workers(plane: Plane) -> None:
         try:
             await _remove_lost(plane, worker)
         except FleetError as error:
-            log.warning("worker %s could not be removed: %s", worker.worker_id, error.message)
+            log.log(
+                level_of(error),
+                "worker %s could not be removed: %s",
+                worker.worker_id,
+                error.message,
+            )
 
 
 async def _remove_lost(plane: Plane, worker: Worker) -> None:

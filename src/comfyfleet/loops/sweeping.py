@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from comfyfleet.db.outages import is_told
 from comfyfleet.db.turns import Turns
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import Unavailable
@@ -70,11 +71,7 @@ class Sweeps:
             try:
                 outcome, has_more = await self._turn(sweep)
             except Unavailable as error:
-                # No fault of the sweep's, and told by all of them at once: a line is enough, once.
-                is_new = sweep.name not in self._cut_short
-                level = logging.WARNING if is_new else logging.DEBUG
-                logger.log(level, "the sweep %s was cut short: %s", sweep.name, error.message)
-                self._cut_short.add(sweep.name)
+                self._note_cut_short(sweep, error)
                 outcome, has_more = FAILED, False
             except Exception:
                 logger.exception("the sweep %s failed; it will run again", sweep.name)
@@ -86,6 +83,14 @@ class Sweeps:
         if outcome == DONE:
             self._meters.last_pass.labels(sweep.name).set(self._clock().timestamp())
         return has_more
+
+    def _note_cut_short(self, sweep: Sweep, error: Unavailable) -> None:
+        """No fault of the sweep's: a line is enough, once, and none for what is told already."""
+        is_new = sweep.name not in self._cut_short and not is_told(error)
+        level = logging.WARNING if is_new else logging.DEBUG
+        logger.log(level, "the sweep %s was cut short: %s", sweep.name, error.message)
+        if is_new:
+            self._cut_short.add(sweep.name)
 
     async def _repeat(self, sweep: Sweep) -> None:
         wanted = self._wanted[sweep.name]

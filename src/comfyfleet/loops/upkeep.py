@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 
+from comfyfleet.db.outages import level_of
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.loops.webhooks import deliver_due
@@ -39,7 +40,7 @@ async def check(plane: Plane) -> bool:
         try:
             has_more |= await check_files(plane.sides, pool) == PAGE
         except FleetError as error:
-            log.warning("files of pool %s were not checked: %s", name, error.message)
+            log.log(level_of(error), "files of pool %s were not checked: %s", name, error.message)
     return has_more
 
 

@@ -6,6 +6,7 @@ import random
 
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Database
+from comfyfleet.db.outages import level_of
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.plane import Plane
 from comfyfleet.webhooks import service as webhooks
@@ -32,7 +33,7 @@ async def _deliver_of(plane: Plane, name: str, pool: Database) -> int:
             due = await webhooks.take_due(tx, now=plane.clock(), limit=AT_ONCE_MAX)
         await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
     except FleetError as error:
-        log.warning("the webhooks of pool %s wait: %s", name, error.message)
+        log.log(level_of(error), "the webhooks of pool %s wait: %s", name, error.message)
         return 0
     return len(due)
 

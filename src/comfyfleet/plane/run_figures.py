@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from comfyfleet.db import Database, Pools
+from comfyfleet.db.outages import level_of
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.plane import store
 
@@ -29,7 +30,7 @@ async def read_run_figures(pools: Pools) -> dict[str, RunFigures]:
         try:
             found[name] = await _read(pool)
         except FleetError as error:
-            log.warning("runs of pool %s can't be counted: %s", name, error.message)
+            log.log(level_of(error), "runs of pool %s can't be counted: %s", name, error.message)
     return found
 
 

@@ -1,0 +1,76 @@
+"""However many ask for a database that is away, its outage is told in two lines."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.dbkit.databases import Databases
+
+from comfyfleet.db.engine import Database, open_database
+from comfyfleet.db.outages import is_told
+from comfyfleet.kernel.errors import Unavailable
+
+
+@pytest.fixture
+async def database(postgres_databases: Databases) -> AsyncIterator[Database]:
+    database = open_database(await postgres_databases.url("central"))
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+
+async def test_an_outage_is_told_once_and_its_end_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with pytest.raises(Unavailable) as raised:
+            async with database.look() as tx:
+                await tx.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert is_told(raised.value)
+    for _ in range(2):
+        async with database.look() as tx:
+            await tx.exec_driver_sql("SELECT 1")
+    told = warnings(caplog)
+    assert ["is away" in each for each in told] == [True, False]
+    assert told[1].endswith("is back")
+
+
+async def test_many_who_can_not_reach_it_are_one_line(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = open_database(f"postgresql://nobody:secret@127.0.0.1:{free_port}/none")
+
+    async def look() -> None:
+        async with away.look():
+            pass
+
+    found = await asyncio.gather(*(look() for _ in range(20)), return_exceptions=True)
+    await away.close()
+    assert all(isinstance(each, Unavailable) and is_told(each) for each in found)
+    (line,) = warnings(caplog)
+    assert "is away" in line
+    assert "secret" not in line
+
+
+async def test_the_outage_of_one_is_not_anothers(
+    database: Database, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = open_database(f"postgresql://nobody@127.0.0.1:{free_port}/none")
+    with pytest.raises(Unavailable):
+        async with database.begin(), away.look():
+            pass
+    await away.close()
+    (line,) = warnings(caplog)
+    assert "/none is away" in line
