@@ -110,10 +110,10 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def start_control(self) -> None:
+    def start_control(self, *arguments: str) -> None:
         """On the same port each time; returns when it is ready."""
         self.control = self._start(
-            "control", "serve", "--port", str(self._port), environ=self._environ()
+            "control", "serve", "--port", str(self._port), *arguments, environ=self._environ()
         )
 
         def is_ready() -> bool:

@@ -167,3 +167,13 @@ def test_the_engine_tells_of_a_taken_port_as_the_others_do() -> None:
     assert result.code == 1
     assert "can't be listened on" in result.lines[0]
     assert result.lines[1].startswith("hint: Another process may have that port")
+
+
+def test_several_processes_are_refused_on_sqlite(tmp_path: Path) -> None:
+    done = comfyfleet("serve", "--processes", "2", "--port", "0", "--data", str(tmp_path / "data"))
+    assert done.code == 1
+    assert "--processes 2 needs PostgreSQL" in done.err
+    assert "COMFYFLEET_CENTRAL_DATABASE_URL" in done.err
+    assert not (tmp_path / "data").exists()
+    done = comfyfleet("serve", "--processes", "0", "--data", str(tmp_path / "data"))
+    assert "--processes must be from 1 to 64, not 0" in done.err

@@ -35,9 +35,13 @@ number of control planes share PostgreSQL and S3; bring the databases up to date
 `comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`, else it is made at the first start
 and printed once.
 
+One process uses one core. `--processes N`, on PostgreSQL, keeps N of them behind the port: one that dies is
+started again, SIGHUP replaces them one by one while the others serve, SIGTERM ends all in order.
+
 ```
 comfyfleet serve --data /var/lib/comfyfleet
 comfyfleet serve --host 0.0.0.0 --port 80 --no-loops
+comfyfleet serve --host 0.0.0.0 --processes 4
 ```
 """
 

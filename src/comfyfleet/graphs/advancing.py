@@ -86,7 +86,7 @@ async def change(
 
 def _count(graphs: Graphs, before: RunStatus, after: RunStatus) -> None:
     if after.is_over and not before.is_over:
-        graphs.sides.tallies.graph_runs[after] += 1
+        graphs.sides.tallies.graph_runs.labels(after).inc()
 
 
 async def _follow_up(graphs: Graphs, pool: Database, outcome: _Outcome) -> None:

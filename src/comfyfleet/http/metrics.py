@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import httpx
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -17,14 +18,15 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from comfyfleet.dispatch.switch_costs import Estimate, ModelOfFleet
-from comfyfleet.jobs.tallies import Tallies
 from comfyfleet.kernel.errors import FleetError, Unauthenticated
 from comfyfleet.kernel.keys import fits, hashed
 from comfyfleet.plane import Plane
 from comfyfleet.plane.figures import JOB_SECONDS, STATES, Ended, Figures, Outcomes, read_figures
+from comfyfleet.plane.meters import Siblings
 from comfyfleet.plane.run_figures import (
     GRAPH_RUNS,
     JOBS,
@@ -39,16 +41,12 @@ logger = logging.getLogger(__name__)
 FRESH_SECONDS = 2.0
 PREFIX = "comfyfleet"
 MODELS_SHOWN_MAX = 200
-OVER = ("completed", "failed", "cancelled")
-ENDED = ("done", "failed", "cancelled")
-ALERTS = ("pipeline.alert", "pipeline.paused")
+FIRST_SECONDS_MAX = 10.0
 
 
 def metrics_router(plane: Plane) -> APIRouter:
     router = APIRouter(tags=["health"])
     reading = _Reading(plane)
-    counted = CollectorRegistry()
-    counted.register(_Counted(plane.sides.tallies))
 
     @router.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
@@ -57,6 +55,9 @@ def metrics_router(plane: Plane) -> APIRouter:
         Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
         """
         _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
+        if plane.siblings and not plane.siblings.is_first:
+            return await _told_by_first(plane, plane.siblings, request)
+        plane.meters.waiting_polls.set(plane.queue.waiting())
         try:
             registry = CollectorRegistry()
             registry.register(await reading.collector())
@@ -66,10 +67,38 @@ def metrics_router(plane: Plane) -> APIRouter:
             logger.warning("figures can't be read: %s", error.message)
             plane.meters.readable.set(0)
             figures = b""
-        text = generate_latest(plane.meters.registry) + generate_latest(counted) + figures
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return _answered(_counted(plane) + figures)
 
     return router
+
+
+def _answered(text: bytes) -> Response:
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _counted(plane: Plane) -> bytes:
+    """What this process has counted, and its siblings."""
+    if plane.siblings is None:
+        return generate_latest(plane.meters.registry) + generate_latest(
+            plane.sides.tallies.registry
+        )
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(plane.siblings.folder))  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+async def _told_by_first(plane: Plane, siblings: Siblings, request: Request) -> Response:
+    """Counters that the database feeds begin with a process: whoever is asked, they must be of the same."""
+    transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
+    given = {"authorization": request.headers.get("authorization", "")}
+    try:
+        async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
+            answer = await client.get("http://first/metrics", headers=given)
+        return _answered(answer.raise_for_status().content)
+    except httpx.HTTPError as error:
+        logger.warning("the first process tells no figures: %s", error)
+        plane.meters.readable.set(0)
+        return _answered(_counted(plane))
 
 
 def _require_key(key: str, authorization: str) -> None:
@@ -102,11 +131,7 @@ class _Reading:
         await self._outcomes.look(plane.central, now)
         runs = await read_run_figures(plane.pools)
         return _Snapshot(
-            figures,
-            dict(self._outcomes.sums),
-            plane.queue.waiting(),
-            runs,
-            plane.queue.switch_costs.estimates,
+            figures, dict(self._outcomes.sums), runs, plane.queue.switch_costs.estimates
         )
 
 
@@ -114,7 +139,6 @@ class _Reading:
 class _Snapshot(Collector):
     figures: Figures
     ended: dict[tuple[str, str, str], Ended]
-    waiting: int
     runs: dict[str, RunFigures]
     switch_costs: Mapping[ModelOfFleet, Estimate]
 
@@ -124,7 +148,6 @@ class _Snapshot(Collector):
         yield from self._switches()
         yield from self._outcomes()
         yield from self._runs()
-        yield _gauge("waiting_polls", "Long polls of this process", (), [((), self.waiting)])
 
     def _lanes(self) -> Iterator[Metric]:
         names = ("workflow", "stage", "provider")
@@ -206,36 +229,6 @@ class _Snapshot(Collector):
             durations.add_metric(key, buckets, sum_value=sums.seconds)
         yield ended
         yield durations
-
-
-@dataclass(frozen=True, eq=False)
-class _Counted(Collector):
-    """What this process has seen end."""
-
-    tallies: Tallies
-
-    def collect(self) -> Iterable[Metric]:
-        for name, text, label, counts, usual in (
-            ("graph_runs_ended", "Graph runs that ended", "outcome", self.tallies.graph_runs, OVER),
-            (
-                "pipeline_jobs_ended",
-                "Jobs of pipeline runs that ended",
-                "outcome",
-                self.tallies.pipeline_jobs,
-                ENDED,
-            ),
-            (
-                "pipeline_alerts",
-                "What owners of pipeline runs were told of",
-                "event",
-                self.tallies.pipeline_alerts,
-                ALERTS,
-            ),
-        ):
-            family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=(label,))
-            for value in usual:
-                family.add_metric((value,), counts[value])
-            yield family
 
 
 def _gauge(

@@ -10,6 +10,14 @@ from comfyfleet.plane import Plane
 
 
 def sweeps_of(plane: Plane) -> list[Sweep]:
+    """Of several processes behind one port the first has all of them. What is woken by something that
+    happens in a process is in each."""
+    if plane.siblings is None or plane.siblings.is_first:
+        return _all_of(plane)
+    return [each for each in _all_of(plane) if each.woken_by is not None]
+
+
+def _all_of(plane: Plane) -> list[Sweep]:
     return [
         *queue_sweeps(plane),
         *graph_sweeps(plane),

@@ -56,7 +56,7 @@ async def acting(sides: Sides, tenant_id: UUID, user_id: UUID, run_id: UUID) -> 
         yield act
         touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
         await runs.change_run(tx, run_id, {**touched, **act.changes})
-    sides.tallies.pipeline_jobs[JobState.CANCELLED] += len(act.ended)
+    sides.tallies.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
     if act.words:
         await deliver(sides, pool, act.ended, act.words)
     sides.news.tell(run_id)

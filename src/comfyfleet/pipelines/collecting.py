@@ -96,7 +96,7 @@ async def collect(
     sides.news.tell(run_id)
     count, state = written
     if state is not None:
-        sides.tallies.pipeline_jobs[state] += 1
+        sides.tallies.pipeline_jobs.labels(state).inc()
     return count
 
 

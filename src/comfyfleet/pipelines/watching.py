@@ -74,7 +74,7 @@ async def _announce(
     now: datetime,
 ) -> None:
     """In the same transaction: told once, by the job that was one too many."""
-    sides.tallies.pipeline_alerts[event] += 1
+    sides.tallies.pipeline_alerts.labels(event).inc()
     await webhooks.announce(
         tx,
         stored.tenant_id,

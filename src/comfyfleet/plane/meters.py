@@ -1,4 +1,11 @@
-"""Counters of this process. Figures that the database knows are read when somebody asks."""
+"""Counters of this process. Figures that the database knows are read when somebody asks.
+
+Where several processes serve one port, their counters are kept in files of a common folder: whoever is asked
+adds them up, and those of a process that has ended stay in the sums.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -6,11 +13,44 @@ from prometheus_client import (
     Gauge,
     Histogram,
     disable_created_metrics,
+    multiprocess,
+    values,
 )
 
 # A second series for each counter, which tells only when it began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """The processes that serve one port with this one."""
+
+    folder: Path
+    is_first: bool
+
+    @property
+    def first(self) -> Path:
+        """Where the first of them answers the others."""
+        return self.folder / "first.sock"
+
+
+def shared_environ(folder: Path) -> dict[str, str]:
+    """What a process must be started with to keep its counters there."""
+    return {SHARED_FOLDER: str(folder)}
+
+
+def count_as(number: int) -> None:
+    """Before any counter is made. One of a process that has ended may be taken again: it goes on counting."""
+    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
+
+
+def forget_process(folder: Path, number: int) -> None:
+    """Its gauges; counters stay."""
+    multiprocess.mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
 
 
 class Meters:
@@ -65,11 +105,13 @@ class Meters:
             "comfyfleet_sweep_last_pass_timestamp_seconds",
             "When a sweep last ended in order",
             ("sweep",),
+            multiprocess_mode="max",
             registry=self.registry,
         )
         self.drifts = Gauge(
             "comfyfleet_ledger_drifts",
             "What did not add up in wallets and their transactions at the last look",
+            multiprocess_mode="mostrecent",
             registry=self.registry,
         )
         self.deliveries = Counter(
@@ -87,5 +129,12 @@ class Meters:
         self.readable = Gauge(
             "comfyfleet_figures_readable",
             "Whether the figures of the database could be read for this answer",
+            multiprocess_mode="mostrecent",
+            registry=self.registry,
+        )
+        self.waiting_polls = Gauge(
+            "comfyfleet_waiting_polls",
+            "Long polls of workers that wait here",
+            multiprocess_mode="livesum",
             registry=self.registry,
         )

@@ -11,7 +11,7 @@ from comfyfleet.graphs.advancing import Graphs
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.settings import Settings
-from comfyfleet.plane.meters import Meters
+from comfyfleet.plane.meters import Meters, Siblings
 from comfyfleet.plane.secrets import AdminKey
 from comfyfleet.storage import ObjectStore
 
@@ -28,6 +28,7 @@ class Plane:
     outward: Outward  # to customers' addresses
     webhook_key: str  # webhooks' secrets are made from it
     meters: Meters = field(default_factory=Meters)
+    siblings: Siblings | None = None  # where several processes serve one port
 
     @cached_property
     def graphs(self) -> Graphs:

@@ -20,6 +20,7 @@ from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.kernel.settings import Settings
 from comfyfleet.plane.alone import alone
+from comfyfleet.plane.meters import Siblings
 from comfyfleet.plane.model import Plane
 from comfyfleet.plane.places import Place, places_of
 from comfyfleet.plane.secrets import admin_key, url_secret, webhook_key
@@ -31,7 +32,9 @@ AGAIN_SECONDS = 1.0
 
 
 @asynccontextmanager
-async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncIterator[Plane]:
+async def open_plane(
+    settings: Settings, data: Path, clock: Clock, siblings: Siblings | None = None
+) -> AsyncIterator[Plane]:
     """Refuses to start beside another process on SQLite, or on a schema of another version."""
     places = places_of(settings, data)
     async with AsyncExitStack() as stack:
@@ -67,6 +70,7 @@ async def open_plane(settings: Settings, data: Path, clock: Clock) -> AsyncItera
             admin_key=await admin_key(central, settings),
             turns=turns,
             outward=outward,
+            siblings=siblings,
             webhook_key=await webhook_key(central),
         )
 
