@@ -1,5 +1,7 @@
 """Free ports, and waiting until something answers on one."""
 
+import contextlib
+import random
 import socket
 import subprocess
 import time
@@ -8,6 +10,7 @@ from typing import Any
 import httpx
 
 ANSWER_SECONDS_MAX = 30
+TRIES_MAX = 100
 
 
 def free_port() -> int:
@@ -27,3 +30,14 @@ def wait_until_answering(url: str, process: subprocess.Popen[Any]) -> None:
             pass
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not answer")
+
+
+def first_of_free_ports(count: int) -> int:
+    """So many in a row, below those that systems hand out: nobody's connection takes one of them."""
+    for _ in range(TRIES_MAX):
+        first = random.randrange(10_000, 32_000 - count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("there are no free ports")

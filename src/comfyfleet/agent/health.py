@@ -14,7 +14,7 @@ from comfyfleet.kernel.errors import FleetError
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 0.5
 IDLE_LOOK_SECONDS = 10.0
 CLOSED_SECONDS = 60.0
 MISSED_LOOKS_MAX = 2

@@ -13,7 +13,7 @@ from tests.agentkit.gpu_engine import NODE, memory_command
 from tests.agentkit.plane import Plane, eventually
 from tests.agentkit.prompts import failing
 from tests.agentkit.workers import settings_for
-from tests.awskit.ports import free_port
+from tests.awskit.ports import first_of_free_ports
 from tests.comfykit.prompts import node
 
 from comfyfleet.agent.gpu_memory import command_memory
@@ -31,6 +31,7 @@ RULES = Rules(
     retry_seconds=600.0,
 )
 ROOT = Path(__file__).parents[3]
+ALONE = {"AWS_EC2_METADATA_DISABLED": "true"}
 QUEUED_MIN = 8
 GROW_SECONDS_MAX = 120.0
 
@@ -41,11 +42,11 @@ async def packing(plane: Plane, folder: Path, *, total: int) -> AsyncIterator[Pa
     gpu = folder / "gpu"
     gpu.mkdir()
     engine = f"env PYTHONPATH={ROOT} {sys.executable} -m tests.agentkit.gpu_engine {{port}} {gpu}"
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{first_of_free_ports(4)}"
     base = settings_for(plane, url, folder / "state", worker_id="gpu", comfyui_command=engine)
     (places,) = layout(base, PackSettings(per_gpu=None))
     command = memory_command(gpu, each=10, total=10 * total)
-    pack = Pack([Gpu(places, RULES, command_memory(command, "0"))], {}, base.state)
+    pack = Pack([Gpu(places, RULES, command_memory(command, "0"))], ALONE, base.state)
     work = asyncio.create_task(pack.work())
     try:
         yield pack
@@ -59,13 +60,16 @@ async def packing(plane: Plane, folder: Path, *, total: int) -> AsyncIterator[Pa
 
 async def keep_queued(plane: Plane) -> None:
     for number in range(100_000):
-        while sum(each.status == "queued" for each in plane.dispatches.values()) >= QUEUED_MIN:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: _queued(plane) < QUEUED_MIN)
         prompt = {
             "1": node(NODE, number=number),
             "9": node("SaveImage", images=["1", 0], filename_prefix="made"),
         }
         plane.add(prompt)
+
+
+def _queued(plane: Plane) -> int:
+    return sum(each.status == "queued" for each in plane.dispatches.values())
 
 
 def decided(pack: Pack) -> dict[tuple[str, str], int]:

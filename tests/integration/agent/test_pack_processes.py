@@ -13,7 +13,7 @@ import pytest
 from tests.acceptancekit.processes import COMFYFLEET, Process
 from tests.agentkit.plane import SECRET, Dispatch, Plane
 from tests.agentkit.prompts import steps
-from tests.awskit.ports import free_port
+from tests.awskit.ports import first_of_free_ports
 
 HAPPEN_SECONDS_MAX = 60.0
 
@@ -76,7 +76,7 @@ def run_by_both(plane: Plane, jobs: list[Dispatch]) -> bool:
 
 @pytest.mark.slow
 def test_one_engine_is_killed_and_healed_while_the_other_goes_on(plane: Plane, state: Path) -> None:
-    with pack(plane, state, free_port()) as process:
+    with pack(plane, state, first_of_free_ports(2)) as process:
         jobs = [plane.add(steps(30, 50)), plane.add(steps(30, 50))]
         until(lambda: run_by_both(plane, jobs))
         before = engines(state)
@@ -104,7 +104,7 @@ def test_one_engine_is_killed_and_healed_while_the_other_goes_on(plane: Plane, s
 
 @pytest.mark.slow
 def test_a_killed_worker_owns_its_engines_again_and_their_runs(plane: Plane, state: Path) -> None:
-    port = free_port()
+    port = first_of_free_ports(2)
     with pack(plane, state, port) as process:
         jobs = [plane.add(steps(40, 100)), plane.add(steps(40, 100))]
         until(lambda: run_by_both(plane, jobs))

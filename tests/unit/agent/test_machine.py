@@ -11,7 +11,8 @@ import pynvml
 import pytest
 from tests.awskit.nvml import Card, CardReader
 
-from comfyfleet.agent.gpu import Gpu, chosen_gpu
+from comfyfleet.agent.gpu import Gpu, all_gpus, chosen_gpu
+from comfyfleet.agent.gpu_memory import driver_memory
 from comfyfleet.agent.machine import Machine
 from comfyfleet.comfy.backend import Device
 from comfyfleet.kernel.errors import ServerUnavailable
@@ -173,3 +174,19 @@ async def test_a_driver_that_hangs_holds_up_neither_the_loop_nor_the_next_readin
     release.set()
     await asyncio.sleep(0.05)
     assert (await machine.read()).gpu_name == "L4"
+
+
+def test_all_gpus_are_those_that_may_be_seen_else_those_that_the_driver_tells() -> None:
+    cards = CardReader(Card("one", "GPU-1"), Card("two", "GPU-2"))
+    assert all_gpus({}, cards) == ("0", "1")
+    assert cards.opened == 0
+    assert all_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}, cards) == ("3", "GPU-x")
+    assert all_gpus({"CUDA_VISIBLE_DEVICES": ""}, cards) == ()
+    assert all_gpus({}, CardReader(has_driver=False)) == ()
+
+
+async def test_the_memory_of_a_gpu_is_what_the_driver_tells_of_that_gpu(tmp_path: Path) -> None:
+    cards = CardReader(Card("one", "GPU-1"), Card("two", "GPU-2", used=5, total=80))
+    read = driver_memory(tmp_path, {"CUDA_VISIBLE_DEVICES": "1"}, nvml=cards)
+    assert await read() == (5, 80)
+    assert await driver_memory(tmp_path, {}, nvml=CardReader(has_driver=False))() is None

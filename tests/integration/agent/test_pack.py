@@ -1,0 +1,210 @@
+"""A pack of workers beside servers that are as small as can be."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.agentkit.plane import Plane, eventually
+from tests.agentkit.workers import settings_for
+from tests.awskit.ports import first_of_free_ports
+from tests.integration.agent.test_owned_comfyui import SERVER
+
+from comfyfleet.agent import owning, stopping
+from comfyfleet.agent.pack import Gpu, Pack, gpus_of
+from comfyfleet.agent.pack_layout import PackSettings, layout
+from comfyfleet.agent.pack_size import Rules
+from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.kernel.errors import InvalidInput, WorkerRevoked
+from comfyfleet.kernel.tracing import current
+
+SECONDS_MAX = 30.0
+ALONE = {"AWS_EC2_METADATA_DISABLED": "true"}
+
+
+class Box:
+    """A machine whose packs serve at the same ports, and the pids of all that they have started."""
+
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        script, self._pids = folder / "server.py", folder / "pids"
+        script.write_text(SERVER)
+        self.command = f"{sys.executable} {script} {{port}} {self._pids}"
+        self.url = f"http://127.0.0.1:{first_of_free_ports(8)}"
+
+    def settings(self, command: str | None = None) -> WorkerSettings:
+        return settings_for(
+            self.plane,
+            self.url,
+            self.folder / "state",
+            worker_id="gpu",
+            comfyui_command=command or self.command,
+        )
+
+    @property
+    def living(self) -> set[int]:
+        pids = self._pids.read_text().split() if self._pids.exists() else ()
+        return {int(pid) for pid in pids if _lives(int(pid))}
+
+    @contextlib.asynccontextmanager
+    async def pack(
+        self, per_gpu: int | None = 2, command: str | None = None
+    ) -> AsyncIterator[tuple[Pack, "asyncio.Task[None]"]]:
+        settings = self.settings(command)
+        (places,) = layout(settings, PackSettings(per_gpu=per_gpu))
+        rules = Rules(look_seconds=0.05) if per_gpu is None else None
+        pack = Pack([Gpu(places, rules)], ALONE, settings.state)
+        self.plane.polls.clear()
+        work = asyncio.create_task(pack.work())
+        try:
+            yield pack, work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def until_polled_by(self, *names: str) -> None:
+        await eventually(lambda: {each.worker_id for each in self.plane.polls} == set(names))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def box(plane: Plane, tmp_path: Path) -> Iterator[Box]:
+    box = Box(plane, tmp_path)
+    yield box
+    for pid in box.living:
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def killed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """What a worker does at its end is not done within, as if it had been killed."""
+
+    async def nothing(_: object) -> None:
+        """It is dead."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owning.OwnedProcess, "stop", nothing)
+        yield
+
+
+async def test_places_that_are_gone_are_emptied_and_living_ones_are_owned_again(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with killed(monkeypatch), box.pack(3):
+        await box.until_polled_by("gpu-1", "gpu-2", "gpu-3")
+    before = box.living
+    assert len(before) == 3
+    async with box.pack(2) as (pack, work):
+        await box.until_polled_by("gpu-1", "gpu-2")
+        assert len(box.living) == 2
+        assert box.living < before
+        pack.stop.ask("shutdown", 5)
+        await asyncio.wait_for(work, SECONDS_MAX)
+    assert not box.living
+
+
+async def test_auto_goes_on_with_as_many_as_live(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with box.pack(None):
+        await box.until_polled_by("gpu-1")
+    assert not box.living
+    async with killed(monkeypatch), box.pack(3):
+        await box.until_polled_by("gpu-1", "gpu-2", "gpu-3")
+    before = box.living
+    async with box.pack(None) as (pack, _):
+        await box.until_polled_by("gpu-1", "gpu-2", "gpu-3")
+        assert box.living == before
+        assert len(pack.members["0"]) == 3
+    assert not box.living
+
+
+async def test_one_that_is_revoked_leaves_the_others_and_the_last_one_tells_it(box: Box) -> None:
+    async with box.pack() as (_, work):
+        await box.until_polled_by("gpu-1", "gpu-2")
+        box.plane.revoked.add("gpu-2")
+        await eventually(lambda: len(box.living) == 1)
+        assert not work.done()
+        box.plane.revoked.add("gpu-1")
+        with pytest.raises(WorkerRevoked):
+            await asyncio.wait_for(work, SECONDS_MAX)
+    assert not box.living
+
+
+async def test_one_that_can_not_be_started_ends_all_and_says_why(box: Box) -> None:
+    async with box.pack(2, "/nowhere/comfyui {port}") as (_, work):
+        with pytest.raises(InvalidInput, match="/nowhere/comfyui can't be started"):
+            await asyncio.wait_for(work, SECONDS_MAX)
+
+
+async def test_a_second_signal_hurries_all_of_them(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owning, "STOP_SECONDS_MAX", 600.0)
+    monkeypatch.setattr(stopping, "HURRY_SECONDS", 0.1)
+    async with box.pack(2, f"sh -c 'trap \"\" TERM; exec {box.command}'") as (pack, work):
+        await box.until_polled_by("gpu-1", "gpu-2")
+        pack.stop.ask("shutdown", 5)
+        await eventually(lambda: not box.plane.keys)
+        assert len(box.living) == 2
+        pack.stop.ask("shutdown", 0)
+        await asyncio.wait_for(work, SECONDS_MAX)
+    assert not box.living
+
+
+async def test_each_line_of_the_log_says_whose_it_is(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seen: set[object] = set()
+
+    def note(_: logging.LogRecord) -> bool:
+        seen.add(current().get("worker_id"))
+        return True
+
+    caplog.handler.addFilter(note)
+    async with box.pack():
+        await box.until_polled_by("gpu-1", "gpu-2")
+    assert {"gpu-1", "gpu-2"} <= seen
+
+
+async def test_a_started_comfyui_is_told_its_gpu_and_none_of_our_keys(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMFYFLEET_FLEET_SECRET", "secret")
+    monkeypatch.setenv("COMFY_CLOUD_API_KEY", "secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    (gpu,) = await gpus_of(box.settings(), PackSettings(gpus=("3",)), {})
+    pack = Pack([gpu], ALONE, box.folder / "state")
+    work = asyncio.create_task(pack.work())
+    await box.until_polled_by("gpu")
+    (pid,) = box.living
+    environ = psutil.Process(pid).environ()
+    pack.stop.ask("shutdown", 0)
+    await asyncio.wait_for(work, SECONDS_MAX)
+    assert "secret" not in environ.values()
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["HF_HOME"]) == ("3", "/models")
+
+
+async def test_auto_is_refused_where_nobody_tells_the_memory(box: Box) -> None:
+    auto = PackSettings(per_gpu=None)
+    with pytest.raises(InvalidInput, match="must know how much memory"):
+        await gpus_of(box.settings(), auto, {"CUDA_VISIBLE_DEVICES": ""})
+    for wrong in ("false", "echo 7", "echo 9 8", "/nowhere"):
+        silent = PackSettings(per_gpu=None, memory_command=wrong)
+        with pytest.raises(InvalidInput, match="does not tell the memory of GPU 0"):
+            await gpus_of(box.settings(), silent, {})
+    told = PackSettings(per_gpu=None, gpus=("2",), memory_command="echo {gpu} 80")
+    (gpu,) = await gpus_of(box.settings(), told, {})
+    assert gpu.read_memory is not None
+    assert await gpu.read_memory() == (2, 80)

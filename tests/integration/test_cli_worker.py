@@ -1,0 +1,46 @@
+"""What `comfyfleet worker` refuses before it starts anything, and what it then says."""
+
+import pytest
+from tests.integration.commands import comfyfleet
+
+COMMAND = ("--comfyui-command", "comfyui --port {port}")
+
+
+def said_to(*arguments: str, **environ: str) -> str:
+    where = ("worker", "--control", "http://127.0.0.1:1", "--fleet", "gpus", "--state", "/nowhere")
+    result = comfyfleet(*where, *arguments, environ=environ)
+    assert result.code == 1, result.err
+    return " ".join(result.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --backend URL, --comfyui-command, or --cloud"),
+        (("--per-gpu", "2", "--backend", "http://127.0.0.1:1"), "give --comfyui-command"),
+        (("--gpus", "0", "--backend", "http://127.0.0.1:1"), "give --comfyui-command"),
+        ((*COMMAND, "--per-gpu", "0"), "--per-gpu takes a whole number, 1 to 16, or auto; not '0'"),
+        ((*COMMAND, "--per-gpu", "many"), "not 'many'"),
+        ((*COMMAND, "--gpus", "0,1,0"), "--gpus names a GPU twice"),
+        ((*COMMAND, "--metrics", "9100"), "--metrics takes HOST:PORT"),
+        (("--comfyui-command", "comfyui", "--per-gpu", "2"), "has no {port}"),
+        (("--comfyui-command", " "), "--comfyui-command is empty"),
+        (("--comfyui-command", "a 'b"), "--comfyui-command can't be read"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    assert said in said_to(*arguments)
+
+
+def test_all_gpus_are_those_that_may_be_seen() -> None:
+    assert "names a GPU twice" in said_to(
+        *COMMAND, "--gpus", "all", CUDA_VISIBLE_DEVICES="1, GPU-a,1"
+    )
+    said = said_to(*COMMAND, "--gpus", "all", CUDA_VISIBLE_DEVICES="")
+    assert "NVIDIA's driver tells of no GPU" in said
+
+
+def test_auto_without_a_figure_of_the_memory_says_what_to_give() -> None:
+    said = said_to(*COMMAND, "--per-gpu", "auto", CUDA_VISIBLE_DEVICES="")
+    assert "must know how much memory of GPU 0 is used" in said
+    assert "--gpu-memory-command" in said
