@@ -25,7 +25,7 @@ from comfyfleet.dispatch.model import (
     Status,
 )
 from comfyfleet.dispatch.store import adding, lists, moves, rows, switches, upkeep
-from comfyfleet.dispatch.switch_costs import Estimate, ModelOfFleet, Run, Samples, best_estimate
+from comfyfleet.dispatch.switch_costs import Estimate, ModelOfFleet, Run, Samples, estimate
 from comfyfleet.kernel.errors import LeaseLost, NotFound, Refused
 from comfyfleet.kernel.settings import Settings
 
@@ -151,8 +151,8 @@ async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFl
     by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
     for kind, samples in (await switches.all_samples(tx, fleet_id=fleet_id)).items():
         by_model[kind.fleet_id, kind.model_key].append(samples)
-    found = ((key, best_estimate(each)) for key, each in by_model.items())
-    return {key: estimate for key, estimate in found if estimate is not None}
+    found = ((key, estimate(each)) for key, each in by_model.items())
+    return {key: each for key, each in found if each is not None}
 
 
 async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:

@@ -1,9 +1,9 @@
 """What it costs a fleet to switch to a model, learned from finished runs. Pure but for its memory.
 
 A run either stayed with the heavy model of the run before it on the same backend, or switched to one
-that the backend had used before. Of runs of one workflow with one model, the medians of both kinds are
-compared. The upper end of the difference counts: while runs vary too much to tell, a switch is taken
-for dear, which is what everybody assumes of it before anything is known.
+that the backend had used before. How much longer such a run took than usual is seen by the runs of the
+same workflow and model that stayed; the median counts, and of it the upper end: while runs vary too much
+to tell, a switch is taken for dear, as it is before anything is known.
 """
 
 import math
@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-SAMPLES_MIN = 8
+SAMPLES_MIN = 5
 SAMPLES_KEPT_MAX = 32
 RUNS_NOTED_MAX = 10_000
 WORKERS_KEPT_MAX = 10_000
@@ -80,27 +80,42 @@ class Estimate(NamedTuple):
         return self.seconds <= FREE_SHARE * self.run_seconds
 
 
-def estimate(samples: Samples) -> Estimate | None:
-    """None: there are too few to tell."""
-    stayed, switched = samples
-    if min(len(stayed), len(switched)) < SAMPLES_MIN:
+def estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
+    """Of one model: by the runs of all workflows, or of the one whose runs tell it best alone.
+
+    None: there are too few to tell.
+    """
+    usable = [each for each in of_workflows if len(each.stayed) >= SAMPLES_MIN and each.switched]
+    alone = [[each] for each in usable]
+    found = [each for those in (usable, *alone) if (each := _estimate(those))]
+    return min(found, key=lambda each: each.error) if found else None
+
+
+def _estimate(of_workflows: Sequence[Samples]) -> Estimate | None:
+    longer: list[float] = []
+    usual: list[float] = []
+    errors: list[float] = []
+    for stayed, switched in of_workflows:
+        run_seconds = statistics.median(stayed)
+        longer += [seconds - run_seconds for seconds in switched]
+        usual += [run_seconds] * len(switched)
+        errors += [_error_of_median(stayed)] * len(switched)
+    if len(longer) < SAMPLES_MIN:
         return None
-    run_seconds = statistics.median(stayed)
-    difference = statistics.median(switched) - run_seconds
-    error = math.hypot(_error_of_median(stayed), _error_of_median(switched))
-    return Estimate(max(0.0, difference) + error, error, run_seconds, len(stayed), len(switched))
+    error = math.hypot(_error_of_median(longer), statistics.fmean(errors))
+    return Estimate(
+        seconds=max(0.0, statistics.median(longer)) + error,
+        error=error,
+        run_seconds=statistics.median(usual),
+        stayed=sum(len(each.stayed) for each in of_workflows),
+        switched=len(longer),
+    )
 
 
 def _error_of_median(values: Sequence[float]) -> float:
     middle = statistics.median(values)
     deviation = _DEVIATION_PER_MAD * statistics.median(abs(each - middle) for each in values)
     return _ERROR_OF_MEDIAN * deviation / math.sqrt(len(values))
-
-
-def best_estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
-    """Of one model: by the workflow whose runs tell it best."""
-    found = [each for samples in of_workflows if (each := estimate(samples))]
-    return min(found, key=lambda each: each.error) if found else None
 
 
 ModelOfFleet = tuple[int, str]
@@ -169,8 +184,8 @@ class SwitchCosts:
     def held_max(self, fleet_id: int | None, model_key: str | None) -> timedelta:
         """For how long a new job is left to workers that have its model, although others are idle.
 
-        As long as it would take them to switch, and only if one of those that have it is likely to
-        be free before: with n of them at work, after the n+1st part of a run.
+        As long as it would take them to switch, or a run unless that is twice as long; and only if one
+        of those that have it is likely to be free before: of n at work, after the n+1st part of a run.
         """
         known = None
         if fleet_id is not None and model_key is not None:
@@ -181,4 +196,5 @@ class SwitchCosts:
         cost = known.seconds - known.error
         if not warm or known.run_seconds / (warm + 1) >= cost:
             return timedelta()
-        return timedelta(seconds=cost)
+        is_run_short = cost < known.run_seconds <= 2 * cost
+        return timedelta(seconds=known.run_seconds if is_run_short else cost)

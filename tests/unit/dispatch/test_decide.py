@@ -258,7 +258,7 @@ def _assert_no_idle_loses_to_a_prefetch(
 
 def learned(stay: float, switch: float, **models_of: tuple[str, ...]) -> SwitchCosts:
     """Costs of both models in fleet 1, and workers by the model that they were given last."""
-    known = estimate(Samples((stay,) * 9, (switch,) * 9))
+    known = estimate([Samples((stay,) * 9, (switch,) * 9)])
     assert known is not None
     costs = SwitchCosts({(1, "sdxl"): known, (1, "flux"): known})
     for model, names in models_of.items():

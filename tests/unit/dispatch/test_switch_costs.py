@@ -16,7 +16,6 @@ from comfyfleet.dispatch.switch_costs import (
     Samples,
     SwitchCosts,
     WarmWorkers,
-    best_estimate,
     estimate,
 )
 
@@ -42,7 +41,7 @@ def runs(
 
 
 def learned(samples: Samples) -> Estimate:
-    found = estimate(samples)
+    found = estimate([samples])
     assert found is not None
     return found
 
@@ -79,15 +78,22 @@ def test_while_runs_vary_too_much_to_tell_a_switch_is_taken_for_dear() -> None:
 
 def test_of_several_workflows_the_one_counts_whose_runs_tell_best() -> None:
     steady, wild = runs(stay=1.4, switch=1.44), runs(stay=30, switch=30, noise=0.9)
-    found = best_estimate([wild, steady, Samples()])
-    assert found == estimate(steady)
+    assert estimate([wild, steady, Samples()]) == estimate([steady])
+
+
+def test_a_few_switches_of_each_of_several_workflows_are_put_together() -> None:
+    several = [Samples((usual,) * 9, (usual + 1.0,) * 2) for usual in (1.0, 2.0, 3.0)]
+    assert estimate(several[:2]) is None
+    found = estimate(several)
+    assert found is not None
+    assert (found.seconds, found.run_seconds, found.switched) == (1.0, 2.0, 6)
 
 
 @pytest.mark.parametrize("few", [(SAMPLES_MIN - 1, 30), (30, SAMPLES_MIN - 1), (0, 0)])
 def test_from_a_few_runs_nothing_is_learned(few: tuple[int, int]) -> None:
     stayed, switched = few
-    assert estimate(Samples((1.0,) * stayed, (2.0,) * switched)) is None
-    assert best_estimate([]) is None
+    assert estimate([Samples((1.0,) * stayed, (2.0,) * switched)]) is None
+    assert estimate([]) is None
 
 
 def test_a_backend_that_was_started_with_another_cache_is_learned_anew() -> None:
