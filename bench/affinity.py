@@ -22,7 +22,7 @@ import sys
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -268,10 +268,13 @@ class Pair(NamedTuple):
     def time(self) -> float:
         return self.ours.makespan / self.by_order.makespan
 
-    def is_within(self, scene: Scene) -> bool:
-        if scene.is_free:
-            return max(self.longest, self.mean) <= SAME_RATIO_MAX
-        return self.switches <= RATIO_MAX and self.longer <= LONGER_SECONDS_MAX
+
+def is_within(scene: Scene, pairs: Sequence[Pair]) -> bool:
+    if scene.is_free:
+        longest = statistics.median(pair.longest for pair in pairs)
+        mean = statistics.median(pair.mean for pair in pairs)
+        return max(longest, mean) <= SAME_RATIO_MAX
+    return all(pair.switches <= RATIO_MAX and pair.longer <= LONGER_SECONDS_MAX for pair in pairs)
 
 
 async def compared(scene: Scene, seed: int) -> Pair:
@@ -312,7 +315,7 @@ def affinity(rounds: int, seed: int, only: str = "") -> bool:
     is_all_met = True
     for scene in (each for each in SCENES if only in each.name):
         pairs = [asyncio.run(compared(scene, seed + n)) for n in range(rounds)]
-        is_met = all(pair.is_within(scene) for pair in pairs)
+        is_met = is_within(scene, pairs)
         is_all_met &= is_met
         ratios = (
             f"{statistics.median(getattr(pair, name) for pair in pairs):.2f}"

@@ -4,6 +4,7 @@ Candidates stand in one order: priority, then the lanes' turns, then fair rank a
 lane. Every waiter takes from the front; one that has a job's model loaded may look a little ahead.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -38,7 +39,8 @@ Place = tuple[int, float, int]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A job is passed for three quarters of the longest wait; the rest is for a worker to be free.
+    """A job is passed for half of the longest wait; the rest is for those passed with it, which then
+    all have their turn, and for a worker to be free.
 
     What counts is since when it was passed, and not since when it is queued: with a long backlog all
     would soon be too old, and models be switched for every job, which makes everybody wait longer.
@@ -59,6 +61,7 @@ class View(NamedTuple):
     now: datetime
     passed_since: Mapping[int, datetime]
     rules: Rules
+    ahead: Mapping[int, int]  # job → how many with its model stand before it
 
     def may_pass(self, waiter: Waiter, candidate: Candidate) -> bool:
         """Others, whose model the waiter has loaded, may go before this one for a while."""
@@ -69,7 +72,7 @@ class View(NamedTuple):
             self.rules.affinity_max_wait,
         )
         since = self.passed_since.get(candidate.id)
-        return bool(most) if since is None else self.now - since < most * 3 / 4
+        return bool(most) if since is None else self.now - since < most / 2
 
     def is_still_loaded(self, waiter: Waiter, model_key: str | None) -> bool:
         """Of a model that another has followed: perhaps, until it is learned what going back costs."""
@@ -83,7 +86,8 @@ class View(NamedTuple):
             return timedelta()
         if candidate.backend_affinity:
             return timedelta()
-        most = self.rules.costs.held_max(waiter.fleet_id, candidate.model_key)
+        ahead = self.ahead.get(candidate.id, 0)
+        most = self.rules.costs.held_max(waiter.fleet_id, candidate.model_key, ahead)
         most = min(most, self.rules.affinity_max_wait)
         return max(timedelta(), candidate.queued_at + most - self.now)
 
@@ -108,7 +112,7 @@ def choose(
     if elsewhere:
         order = [each for each in order if each.id not in elsewhere]
     left = order
-    view = View(now, passed_since, rules)
+    view = View(now, passed_since, rules, _ahead(order) if rules.costs.estimates else {})
     preferences = [preference(waiter) for waiter in waiters]
     preferred = sorted(range(len(waiters)), key=preferences.__getitem__)
     choices: list[Choice] = []
@@ -126,6 +130,15 @@ def choose(
         choices += _serve(left, waiters, those, view)
     passed, held = _passed(order, choices, waiters), _held(order, choices, waiters, view)
     return Decision(choices, passed, has_fresh, held)
+
+
+def _ahead(order: Iterable[Candidate]) -> dict[int, int]:
+    seen: Counter[str | None] = Counter()
+    found = {}
+    for each in order:
+        found[each.id] = seen[each.model_key]
+        seen[each.model_key] += 1
+    return found
 
 
 def _passed(

@@ -24,8 +24,9 @@ WARM_MAX = timedelta(minutes=5)
 RUN_SECONDS_MAX = 86_400.0
 # A switch that costs less than this share of a run is free: the order of arrival is kept.
 FREE_SHARE = 0.1
-# A job is passed for at most so many times the cost: switches then take a twentieth of the time.
+# A job may be passed for half of so many times the cost: a group then lasts ten times a switch.
 PASSED_PER_COST = 20
+HELD_PER_COST = 2
 # Of normally distributed values: the deviation by the median one, and the error of a median.
 _DEVIATION_PER_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
 
@@ -181,11 +182,12 @@ class SwitchCosts:
             return timedelta()
         return min(most, timedelta(seconds=PASSED_PER_COST * cost))
 
-    def held_max(self, fleet_id: int | None, model_key: str | None) -> timedelta:
+    def held_max(self, fleet_id: int | None, model_key: str | None, ahead: int) -> timedelta:
         """For how long a new job is left to workers that have its model, although others are idle.
 
-        As long as it would take them to switch, or a run unless that is twice as long; and only if one
-        of those that have it is likely to be free before: of n at work, after the n+1st part of a run.
+        No time, unless one of them is likely to be free sooner than another had switched: of n that
+        are at work the first after the n+1st part of a run, and for each job of the model that is
+        `ahead` after the nth part of a run more. If that is wrong, for twice the cost.
         """
         known = None
         if fleet_id is not None and model_key is not None:
@@ -194,7 +196,6 @@ class SwitchCosts:
             return timedelta()
         warm = self.warm.count(fleet_id, model_key)
         cost = known.seconds - known.error
-        if not warm or known.run_seconds / (warm + 1) >= cost:
+        if not warm or known.run_seconds * (1 / (warm + 1) + ahead / warm) >= cost:
             return timedelta()
-        is_run_short = cost < known.run_seconds <= 2 * cost
-        return timedelta(seconds=known.run_seconds if is_run_short else cost)
+        return timedelta(seconds=HELD_PER_COST * cost)

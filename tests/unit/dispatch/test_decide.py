@@ -146,12 +146,12 @@ def test_affinity_looks_32_ahead(others: int, is_reached: bool) -> None:
     assert got == {"w": wanted if is_reached else heads[0]}
 
 
-def test_nobody_is_passed_for_longer_than_most_of_the_longest_wait() -> None:
+def test_nobody_is_passed_for_longer_than_half_of_the_longest_wait() -> None:
     rules = Rules(affinity_max_wait=timedelta(seconds=60))
     head, wanted = job(model_key="flux", age=900), job(model_key="sdxl")
     fresh = job(model_key="flux")._replace(id=0)
     warm = worker("w", models_loaded=("sdxl",))
-    for seconds, is_passed in ((44, True), (45, False)):
+    for seconds, is_passed in ((29, True), (30, False)):
         since = {head.id: NOW - timedelta(seconds=seconds)}
         got = chosen([head, wanted], [warm], rules=rules, passed_since=since)
         assert got == {"w": wanted if is_passed else head}
@@ -291,7 +291,7 @@ def test_how_long_a_job_is_passed_depends_on_what_a_switch_costs() -> None:
     head, wanted = job(model_key="flux"), job(model_key="sdxl")
     warm = worker("w", models_loaded=("sdxl",), fleet_id=1)
     rules = Rules(costs=learned(1, 2))
-    for seconds, is_passed in ((14, True), (15, False)):
+    for seconds, is_passed in ((9, True), (10, False)):
         since = {head.id: NOW - timedelta(seconds=seconds)}
         got = chosen([head, wanted], [warm], rules=rules, passed_since=since)
         assert got == {"w": wanted if is_passed else head}
@@ -304,13 +304,21 @@ def test_the_model_of_the_last_run_comes_before_one_that_was_used_earlier() -> N
 
 
 def test_a_new_job_is_left_to_a_busy_worker_that_has_its_model_for_a_moment() -> None:
-    new, old = job(model_key="flux", age=1), job(model_key="flux", age=7)
+    new, old = job(model_key="flux", age=1), job(model_key="flux", age=13)
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
     rules = Rules(costs=learned(2, 8, flux=("other",)))
     made = choose([new], idle, now=NOW, starts={}, rules=rules)
-    assert (made.choices, made.held_seconds) == ([], 5.0)
+    assert (made.choices, made.held_seconds) == ([], 11.0)
     assert chosen([old], idle, rules=rules) == {"w": old}
     assert chosen([new, old], idle, rules=rules) == {"w": old}
+
+
+def test_no_more_new_jobs_are_held_than_a_busy_worker_can_do_before_another_had_switched() -> None:
+    jobs = [job(model_key="flux", age=1) for _ in range(4)]
+    idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
+    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    assert chosen(jobs[:3], idle, rules=rules) == {}
+    assert chosen(jobs, idle, rules=rules) == {"w": jobs[3]}
 
 
 def test_a_model_that_another_has_followed_does_not_count_as_loaded_once_that_is_learned() -> None:
