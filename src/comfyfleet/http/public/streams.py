@@ -1,5 +1,6 @@
 """Server-sent events: so many for each key and user, and none longer than its key is good."""
 
+import logging
 from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -9,12 +10,14 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from comfyfleet.db.outages import level_of
 from comfyfleet.http.streaming import undisturbed
-from comfyfleet.kernel.errors import TooManyCalls
+from comfyfleet.kernel.errors import TooManyCalls, Unavailable
 from comfyfleet.plane import Plane
 from comfyfleet.tenants.keys import service as keys
 from comfyfleet.tenants.keys.model import Caller
 
+logger = logging.getLogger(__name__)
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 KEY_SECONDS = 3.0
@@ -55,13 +58,23 @@ class EventStream(StreamingResponse):
     def __init__(self, request: Request, caller: Caller, lines: AsyncIterator[str]) -> None:
         streams: Streams = request.app.state.streams
         self._give_back = streams.take(caller)
-        super().__init__(lines, media_type=MEDIA_TYPE, headers=HEADERS)
+        super().__init__(until_away(lines), media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._give_back()
+
+
+async def until_away(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """A database that goes away ends the stream as its time does: readers come again, and go on from
+    the last event that they have."""
+    try:
+        async for each in lines:
+            yield each
+    except Unavailable as error:
+        logger.log(level_of(error), "a stream of events ends: %s", error.message)
 
 
 class KeyWatch:

@@ -1,0 +1,28 @@
+"""A stream of events whose database goes away ends; it does not break."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.dbkit.databases import Databases
+
+from comfyfleet.db.engine import open_database
+from comfyfleet.http.public.streams import until_away
+
+
+async def test_a_stream_that_loses_its_database_ends_without_a_traceback(
+    postgres_databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = open_database(await postgres_databases.url("tenant"))
+
+    async def lines() -> AsyncIterator[str]:
+        yield "retry: 1000\n\n"
+        async with database.look() as tx:
+            await tx.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        yield "never"
+
+    with caplog.at_level(logging.INFO):
+        assert [each async for each in until_away(lines())] == ["retry: 1000\n\n"]
+    await database.close()
+    assert [each.exc_info for each in caplog.records] == [None]
+    assert "is away" in caplog.text
