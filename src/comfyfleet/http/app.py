@@ -1,19 +1,17 @@
 """The control plane's API: one application, a router per audience."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 
 from comfyfleet import __version__
-from comfyfleet.http import admin, errors, health, pages, problems, public, worker
+from comfyfleet.http import admin, errors, health, metrics, pages, problems, public, worker
 from comfyfleet.http.access import Access
 from comfyfleet.http.auth import operator_calling
 from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.callers import Callers, Check
 from comfyfleet.http.direct import DirectRoutes
-from comfyfleet.http.metrics import metrics_router
 from comfyfleet.http.objects import objects_router
 from comfyfleet.http.wrong_keys import WrongKeys
 from comfyfleet.plane import Plane
@@ -59,10 +57,11 @@ def _included(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
 
 
 # The framework makes a route ready at its first call, which takes long: these are the same for
-# every application of a process.
+# every application of a process. Nor may one be made for one application: the framework keeps what
+# it has once called, and with it all that a function of one control plane holds.
 _OF_WORKERS = _included(worker.router, responses=PROBLEMS)
 _OF_PEOPLE = [
-    *_included(health.router, pages.router, *public.ROUTERS),
+    *_included(metrics.router, health.router, pages.router, *public.ROUTERS),
     *_included(*admin.ROUTERS, responses=PROBLEMS),
 ]
 
@@ -85,19 +84,14 @@ def create_app(plane: Plane) -> FastAPI:
     errors.install(app, plane.meters)
     problems.install(app)
     public.install(app, plane)
+    metrics.install(app, plane)
     # Routes are tried one after the other: first those that are called most.
     app.router.routes.extend(_OF_WORKERS)
-    for router in _routers(plane):
-        app.include_router(router)
+    if isinstance(plane.store, LocalStore):
+        app.include_router(objects_router(plane.store))
     app.router.routes.extend(_OF_PEOPLE)
     app.add_middleware(DirectRoutes, plane=plane, declared=worker.CALLED_OFTEN)
     app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Callers, checks=CHECKS)
     app.add_middleware(Access, meters=plane.meters)
     return app
-
-
-def _routers(plane: Plane) -> Iterator[APIRouter]:
-    if isinstance(plane.store, LocalStore):
-        yield objects_router(plane.store)
-    yield metrics_router(plane)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -44,32 +44,34 @@ MODELS_SHOWN_MAX = 200
 FIRST_SECONDS_MAX = 10.0
 
 
-def metrics_router(plane: Plane) -> APIRouter:
-    router = APIRouter(tags=["health"])
-    reading = _Reading(plane)
+router = APIRouter(tags=["health"])
 
-    @router.get("/metrics", response_class=Response)
-    async def metrics(request: Request) -> Response:
-        """In Prometheus's text format. Without the database, what this process itself has counted.
 
-        Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
-        """
-        _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
-        if plane.siblings and not plane.siblings.is_first:
-            return await _told_by_first(plane, plane.siblings, request)
-        plane.meters.waiting_polls.set(plane.queue.waiting())
-        try:
-            registry = CollectorRegistry()
-            registry.register(await reading.collector())
-            plane.meters.readable.set(1)
-            figures = generate_latest(registry)
-        except FleetError as error:
-            logger.warning("figures can't be read: %s", error.message)
-            plane.meters.readable.set(0)
-            figures = b""
-        return _answered(_counted(plane) + figures)
+def install(app: FastAPI, plane: Plane) -> None:
+    app.state.reading = _Reading(plane)
 
-    return router
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """In Prometheus's text format. Without the database, what this process itself has counted.
+
+    Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
+    """
+    plane: Plane = request.app.state.plane
+    _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
+    if plane.siblings and not plane.siblings.is_first:
+        return await _told_by_first(plane, plane.siblings, request)
+    plane.meters.waiting_polls.set(plane.queue.waiting())
+    try:
+        registry = CollectorRegistry()
+        registry.register(await request.app.state.reading.collector())
+        plane.meters.readable.set(1)
+        figures = generate_latest(registry)
+    except FleetError as error:
+        logger.warning("figures can't be read: %s", error.message)
+        plane.meters.readable.set(0)
+        figures = b""
+    return _answered(_counted(plane) + figures)
 
 
 def _answered(text: bytes) -> Response:
