@@ -2,11 +2,18 @@
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
+from sqlalchemy import update
+from tests.dbkit.dispatches import new
 from tests.fleetkit.making import NOW, a_fleet, a_worker, a_workflow, key_of
 
 from comfyfleet.db import Database, Tx
+from comfyfleet.db.central import dispatches
+from comfyfleet.db.state import MAINTENANCE, write_state
+from comfyfleet.dispatch import service as dispatch
+from comfyfleet.fleets import decide
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
 from comfyfleet.kernel.errors import (
@@ -189,7 +196,8 @@ async def test_a_fleet_may_want_workers_to_be_approved_by_hand(central: Database
         worker = await a_worker(tx, fleet)
         assert (worker.is_approved, worker.revoked_at) == (False, None)
         assert await fleets.lanes_of(tx, worker, BOTH) == frozenset()
-        assert "approval" in await fleets.why_no_lanes(tx, worker)
+        assigned = (await fleets.standing_of(tx, worker)).assigned
+        assert "approval" in decide.why_no_lanes(worker, assigned)
         approved = await fleets.approve(tx, worker)
         assert await fleets.lanes_of(tx, approved, BOTH)
         with pytest.raises(InvalidInput):
@@ -273,6 +281,32 @@ async def test_a_worker_that_drains_or_was_revoked_has_no_lanes(central: Databas
         assert await fleets.lanes_of(tx, revoked, BOTH) == frozenset()
 
 
+async def is_alone(tx: Tx, worker: Worker, lanes: Any, since: datetime) -> bool:
+    return await fleets.two_for(tx, lanes, seen_since=since) <= {worker.worker_id}
+
+
+async def test_what_stands_for_and_against_a_worker_is_read_at_once(central: Database) -> None:
+    async with central.begin() as tx:
+        fleet = await a_fleet(tx)
+        worker = await a_worker(tx, fleet)
+        assert await fleets.standing_of(tx, worker) == ([], (), False)
+        await fleets.assign(
+            tx, fleet, {await a_workflow(tx, "b"), await a_workflow(tx, "a")}, now=NOW
+        )
+        await write_state(tx, MAINTENANCE, True)
+        held = []
+        for number in range(3):
+            made = await dispatch.enqueue(tx, [new()], now=NOW)
+            held.append(made[0].id)
+            whose = worker.worker_id if number else "another"
+            values = {"status": "leased", "worker_id": whose}
+            await tx.execute(update(dispatches).where(dispatches.c.id == held[-1]).values(values))
+        found = await fleets.standing_of(tx, worker)
+    assert [each.slug for each in found.assigned] == ["a", "b"]
+    assert found.held == tuple(held[1:])
+    assert found.in_maintenance
+
+
 async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
     central: Database,
 ) -> None:
@@ -284,15 +318,15 @@ async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
         await fleets.assign(tx, two, {shared}, now=NOW)
         worker = await a_worker(tx, one, "gpu-1")
         lanes = await fleets.lanes_of(tx, worker, ["self_hosted"])
-        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        assert await is_alone(tx, worker, lanes, since)
         await a_worker(tx, two, "offline", now=NOW - later(91))
-        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        assert await is_alone(tx, worker, lanes, since)
         other = await a_worker(tx, two, "gpu-2")
-        assert not await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        assert not await is_alone(tx, worker, lanes, since)
         live = await fleets.live_by_lane(tx, seen_since=since)
         assert live[(shared, "production", "self_hosted")] == {"gpu-1", "gpu-2"}  # type: ignore[index]
         await fleets.drain(tx, other)
-        assert await fleets.is_alone(tx, worker, lanes, seen_since=since)
+        assert await is_alone(tx, worker, lanes, since)
 
 
 async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Database) -> None:
@@ -304,10 +338,10 @@ async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Databa
         for number in range(25):
             await a_worker(tx, fleet, f"b-{number:02}")
         lanes = await fleets.lanes_of(tx, worker, ["self_hosted"])
-        assert await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
+        assert await is_alone(tx, worker, lanes, NOW)
         await a_worker(tx, fleet, "c", capabilities=["video"])
-        assert not await fleets.is_alone(tx, worker, lanes, seen_since=NOW)
-        assert await fleets.is_alone(tx, worker, frozenset(), seen_since=NOW)
+        assert not await is_alone(tx, worker, lanes, NOW)
+        assert await is_alone(tx, worker, frozenset(), NOW)
 
 
 async def test_a_sighting_is_written_every_ten_seconds_or_when_it_is_news(

@@ -321,6 +321,11 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
     return woken
 
 
+async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
+    """Whether there can be anything to recall: mostly not, and then nothing is begun."""
+    return await rows.has_prefetched(tx, not_of=not_of)
+
+
 async def recall(
     tx: Tx,
     lanes: Collection[Lane],

@@ -61,13 +61,6 @@ def by_lane(
     return {lane: frozenset(ids) for lane, ids in found.items()}
 
 
-def is_alone(
-    worker_id: str, own: Iterable[tuple[int, str, str]], live: Mapping[Lane, frozenset[str]]
-) -> bool:
-    """Nobody else that lives may run any of these lanes."""
-    return not any(live.get(Lane(*lane), frozenset()) - {worker_id} for lane in own)
-
-
 def part_of(unseen_seconds_max: float) -> timedelta:
     """How long a wait may go unnoticed, and a sighting unwritten: both together keep it online."""
     return timedelta(seconds=unseen_seconds_max / 3)

@@ -149,6 +149,14 @@ class Assigned:
         return self.is_active and not self.is_paused
 
 
+class Standing(NamedTuple):
+    """What decides whether a worker gets a job, besides its own row."""
+
+    assigned: list[Assigned]  # to its fleet
+    held: tuple[int, ...]  # dispatches that are leased to it
+    in_maintenance: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What changed when the workflows of a fleet were set."""

@@ -1,6 +1,6 @@
 """Workers: they join by their fleet's secret, are seen, and leave; operators may hold them back."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from comfyfleet.fleets.model import (
     Lane,
     Registration,
     Sighting,
+    Standing,
     StoredReading,
     Worker,
     after,
@@ -224,25 +225,26 @@ async def seen(
     return known
 
 
+async def standing_of(tx: Tx, worker: Worker) -> Standing:
+    return await fleet_store.standing(tx, worker.fleet_id, worker.worker_id)
+
+
 async def lanes_of(
     tx: Tx,
     worker: Worker,
     providers: Iterable[str],
     *,
+    assigned: Sequence[Assigned] | None = None,
     abilities: Abilities | None = None,
     offer: Offer | None = None,
 ) -> frozenset[Lane]:
-    """What it may and can run just now: nothing while it drains, or was revoked."""
-    assigned = (await fleet_store.assigned(tx, [worker.fleet_id])).get(worker.fleet_id, [])
+    """What it may and can run just now: nothing while it drains, or was revoked. `assigned`: the
+    workflows of its fleet, if they are known."""
+    if assigned is None:
+        assigned = (await standing_of(tx, worker)).assigned
     if abilities is not None:
         assigned = await abilities.able(tx, offer, assigned)
     return decide.lanes(worker, assigned, providers)
-
-
-async def why_no_lanes(tx: Tx, worker: Worker) -> str:
-    """For a worker that may run nothing."""
-    assigned = await fleet_store.assigned(tx, [worker.fleet_id])
-    return decide.why_no_lanes(worker, assigned.get(worker.fleet_id, ()))
 
 
 async def workflows_of(tx: Tx, worker: Worker) -> list[str]:
@@ -261,23 +263,26 @@ async def live_by_lane(tx: Tx, *, seen_since: datetime) -> dict[Lane, frozenset[
     return decide.by_lane(live, await fleet_store.assigned(tx))
 
 
-async def is_alone(
+async def two_for(
     tx: Tx,
-    worker: Worker,
     lanes: Collection[tuple[int, str, str]],
     *,
     seen_since: datetime,
     abilities: Abilities | None = None,
-) -> bool:
-    """Nobody else lives who may and can run any of these lanes.
+) -> frozenset[str]:
+    """Two who live and may and can run any of these lanes, which are of one stage; or all there are.
 
-    Asked at every poll, so only a few others are looked at: the first of them mostly settles it.
+    The first page mostly settles it.
     """
-    fleets = await fleet_store.ids_with_any(tx, {lane[0] for lane in lanes}, worker.stage)
+    if not lanes:
+        return frozenset()
+    stage = next(iter(lanes))[1]
+    fleets = await fleet_store.ids_with_any(tx, {lane[0] for lane in lanes}, stage)
     assigned = await fleet_store.assigned(tx, fleets)
+    found: frozenset[str] = frozenset()
     behind: str | None = None
     for _ in range(OTHERS_PAGES_MAX):
-        others = await store.all_of(
+        some = await store.all_of(
             tx,
             fleet_ids=fleets,
             seen_since=seen_since,
@@ -285,13 +290,12 @@ async def is_alone(
             after_worker_id=behind,
             limit=OTHERS_PAGE,
         )
-        able = await _able(tx, others, assigned, abilities, now=seen_since)
-        if not decide.is_alone(worker.worker_id, lanes, able):
-            return False
-        if len(others) < OTHERS_PAGE:
-            return True
-        behind = others[-1].worker_id
-    return True
+        able = await _able(tx, some, assigned, abilities, now=seen_since)
+        found = found.union(*(able.get(Lane(*lane), frozenset()) for lane in lanes))
+        if len(found) > 1 or len(some) < OTHERS_PAGE:
+            break
+        behind = some[-1].worker_id
+    return found
 
 
 async def _able(

@@ -13,15 +13,15 @@ from uuid import UUID
 
 from blake3 import blake3
 
-from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Dispatch
 from comfyfleet.effects.catalogue import service as catalogue
+from comfyfleet.effects.catalogue.model import RunTerms
 from comfyfleet.files.model import File, kept_output_key, output_key, safe_name
 from comfyfleet.jobs import store
 from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.model import Submission, delivery_of
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.opened_files import opened
 from comfyfleet.wire.files import DeliveredOutput
 from comfyfleet.wire.messages import Complete
@@ -36,15 +36,9 @@ class Delivered:
     file: File
 
 
-async def is_to_strip(tx: Tx, asked: Submission) -> bool:
+def is_to_strip(asked: Submission, terms: RunTerms) -> bool:
     """An operator's own jobs keep what their files carry."""
-    if asked.user_id is None:
-        return False
-    try:
-        found = await catalogue.get(tx, asked.effect_id) if asked.effect_id else None
-    except NotFound:
-        return True
-    return found is None or not found.face.keep_metadata
+    return asked.user_id is not None and not terms.keeps_metadata
 
 
 async def take(sides: Sides, row: Dispatch, said: Complete) -> list[Delivered]:
@@ -85,7 +79,8 @@ async def _is_stripping(sides: Sides, row: Dispatch, outputs: Sequence[Delivered
     if job is None:
         return False
     async with sides.central.look() as tx:
-        return await is_to_strip(tx, job.asked)
+        terms = await catalogue.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
+    return is_to_strip(job.asked, terms)
 
 
 async def _taken(

@@ -9,7 +9,7 @@ from comfyfleet.db import Database
 from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Lease, Requeue, Waiter
-from comfyfleet.effects import service as effects
+from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.model import AssetRef
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, output_key, renamed
@@ -73,7 +73,7 @@ async def _give_back(sides: Sides, lease: Lease) -> None:
 async def _hand_out(sides: Sides, lease: Lease) -> wire.Job | None:
     try:
         pool = await sides.pool_of(lease.tenant_id)
-        async with pool.begin() as tx:
+        async with pool.say() as tx:
             job = await service.start(tx, lease, now=sides.clock())
         sides.news.tell(lease.job_id)
         if job is None:
@@ -124,8 +124,7 @@ async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
 
 async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.Job:
     async with sides.central.look() as tx:
-        workflow = await effects.get(tx, job.asked.workflow_id)
-        is_stripped = await is_to_strip(tx, job.asked)
+        terms = await catalogue.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
     settings = sides.settings
     return wire.Job(
         dispatch_id=lease.dispatch_id,
@@ -141,11 +140,11 @@ async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.
         output_node_id=job.asked.output_node_id,
         assets=await assets(sides, pool, job),
         outputs=(await output_slot(sides, job, lease.token, likely_output(job.asked)),),
-        run_limit_seconds=workflow.run_limit_seconds,
+        run_limit_seconds=terms.run_limit_seconds,
         max_output_bytes=settings.max_output_bytes,
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
-        strip_metadata=is_stripped,
+        strip_metadata=is_to_strip(job.asked, terms),
     )
 
 

@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.decide import is_worth_writing, part_of
+from comfyfleet.fleets.decide import is_worth_writing, part_of, why_no_lanes
 from comfyfleet.fleets.model import Sighting, Worker, after
 from comfyfleet.fleets.objectinfo import upload_slot
 from comfyfleet.fleets.offers import Offer
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
-from comfyfleet.jobs.shared import in_maintenance
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import Job, Poll, Polled
@@ -31,7 +30,7 @@ class Standing:
     worker: Worker
     lanes: frozenset[Lane]
     offer: Offer | None
-    held: tuple[Dispatch, ...]
+    held: tuple[int, ...]  # ids of dispatches
     is_alone: bool
     maintenance: bool
     no_lanes: str  # why it may run nothing, if so
@@ -97,26 +96,31 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
     seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     known = await _seen(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
+        found = await fleets.standing_of(tx, known)
         offer = await sides.abilities.offer(tx, known, now=now)
         lanes = await fleets.lanes_of(
-            tx, known, asked.providers, abilities=sides.abilities, offer=offer
-        )
-        return Standing(
-            worker=known,
-            lanes=frozenset(Lane(*lane) for lane in lanes),
+            tx,
+            known,
+            asked.providers,
+            assigned=found.assigned,
+            abilities=sides.abilities,
             offer=offer,
-            held=tuple(await dispatch.held_by(tx, worker.worker_id)),
-            is_alone=await sides.alone.get(
-                (worker.worker_id, lanes),
-                lambda: fleets.is_alone(
-                    tx, known, lanes, seen_since=seen_since, abilities=sides.abilities
-                ),
-                now=now,
-            ),
-            maintenance=await in_maintenance(tx),
-            no_lanes="" if lanes else await fleets.why_no_lanes(tx, known),
-            as_of=as_of,
         )
+        two = await sides.live_workers.get(
+            lanes,
+            lambda: fleets.two_for(tx, lanes, seen_since=seen_since, abilities=sides.abilities),
+            now=now,
+        )
+    return Standing(
+        worker=known,
+        lanes=frozenset(Lane(*lane) for lane in lanes),
+        offer=offer,
+        held=found.held,
+        is_alone=two <= {worker.worker_id},
+        maintenance=found.in_maintenance,
+        no_lanes="" if lanes else why_no_lanes(known, found.assigned),
+        as_of=as_of,
+    )
 
 
 async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
@@ -151,7 +155,7 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "maintenance: no new leases are given"
     if not standing.lanes:
         return standing.no_lanes
-    load = load_of([row.id for row in standing.held], asked)
+    load = load_of(standing.held, asked)
     if load > asked.max_concurrency:
         return f"this worker holds {load} jobs, as many as it may"
     return None
@@ -172,7 +176,7 @@ def load_of(held: Collection[int], asked: Poll) -> int:
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading, load = asked.reading, load_of([row.id for row in standing.held], asked)
+    reading, load = asked.reading, load_of(standing.held, asked)
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
@@ -198,7 +202,11 @@ async def _lost_on_its_way(sides: Sides, standing: Standing, asked: Poll) -> Job
     if asked.held is None:
         return None
     known = {each.dispatch_id for each in asked.held}
-    for row in standing.held:
+    if known.issuperset(standing.held):
+        return None
+    async with sides.central.look() as tx:
+        held = await dispatch.held_by(tx, standing.worker.worker_id)
+    for row in held:
         if row.id in known or row.heard_at is not None or row.lease_token is None:
             continue
         if not standing.worker.takes_jobs or row.lane not in standing.lanes:
@@ -231,6 +239,9 @@ def _lease_of(row: Dispatch) -> Lease:
 
 async def _recall_for(sides: Sides, waiter: Waiter) -> None:
     """An idle worker and nothing queued: what another has only prefetched is asked back."""
+    async with sides.central.look() as tx:
+        if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
+            return
     async with sides.central.begin() as tx:
         asked_back = await dispatch.recall(
             tx,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.db import Tx
+from comfyfleet.db.dialect import is_sqlite
 from comfyfleet.dispatch.model import Lease
 from comfyfleet.files.model import File
 from comfyfleet.jobs import consequences, store
@@ -191,17 +192,13 @@ async def same_asked_before(tx: Tx, tenant_id: UUID, asked: Submission) -> Job |
 
 
 async def start(tx: Tx, lease: Lease, *, now: datetime) -> Job | None:
-    """None: the job has ended, is gone, or knows a newer lease."""
-    started = await store.start(
-        tx,
-        lease.tenant_id,
-        lease.job_id,
-        token=lease.token,
-        number=lease.number,
-        attempt=lease.attempt,
-        begun_at=None if lease.is_prefetched else now,
-    )
-    if started and not lease.is_prefetched:
+    """None: the job has ended, is gone, or knows a newer lease. One statement on PostgreSQL."""
+    if lease.is_prefetched:
+        return await store.start(tx, lease, begun_at=None)
+    if not is_sqlite(tx):
+        return await store.start(tx, lease, begun_at=now, with_event=True)
+    started = await store.start(tx, lease, begun_at=now)
+    if started:
         await consequences.after_move(tx, started, now=now)
     return started
 

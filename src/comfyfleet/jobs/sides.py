@@ -50,8 +50,8 @@ class Sides:
     deferred: Deferred = field(default_factory=Deferred)
     tallies: Tallies = field(default_factory=Tallies)
     abilities: Abilities = field(default_factory=Abilities)
-    # Whether a worker is the only one who may run what it may run.
-    alone: Lately[bool] = field(default_factory=lambda: Lately(ALONE_FRESH))
+    # Two workers who could run jobs of some lanes, or all that there are.
+    live_workers: Lately[frozenset[str]] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # Whether nobody can run jobs of a kind.
     shortages: Lately[Shortage | None] = field(default_factory=lambda: Lately(SHORTAGE_FRESH))
     # A tenant never moves, so its pool is looked up once.

@@ -15,6 +15,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    insert,
     literal,
     or_,
     select,
@@ -34,10 +35,13 @@ from comfyfleet.db.tenant import (
     IS_RARE,
     ai_jobs,
     job_attempts,
+    job_events,
     outbox,
     webhooks,
 )
 from comfyfleet.db.types import Moment
+from comfyfleet.dispatch.model import Lease
+from comfyfleet.events.model import EventKind
 from comfyfleet.jobs.model import Attempt, Failure, HeldJob, Job, JobStatus, Submission
 from comfyfleet.jobs.rows import SUBMITTED, job_of, just_added, row_of
 
@@ -364,51 +368,71 @@ async def _ended(tx: Tx, statement: Statement, values: Mapping[str, Any]) -> End
     return EndedJob(job_of(row), row["has_webhooks"], row["has_held"]) if row else None
 
 
-_START = Statement(
-    lambda tx: (
-        update(ai_jobs)
-        .where(
-            *_IS_ACTIVE_ONE,
-            or_(
-                ai_jobs.c.lease_number < bindparam("by_number"),
-                and_(
-                    ai_jobs.c.lease_number == bindparam("by_number"),
-                    ai_jobs.c.lease_token == bindparam("by_token"),
-                ),
+_STARTING = (
+    update(ai_jobs)
+    .where(
+        *_IS_ACTIVE_ONE,
+        or_(
+            ai_jobs.c.lease_number < bindparam("by_number"),
+            and_(
+                ai_jobs.c.lease_number == bindparam("by_number"),
+                ai_jobs.c.lease_token == bindparam("by_token"),
             ),
-        )
-        .values(
-            status=JobStatus.PROCESSING,
-            lease_token=bindparam("by_token"),
-            lease_number=bindparam("by_number"),
-            attempt=bindparam("by_attempt"),
-            started_at=bindparam("begun_at"),
-        )
-        .returning(ai_jobs)
+        ),
     )
+    .values(
+        status=JobStatus.PROCESSING,
+        lease_token=bindparam("by_token"),
+        lease_number=bindparam("by_number"),
+        attempt=bindparam("by_attempt"),
+        started_at=bindparam("begun_at"),
+    )
+    .returning(ai_jobs)
 )
+_START = Statement(lambda tx: _STARTING)
+
+
+def _starting_with_event() -> Any:
+    """For PostgreSQL: the event tells what `consequences.told` tells of a job that was started."""
+    started = _STARTING.cte("started")
+    told = {
+        "job_id": started.c.id,
+        "status": JobStatus.PROCESSING.value,
+        "error": started.c.error_message,
+        "video_id": started.c.video_id,
+        "effect_id": started.c.effect_id,
+        "reserved_tokens": started.c.reserved_tokens,
+    }
+    event = select(
+        started.c.tenant_id,
+        started.c.id,
+        literal(EventKind.STATUS.value),
+        func.jsonb_build_object(*(part for pair in told.items() for part in pair)),
+        bindparam("begun_at", type_=Moment),
+    ).where(started.c.user_id.is_not(None))
+    columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
+    noted = insert(job_events).from_select(columns, event).cte("noted")
+    return select(*started.c).add_cte(noted)
+
+
+_START_WITH_EVENT = Statement(lambda tx: _starting_with_event())
 
 
 async def start(
-    tx: Tx,
-    tenant_id: UUID,
-    job_id: UUID,
-    *,
-    token: UUID,
-    number: int,
-    attempt: int,
-    begun_at: datetime | None,
+    tx: Tx, lease: Lease, *, begun_at: datetime | None, with_event: bool = False
 ) -> Job | None:
-    """Only if the job is active and this lease is newer than any it knows, or the same again."""
-    values = _of(
-        tenant_id,
-        job_id,
-        by_token=token,
-        by_number=number,
-        by_attempt=attempt,
-        begun_at=begun_at,
-    )
-    return await _changed(tx, _START, values)
+    """Only if the job is active and this lease is newer than any it knows, or the same again.
+
+    `with_event`, on PostgreSQL only: in the same statement its user is told, if it has one.
+    """
+    values = {
+        "by_token": lease.token,
+        "by_number": lease.number,
+        "by_attempt": lease.attempt,
+        "begun_at": begun_at,
+    }
+    statement = _START_WITH_EVENT if with_event else _START
+    return await _changed(tx, statement, _of(lease.tenant_id, lease.job_id, **values))
 
 
 _BEGIN = Statement(

@@ -8,13 +8,15 @@ from uuid import UUID, uuid4
 
 import pytest
 from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand, asked, let_expire, sides_on, waiter
+from tests.jobskit.sides import ByHand, asked, give_tokens, let_expire, sides_on, waiter
 
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Requeue, Status
 from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
+from comfyfleet.events import service as events
 from comfyfleet.jobs import ending, submitting
 from comfyfleet.jobs.beating import heartbeat
+from comfyfleet.jobs.consequences import told
 from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.handing import next_job
 from comfyfleet.jobs.model import Failure, Job, JobStatus
@@ -94,6 +96,24 @@ async def test_a_job_is_submitted_leased_and_completed(place: Place) -> None:
     row = await place.row(job.id)
     assert (row.status, row.attempts) == (Status.COMPLETED, 1)
     assert await place.nothing_to_lease()
+
+
+async def test_its_user_is_told_of_each_of_its_steps(place: Place) -> None:
+    user_id = await give_tokens(place.sides, place.tenant_id, 10)
+    job = await place.submit(user_id=user_id, price_tokens=3, effect_id=uuid4())
+    handed = await place.lease()
+    started = told(await place.job(job.id))
+    ended = told(await place.complete(handed))
+    async with place.sides.pools["main"].look() as tx:
+        found = await events.after(tx, place.tenant_id, job.id)
+    assert [(each.kind, each.data) for each in found] == [
+        ("status", told(job)),
+        ("status", started),
+        ("outputs", {"outputs": []}),
+        ("status", ended),
+    ]
+    assert found[1].created_at == place.clock()
+    assert started["status"] == "processing"
 
 
 async def test_the_same_word_is_heard_again_and_another_is_not(place: Place) -> None:

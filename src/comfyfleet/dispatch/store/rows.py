@@ -5,12 +5,24 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select, text, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    text,
+    tuple_,
+)
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import QUEUED, workers
 from comfyfleet.db.central import dispatches as d
 from comfyfleet.db.dialect import locked
+from comfyfleet.db.statement import Statement
 from comfyfleet.dispatch.model import Depth, Dispatch, Lane, Status
 
 # In the order of Dispatch's fields, but that a lane stands as its three columns.
@@ -43,20 +55,29 @@ async def found(tx: Tx, query: Select[Any]) -> list[Dispatch]:
     return [as_dispatch(row) for row in await tx.execute(query)]
 
 
+_ONE = Statement(lambda tx: _ALL.where(d.c.id == bindparam("of_id")))
+_ONE_LOCKED = Statement(lambda tx: locked(tx, _ALL.where(d.c.id == bindparam("of_id"))))
+
+
 async def one(tx: Tx, dispatch_id: int, *, lock: bool = False) -> Dispatch | None:
-    query = _ALL.where(d.c.id == dispatch_id)
-    rows = await found(tx, locked(tx, query) if lock else query)
-    return rows[0] if rows else None
+    rows = await (_ONE_LOCKED if lock else _ONE).tuples(tx, {"of_id": dispatch_id})
+    return as_dispatch(rows[0]) if rows else None
 
 
 async def some(tx: Tx, dispatch_ids: Iterable[int]) -> list[Dispatch]:
     return await found(tx, _ALL.where(d.c.id.in_(list(dispatch_ids))))
 
 
+_OF_JOB = Statement(
+    lambda tx: _ALL.where(
+        d.c.tenant_id == bindparam("of_tenant"), d.c.tenant_job_id == bindparam("of_job")
+    )
+)
+
+
 async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
-    query = _ALL.where(d.c.tenant_id == tenant_id, d.c.tenant_job_id == job_id)
-    rows = await found(tx, query)
-    return rows[0] if rows else None
+    rows = await _OF_JOB.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return as_dispatch(rows[0]) if rows else None
 
 
 async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
@@ -163,6 +184,26 @@ async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
         .limit(limit)
     )
     return await found(tx, locked(tx, query, skip_locked=True))
+
+
+_HAS_PREFETCHED = Statement(
+    lambda tx: (
+        select(d.c.id)
+        .where(
+            text("status = 'leased'"),  # as the index says it
+            d.c.is_prefetched,
+            ~d.c.recall_requested,
+            d.c.started_at.is_(None),
+            d.c.worker_id != bindparam("not_of"),
+        )
+        .limit(1)
+    )
+)
+
+
+async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
+    """Whether any other worker holds something that waits for its turn."""
+    return bool(await _HAS_PREFETCHED.tuples(tx, {"not_of": not_of}))
 
 
 async def prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str, limit: int) -> list[Dispatch]:

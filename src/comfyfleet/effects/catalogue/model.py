@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.effects.model import (
@@ -216,3 +216,10 @@ def _check_media_types(face: Face, properties: Sequence[Property]) -> None:
     for each in face.media_types:
         if not MEDIA_TYPE.fullmatch(each) or not each.startswith(f"{kind}/"):
             raise InvalidInput(f"{shown(each)} is no type of {kind}", field="media_types")
+
+
+class RunTerms(NamedTuple):
+    """What a worker is told of a run, by the job's workflow and effect."""
+
+    run_limit_seconds: int
+    keeps_metadata: bool  # false: its outputs lose their prompt and workflow

@@ -13,6 +13,7 @@ from comfyfleet.effects.catalogue.model import (
     Effect,
     Face,
     Offer,
+    RunTerms,
     check_face,
     check_new,
     problems_of,
@@ -146,6 +147,14 @@ async def require_unbroken(
             effects=sorted({effect.slug for effect, _ in broken}),
             hint="Withdraw or change them first, or say `break_effects` (--break-effects).",
         )
+
+
+async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms:
+    """An effect that is gone, or none, keeps no metadata."""
+    found = await store.run_terms(tx, workflow_id, effect_id)
+    if found is None:
+        raise NotFound(f"there is no workflow {workflow_id}")
+    return found
 
 
 async def note_duration(tx: Tx, effect_id: UUID, seconds: float) -> None:

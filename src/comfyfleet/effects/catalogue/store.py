@@ -12,7 +12,7 @@ from comfyfleet.db.central import effects, fleets, workflow_fleets, workflows
 from comfyfleet.db.central import workflow_versions as versions
 from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.db.statement import Statement
-from comfyfleet.effects.catalogue.model import Effect, Face, Offer
+from comfyfleet.effects.catalogue.model import Effect, Face, Offer, RunTerms
 from comfyfleet.effects.store import version_of, workflow_of
 from comfyfleet.fleets.model import Fleet
 
@@ -89,6 +89,21 @@ async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
     """None also if there is no such effect."""
     found = await _TYPICAL.first(tx, {"of_id": effect_id})
     return found["typical_seconds"] if found else None
+
+
+_RUN_TERMS = Statement(
+    lambda tx: (
+        select(workflows.c.run_limit_seconds, effects.c.keep_metadata)
+        .select_from(workflows.outerjoin(effects, effects.c.id == bindparam("of_effect")))
+        .where(workflows.c.id == bindparam("of_workflow"))
+    )
+)
+
+
+async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
+    """None: there is no such workflow."""
+    found = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
+    return RunTerms(found[0][0], bool(found[0][1])) if found else None
 
 
 async def add(tx: Tx, effect: Effect) -> Effect | None:

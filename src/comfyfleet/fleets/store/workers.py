@@ -5,11 +5,22 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, worker_workflows, workers
 from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.statement import Statement
 from comfyfleet.fleets.model import Worker
 from comfyfleet.wire.messages import BackendFacts
 
@@ -49,13 +60,24 @@ async def count(tx: Tx, fleet_id: int) -> int:
     return await tx.scalar(query) or 0
 
 
+_BY_KEY_HASH = Statement(
+    lambda tx: _ALL.where(
+        or_(
+            workers.c.key_hash == bindparam("of_key"),
+            workers.c.next_key_hash == bindparam("of_key"),
+        )
+    )
+)
+_BY_WORKER_ID = Statement(lambda tx: _ALL.where(workers.c.worker_id == bindparam("of_worker")))
+
+
 async def by_key_hash(tx: Tx, key_hash: str) -> Worker | None:
     """Of its key, or of the one that it was told to use."""
-    return await _one(tx, or_(workers.c.key_hash == key_hash, workers.c.next_key_hash == key_hash))
+    return next(iter(_workers(await _BY_KEY_HASH.rows(tx, {"of_key": key_hash}))), None)
 
 
 async def by_worker_id(tx: Tx, worker_id: str) -> Worker | None:
-    return await _one(tx, workers.c.worker_id == worker_id)
+    return next(iter(_workers(await _BY_WORKER_ID.rows(tx, {"of_worker": worker_id}))), None)
 
 
 async def all_of(
@@ -81,7 +103,8 @@ async def all_of(
         wanted.append(workers.c.worker_id > after_worker_id)
     # Limited inside: outside a worker has as many rows as workflows.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
-    return _workers(await tx.execute(_ALL.where(workers.c.id.in_(page.scalar_subquery()))))
+    found = await tx.execute(_ALL.where(workers.c.id.in_(page.scalar_subquery())))
+    return _workers(found.mappings())
 
 
 async def change(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
@@ -125,24 +148,20 @@ async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
     }
 
 
-async def _one(tx: Tx, condition: ColumnElement[bool]) -> Worker | None:
-    return next(iter(_workers(await tx.execute(_ALL.where(condition)))), None)
-
-
-def _workers(rows: Iterable[Row[Any]]) -> list[Worker]:
+def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[Worker]:
     """One row for each workflow that a worker restricts itself to, or one without any."""
     found: dict[int, Worker] = {}
     for row in rows:
-        worker = found.get(row.id) or _worker(row)
-        if row.workflow_id is not None:
-            ids = (worker.workflow_ids or frozenset()) | {row.workflow_id}
+        worker = found.get(row["id"]) or _worker(row)
+        if row["workflow_id"] is not None:
+            ids = (worker.workflow_ids or frozenset()) | {row["workflow_id"]}
             worker = replace(worker, workflow_ids=ids)
-        found[row.id] = worker
+        found[row["id"]] = worker
     return list(found.values())
 
 
-def _worker(row: Row[Any]) -> Worker:
-    values = {name: value for name, value in row._mapping.items() if name != "workflow_id"}
+def _worker(row: Mapping[Any, Any]) -> Worker:
+    values = {name: value for name, value in row.items() if name != "workflow_id"}
     values["capabilities"] = frozenset(values["capabilities"])
     values["providers"] = tuple(values["providers"])
     values["models_loaded"] = tuple(values["models_loaded"])
