@@ -1,7 +1,9 @@
 """Workers in one process, each with a ComfyUI that it started, several on each GPU."""
 
 import asyncio
+import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +13,7 @@ from pathlib import Path
 from comfyfleet.agent.assembling import NOTE, open_worker, owned_process
 from comfyfleet.agent.gpu import chosen_gpu
 from comfyfleet.agent.gpu_memory import ReadMemory, command_memory, driver_memory, require_memory
+from comfyfleet.agent.naming import safe
 from comfyfleet.agent.owning import OwnedProcess
 from comfyfleet.agent.pack_layout import (
     SLOT_NAME,
@@ -83,6 +86,31 @@ async def gpus_of(
         await require_memory(read, each.gpu, pack.memory_command)
         gpus.append(Gpu(each, Rules(most=pack.most), read))
     return gpus
+
+
+class BarredSizes:
+    """A file that says which numbers of ComfyUIs are not tried on a GPU, and until when, so that a
+    worker that is started again need not run out of memory to learn it. Blocks.
+
+    In memory times are of the monotonic clock, in the file they are seconds since 1970.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, now: float) -> dict[int, float]:
+        ahead = time.time() - now
+        try:
+            told = json.loads(self._path.read_bytes())
+            return {int(size): float(until) - ahead for size, until in told.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def write(self, barred: Mapping[int, float], now: float) -> None:
+        ahead = time.time() - now
+        until = {size: until + ahead for size, until in barred.items() if until > now}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(until))
 
 
 class Pack:
@@ -178,6 +206,7 @@ class Pack:
 
     def _tell(self, worker: Worker) -> None:
         worker.stop.ask(self.stop.reason or "shutdown", self.stop.seconds_left)
+        worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
 
     async def _stop_left_over(self) -> None:
         """ComfyUIs that a killed worker had in places that there are no more."""
@@ -192,10 +221,15 @@ class Pack:
     # How many
 
     async def _resize(self, gpu: Gpu, rules: Rules) -> None:
-        size = Size(wanted=max(1, len(self._members[gpu])))
+        note = BarredSizes(self._state / f"barred-{safe(gpu.places.gpu)}.json")
+        barred = await asyncio.to_thread(note.read, _now())
+        size = Size(wanted=max(1, len(self._members[gpu])), barred=barred)
         while not self._is_over(gpu):
             await asyncio.sleep(rules.look_seconds)
+            before = size.barred
             size, decision = decide(size, await self._look(gpu), rules)
+            if size.barred != before:
+                await asyncio.to_thread(note.write, size.barred, _now())
             if decision is not None and not self._is_over(gpu):
                 self._act(gpu, decision)
 
@@ -211,7 +245,7 @@ class Pack:
         memory = None if gpu.read_memory is None else await gpu.read_memory()
         ready = [each for each in self._members[gpu] if each.is_ready]
         return Look(
-            at=asyncio.get_running_loop().time(),
+            at=_now(),
             ready=len(ready),
             leaving=sum(each.is_leaving for each in self._members[gpu]),
             full=sum(each.load > 0 for each in ready),
@@ -243,6 +277,10 @@ class Pack:
         member.is_leaving = True
         if member.worker is not None:
             member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
+
+
+def _now() -> float:
+    return time.monotonic()
 
 
 def _first_slots(gpu: Gpu) -> list[Slot]:

@@ -12,15 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.agentkit.plane import Plane, eventually
+from tests.agentkit.prompts import steps
 from tests.agentkit.workers import settings_for
 from tests.awskit.ports import first_of_free_ports
 from tests.integration.agent.test_owned_comfyui import SERVER
 
 from comfyfleet.agent import owning, stopping
-from comfyfleet.agent.pack import Gpu, Pack, gpus_of
-from comfyfleet.agent.pack_layout import PackSettings, layout
+from comfyfleet.agent.pack import BarredSizes, Gpu, Pack, gpus_of
+from comfyfleet.agent.pack_layout import GpuSlots, PackSettings, Slot, layout
 from comfyfleet.agent.pack_size import Rules
 from comfyfleet.agent.settings import WorkerSettings
+from comfyfleet.engine import serving
 from comfyfleet.kernel.errors import InvalidInput, WorkerRevoked
 from comfyfleet.kernel.tracing import current
 
@@ -208,3 +210,38 @@ async def test_auto_is_refused_where_nobody_tells_the_memory(box: Box) -> None:
     (gpu,) = await gpus_of(box.settings(), told, {})
     assert gpu.read_memory is not None
     assert await gpu.read_memory() == (2, 80)
+
+
+def test_what_ran_out_of_memory_is_remembered_by_the_next_worker(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "barred-0.json"
+    assert BarredSizes(path).read(1000.0) == {}
+    BarredSizes(path).write({2: 900.0, 3: 4600.0}, 1000.0)
+    # Another process, another beginning of its clock: an hour is left.
+    assert BarredSizes(path).read(50.0) == {3: pytest.approx(3650.0, abs=5)}
+    path.write_text("[]")
+    assert BarredSizes(path).read(0.0) == {}
+
+
+async def test_each_tells_its_own_models_and_is_given_jobs_beside_the_other(
+    plane: Plane, tmp_path: Path
+) -> None:
+    plane.prefetches = False
+    with serving() as one, serving() as two:
+        engines = {"gpu-1": one.url, "gpu-2": two.url}
+        slots = tuple(
+            Slot(number, settings_for(plane, url, tmp_path / name, worker_id=name))
+            for number, (name, url) in enumerate(engines.items(), 1)
+        )
+        pack = Pack([Gpu(GpuSlots("0", {}, slots))], ALONE, tmp_path)
+        work = asyncio.create_task(pack.work())
+        await eventually(lambda: {each.worker_id for each in plane.polls} == set(engines))
+        jobs = [plane.add(steps(4, 50), model_key=key) for key in ("cat", "dog")]
+        await eventually(lambda: all(each.status == "ended" for each in jobs))
+        await eventually(lambda: pack.counts["0"].finished == 2)
+        told = {job.worker_id: (job.more["model_key"],) for job in jobs}
+        assert set(told) == set(engines)
+        await eventually(
+            lambda: {each.worker_id: each.models_loaded for each in plane.polls} == told
+        )
+        pack.stop.ask("shutdown", 5)
+        await asyncio.wait_for(work, SECONDS_MAX)
