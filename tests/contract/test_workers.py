@@ -150,7 +150,7 @@ async def test_a_worker_has_both_keys_until_it_uses_the_new_one(central: Databas
         with pytest.raises(Unauthenticated):
             await fleets.authenticate(tx, key_of("gpu-7"))
         with pytest.raises(Unauthenticated, match="replaced"):
-            await fleets.still_known(tx, worker)
+            await fleets.still_known(tx, worker.worker_id, worker.key_hash)
 
 
 async def test_a_revoked_worker_bars_its_id_for_good_and_not_its_place(central: Database) -> None:

@@ -78,22 +78,40 @@ class Queue:
     async def lease(
         self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
     ) -> Lease | None:
-        """The best job for this worker now, or the first that comes while it waits.
+        """The best job for this worker now, or the first that comes while it waits."""
+        asked = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
+        try:
+            return await asked.future
+        except asyncio.CancelledError:
+            self.leave(asked)
+            raise
+
+    def ask(self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None) -> Asked:
+        """The same for who has no coroutine that waits: its future is told.
 
         `as_of` is the number of dismissals before the caller looked at what the waiter may run:
         after another one it may be wrong, and the caller must look again.
         """
-        if self._is_closed or as_of not in {None, self.dismissals}:
-            return None
         loop = asyncio.get_running_loop()
         asked = Asked(waiter, loop.create_future(), loop.time() + wait_seconds)
+        if self._is_closed or as_of not in {None, self.dismissals}:
+            asked.future.set_result(None)
+            return asked
         self._asking.append(asked)
         self._start()
-        try:
-            return await asked.future
-        except asyncio.CancelledError:
-            self._vanished(asked)
-            raise
+        return asked
+
+    def leave(self, asked: Asked) -> None:
+        """It is gone; a job that it was just given goes back."""
+        self._waiting.discard(asked)
+        if asked.timer is not None:
+            asked.timer.cancel()
+        if not asked.future.done():
+            asked.future.cancel()
+        elif not asked.future.cancelled() and not asked.future.exception():
+            lease = asked.future.result()
+            if lease is not None:
+                self._give_back(lease)
 
     @property
     def model_sets(self) -> ModelSets:
@@ -298,15 +316,6 @@ class Queue:
         for asked in askers:
             if not asked.future.done():
                 asked.future.set_exception(error)
-
-    def _vanished(self, asked: Asked) -> None:
-        self._waiting.discard(asked)
-        if asked.timer is not None:
-            asked.timer.cancel()
-        if asked.future.done() and not asked.future.cancelled() and not asked.future.exception():
-            lease = asked.future.result()
-            if lease is not None:
-                self._give_back(lease)
 
     def _give_back(self, lease: Lease) -> None:
         self._do_aside(self._requeue(lease))

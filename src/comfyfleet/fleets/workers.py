@@ -132,11 +132,11 @@ async def take_next_key(tx: Tx, worker: Worker, key_hash: str) -> Worker:
     return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 
-async def still_known(tx: Tx, worker: Worker) -> Worker:
+async def still_known(tx: Tx, worker_id: str, key_hash: str) -> Worker:
     """As it now is. Raises Unauthenticated if its key was revoked or replaced meanwhile."""
-    found = await store.by_key_hash(tx, worker.key_hash)
-    if found is None or found.key_hash != worker.key_hash:
-        raise Unauthenticated(f"the key of the worker {worker.worker_id} was replaced or removed")
+    found = await store.by_key_hash(tx, key_hash)
+    if found is None or found.key_hash != key_hash:
+        raise Unauthenticated(f"the key of the worker {worker_id} was replaced or removed")
     if found.revoked_at is not None:
         raise _revoked(found)
     return found

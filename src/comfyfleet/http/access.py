@@ -7,9 +7,11 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.http.errors import answer
+from comfyfleet.http.parked import Parked, parked_in
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.plane import Meters
 
@@ -18,7 +20,8 @@ REQUEST_ID = "X-Request-Id"
 # A caller's own id is taken over if it can do no harm in a log.
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,100}")
 # Asked for every few seconds by machines: said only to those who want to know everything.
-_QUIET = ("/healthz", "/readyz", "/metrics", "/api/worker/poll", "/api/worker/heartbeat")
+POLL = "/api/worker/poll"
+_QUIET = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat")
 ELSEWHERE = "unknown"
 # Anybody can make up others, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -49,13 +52,20 @@ class Access:
                 logger.exception("unexpected error in %s %s", scope["method"], _path(scope))
                 if reply.status is not None:
                     raise  # half an answer is out: the server must close the connection
-                await _apologise(scope, receive, reply)
+                await apology(request_id)(scope, receive, reply.send)
             finally:
-                self._note(scope, reply.status, self._clock() - begun)
+                if (parked := parked_in(scope)) is not None:
+                    parked.log, parked.begun, parked.request_id = self, begun, request_id
+                else:
+                    method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+                    seconds = self._clock() - begun
+                    self._note(method, _route(scope), _path(scope), reply.status, seconds)
 
-    def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
-        route, path = _route(scope), _path(scope)
-        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+    def note_parked(self, parked: Parked, status: int | None) -> None:
+        """Only polls are."""
+        self._note("POST", POLL, POLL, status, self._clock() - parked.begun)
+
+    def _note(self, method: str, route: str, path: str, status: int | None, seconds: float) -> None:
         self._meters.calls.labels(method, route, str(status or "gone")).inc()
         self._meters.call_seconds.labels(method, route).observe(seconds)
         logger.log(
@@ -84,11 +94,10 @@ class _Reply:
         await self._send(message)
 
 
-async def _apologise(scope: Scope, receive: Receive, reply: _Reply) -> None:
+def apology(request_id: str) -> Response:
     """Nothing of what went wrong is told, but for the id under which the log has it."""
     message = "something went wrong on our side; the log has it under this id"
-    response = answer(500, "internal", message, {"request_id": reply.request_id})
-    await response(scope, receive, reply.send)
+    return answer(500, "internal", message, {"request_id": request_id})
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -2,9 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from comfyfleet.http.parked import CONNECTION, Parked
 
 logger = logging.getLogger(__name__)
 # From the first byte of a request, or the begin of a connection, to the end of the headers.
@@ -19,12 +27,31 @@ _FULL = (
 )
 
 
+class _Elsewhere(Exception):
+    """A connection whose transport was taken over is told that it is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWith:
+    """What the server makes its connections with."""
+
+    kind: type["Connection"]
+    config: Config
+    server_state: ServerState
+    app_state: dict[str, Any]
+
+    def connection(self) -> "Connection":
+        return self.kind(self.config, self.server_state, self.app_state)
+
+
 class Connection(H11Protocol):
     header_seconds_max = HEADER_SECONDS_MAX
     linger_seconds = LINGER_SECONDS
     connections_max = CONNECTIONS_MAX
     _warned_at = -WARN_SECONDS
     _deadline: asyncio.TimerHandle | None = None
+    is_lost = False
+    on_lost: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,6 +72,45 @@ class Connection(H11Protocol):
         elif not self._is_lingering:
             self._forget_deadline()
 
+    def handle_events(self) -> None:
+        """Of which a new request may be one: what answers it may ask for the connection."""
+        super().handle_events()
+        if self.scope is not None:
+            self.scope["state"][CONNECTION] = self
+
+    @property
+    def made_with(self) -> MadeWith:
+        return MadeWith(type(self), self.config, self.server_state, self.app_state)
+
+    def park(self) -> Parked | None:
+        """Hands its transport over until the request is answered. None: this one must stay."""
+        is_current = self.conn.their_http_version == b"1.1" and not self.cycle.more_body
+        if not is_current or self.is_lost or self.transport.is_closing():
+            return None
+        parked = Parked(
+            self,
+            early=self.conn.trailing_data[0],
+            closes=CLOSE_HEADER in self.headers or not self.cycle.keep_alive,
+        )
+        self.connections.add(parked)  # type: ignore[arg-type]
+        self.transport.set_protocol(parked)
+        self.on_lost = None
+        self.connection_lost(_Elsewhere())
+        return parked
+
+    def take_over(self, transport: asyncio.Transport, early: bytes) -> None:
+        """After an answer: what comes next, or has come already, is another request."""
+        self.connection_made(transport)
+        transport.set_protocol(self)
+        if not transport.is_reading():
+            transport.resume_reading()
+        self._forget_deadline()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        if early:
+            self.data_received(early)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_lingering:
@@ -53,6 +119,9 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
         super().connection_lost(exc)
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
     @property
     def _is_reading_headers(self) -> bool:

@@ -65,9 +65,11 @@ class DirectRoutes:
         scope["route"] = route
         try:
             response = await route.answer(self._plane, scope, receive)
+            # One that is made while it is waited for may fail, too.
+            await response(scope, receive, send)
         except ANSWERED as error:
             response = answer_to_any(error, route.path, self._plane.meters)
-        await response(scope, receive, send)
+            await response(scope, receive, send)
 
 
 def as_json(answer: BaseModel) -> Response:

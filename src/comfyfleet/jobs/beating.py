@@ -39,7 +39,7 @@ async def _again(sides: Sides, worker: Worker | None) -> Worker | None:
     if worker is None:
         return None
     async with sides.central.look() as tx:
-        return await fleets.still_known(tx, worker)
+        return await fleets.still_known(tx, worker.worker_id, worker.key_hash)
 
 
 async def _beat(sides: Sides, said: Heartbeat, worker: Worker | None) -> HeartbeatAnswer:

@@ -16,7 +16,7 @@ from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import OutputSlot
-from comfyfleet.wire.messages import Job, Poll, Polled
+from comfyfleet.wire.messages import BackendFacts, Job, Poll, Polled
 
 # A change that another control plane was told of is noticed after so long.
 PART_SECONDS = 20.0
@@ -37,58 +37,147 @@ class Standing:
     as_of: int  # waits that were ended since then mean that this may have changed
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a poll waits for: a lease, or only time where there is no waiter."""
+
+    seconds: float
+    as_of: int
+    waiter: Waiter | None = None
+
+
 async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
-    """A job, or none with the reason. What the worker may run is looked at anew now and then:
-    at once when this process is told of a change, else at the end of each part of the wait.
+    """A job, or none with the reason."""
+    polling = Polling(worker, asked)
+    found = await polling.begin(sides, worker, asked)
+    while isinstance(found, Wait):
+        found = await polling.go_on(sides, await _waited(sides, found))
+    return found
+
+
+async def _waited(sides: Sides, wait: Wait) -> Lease | None:
+    if wait.waiter is None:
+        await asyncio.sleep(wait.seconds)
+        return None
+    return await sides.queue.lease(wait.waiter, wait_seconds=wait.seconds, as_of=wait.as_of)
+
+
+class Polling:
+    """A poll and its waits. What the worker may run is looked at anew now and then: at once when this
+    process is told of a change, else at the end of each part of the wait.
+
+    Ten thousand are kept while nothing happens: each holds as little as it can.
     """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + asked.wait_seconds
-    # One that waits is there: it must not pass for offline because nothing comes.
-    part_seconds = min(PART_SECONDS, part_of(sides.settings.unseen_seconds_max).total_seconds())
-    known: Worker | None = worker  # read just now, by who let it in
-    while True:
-        standing = await _standing(sides, known or await _again(sides, worker), asked)
-        known = None
-        reason = _why_nothing(standing, asked)
-        left = max(0.0, until - loop.time())
-        is_told = standing.worker.next_key is not None
-        if is_told:
+
+    __slots__ = (
+        "_is_draining",
+        "_key_hash",
+        "_new_key",
+        "_reason",
+        "_said",
+        "_until",
+        "_wait",
+        "_worker_id",
+    )
+
+    def __init__(self, worker: Worker, asked: Poll) -> None:
+        self._worker_id, self._key_hash = worker.worker_id, worker.key_hash
+        self._until = asyncio.get_running_loop().time() + asked.wait_seconds
+        self._said = b""
+        self._wait: Wait | None = None
+        self._reason: str | None = None
+        self._new_key: str | None = None
+        self._is_draining = False
+
+    async def begin(self, sides: Sides, worker: Worker, asked: Poll) -> Polled | Wait:
+        """The worker as it was read just now, by who let it in."""
+        found = await self._look(sides, worker, asked)
+        if isinstance(found, Wait):
+            # A third of what the message takes, and read again only when the wait is over.
+            self._said = asked.model_dump_json(exclude_unset=True).encode()
+        return found
+
+    async def go_on(self, sides: Sides, lease: Lease | None) -> Polled | Wait:
+        """With what the wait has brought."""
+        asked, wait = Poll.model_validate_json(self._said), self._wait
+        if wait is None:
+            raise ValueError("it did not wait")
+        job = None
+        if lease is not None:
+            tells_leases = wait.waiter is not None and wait.waiter.tells_leases
+            job = await hand_out(sides, lease, gives_back=not tells_leases)
+        left = self._left()
+        if job is None and lease is not None and left:
+            # It had ended, or can't be run now; the next one may.
+            return self._waits(Wait(min(left, part_seconds(sides)), wait.as_of, wait.waiter))
+        if job or self._new_key or not left:
+            return await self._polled(sides, asked, job)
+        return await self._look(sides, await self._worker(sides), asked)
+
+    async def _worker(self, sides: Sides) -> Worker:
+        async with sides.central.look() as tx:
+            return await fleets.still_known(tx, self._worker_id, self._key_hash)
+
+    def _left(self) -> float:
+        return max(0.0, self._until - asyncio.get_running_loop().time())
+
+    async def _look(self, sides: Sides, worker: Worker, asked: Poll) -> Polled | Wait:
+        standing = await _standing(sides, worker, asked)
+        worker, left = standing.worker, self._left()
+        self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
+        self._is_draining = worker.is_draining
+        if self._new_key is not None:
             # Soon, but not at once: one that doesn't understand would ask without a pause.
             left = min(left, HELD_BACK_SECONDS)
         job = await _lost_on_its_way(sides, standing, asked)
-        if job is None and reason is None:
-            job = await _next(sides, standing, asked, min(left, part_seconds))
-        elif job is None:
-            await asyncio.sleep(min(left, HELD_BACK_SECONDS))
-        if job or is_told or loop.time() >= until:
-            return Polled(
-                job=job,
-                reason=None if job else reason or "no job is queued for this worker",
-                drain=standing.worker.is_draining,
-                object_info_upload=await _upload_slot(sides, worker, asked),
-                new_token=standing.worker.next_key,
-            )
+        waiter = None
+        if job is None and self._reason is None:
+            waiter = _waiter(standing, asked)
+            job = await _at_once(sides, waiter, standing.as_of, waits=left > 0)
+        if job or not left:
+            return await self._polled(sides, asked, job)
+        seconds = part_seconds(sides) if waiter else HELD_BACK_SECONDS
+        return self._waits(Wait(min(left, seconds), standing.as_of, waiter))
+
+    def _waits(self, wait: Wait) -> Wait:
+        self._wait = wait
+        return wait
+
+    async def _polled(self, sides: Sides, asked: Poll, job: Job | None) -> Polled:
+        slot = None
+        if asked.backend is not None:
+            slot = await _upload_slot(sides, await self._worker(sides), asked.backend)
+        return Polled(
+            job=job,
+            reason=None if job else self._reason or "no job is queued for this worker",
+            drain=self._is_draining,
+            object_info_upload=slot,
+            new_token=self._new_key,
+        )
 
 
-async def _upload_slot(sides: Sides, worker: Worker, asked: Poll) -> OutputSlot | None:
+def part_seconds(sides: Sides) -> float:
+    """One that waits is there: it must not pass for offline because nothing comes."""
+    return min(PART_SECONDS, part_of(sides.settings.unseen_seconds_max).total_seconds())
+
+
+async def _upload_slot(sides: Sides, worker: Worker, told: BackendFacts) -> OutputSlot | None:
     """For what the backend has told anew."""
-    if asked.backend is None or not worker.is_approved:
+    if not worker.is_approved:
         return None
     async with sides.central.look() as tx:
         fleet = await fleets.by_id(tx, worker.fleet_id)
     seconds = sides.settings.url_seconds
-    return await upload_slot(sides.store, fleet, asked.backend, seconds=seconds)
+    return await upload_slot(sides.store, fleet, told, seconds=seconds)
 
 
-async def _next(sides: Sides, standing: Standing, asked: Poll, left: float) -> Job | None:
-    waiter, as_of = _waiter(standing, asked), standing.as_of
-    if waiter.is_prefetch:
-        return await next_job(sides, waiter, wait_seconds=left, as_of=as_of)
+async def _at_once(sides: Sides, waiter: Waiter, as_of: int, *, waits: bool) -> Job | None:
+    if waiter.is_prefetch and waits:
+        return None  # it waits in the queue, which looks first
     job = await next_job(sides, waiter, wait_seconds=0, as_of=as_of)
-    if job or not left:
-        return job
-    await _recall_for(sides, waiter)
-    return await next_job(sides, waiter, wait_seconds=left, as_of=as_of)
+    if job is None and waits:
+        await _recall_for(sides, waiter)
+    return job
 
 
 async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
@@ -130,12 +219,6 @@ async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime)
         return after(worker, sighting, now)
     async with sides.central.begin() as tx:
         return await fleets.seen(tx, worker, sighting, now=now, every=every)
-
-
-async def _again(sides: Sides, worker: Worker) -> Worker:
-    """Raises Unauthenticated if the key that it began to wait with is no longer good."""
-    async with sides.central.look() as tx:
-        return await fleets.still_known(tx, worker)
 
 
 def _sighting(asked: Poll) -> Sighting:

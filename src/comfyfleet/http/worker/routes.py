@@ -13,8 +13,9 @@ from comfyfleet.http.given import GivenPlane
 from comfyfleet.http.json_body import WorkerRoute
 from comfyfleet.http.worker import joining
 from comfyfleet.http.worker.auth import CallingWorker, require_self
+from comfyfleet.http.worker.polls import PollAnswer, polled
 from comfyfleet.http.worker.vanishing import Late
-from comfyfleet.jobs import attempts, ending, polling
+from comfyfleet.jobs import attempts, ending
 from comfyfleet.jobs.beating import heartbeat as beat
 from comfyfleet.jobs.complaints import presentable
 from comfyfleet.jobs.refusals import backend_lacks
@@ -34,7 +35,6 @@ from comfyfleet.wire.messages import (
     Registered,
     Requeue,
     reason_of,
-    with_plain_fields,
 )
 
 router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
@@ -54,14 +54,7 @@ async def register(
 async def poll(plane: GivenPlane, worker: CallingWorker, said: Poll) -> Response:
     """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
     require_self(worker, said.worker_id)
-    return Late(_polled(plane, worker, said))
-
-
-async def _polled(plane: Plane, worker: Worker, said: Poll) -> Polled:
-    polled = await polling.poll(plane.sides, worker, said)
-    if polled.job is None or said.is_brief:
-        return polled
-    return polled.model_copy(update={"job": with_plain_fields(polled.job)})
+    return PollAnswer(plane, worker, said)
 
 
 @router.post("/heartbeat")
@@ -88,7 +81,7 @@ async def _next(plane: Plane, worker: Worker, said: Poll) -> Completed:
     """The lease has ended, so nothing that goes wrong here is told as if it had not."""
     try:
         require_self(worker, said.worker_id)
-        return Completed(next=await _polled(plane, worker, said))
+        return Completed(next=await polled(plane, worker, said))
     except FleetError as error:
         logger.info("no job was handed with the answer to complete: %s", error.message)
         return Completed()

@@ -1,0 +1,224 @@
+"""A poll that waits on our own server keeps its socket and little else; nobody can tell from outside."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dbkit.databases import Databases
+from tests.dbkit.dispatches import parked
+from tests.planekit import plane_on
+from tests.planekit.fleet import Yard, yard_on
+from tests.storagekit.serving import free_listener
+
+from comfyfleet.http import parked as parking
+from comfyfleet.http.app import create_app
+from comfyfleet.http.serving import serve
+
+WAIT_SECONDS = 30
+PATIENCE_SECONDS = 10
+
+
+@dataclass
+class Line:
+    """A worker's connection, byte by byte."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    key: str
+
+    def send(self, word: str, *more: str, version: str = "1.1", **body: Any) -> None:
+        self.writer.write(self.request(word, *more, version=version, **body))
+
+    def request(self, word: str, *more: str, version: str = "1.1", **body: Any) -> bytes:
+        content = json.dumps({"worker_id": "w1", **body}).encode()
+        lines = [
+            f"POST /api/worker/{word} HTTP/{version}",
+            "Host: control.test",
+            f"Authorization: Bearer {self.key}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(content)}",
+            *more,
+        ]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            status, *lines = head.rstrip().split("\r\n")
+            headers = {each.partition(": ")[0].lower(): each.partition(": ")[2] for each in lines}
+            content = await self.reader.readexactly(int(headers["content-length"]))
+        return int(status.split()[1]), headers, json.loads(content)
+
+    async def end(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.reader.read()
+
+
+@dataclass
+class Served:
+    yard: Yard
+    port: int
+    stop: asyncio.Event
+    serving: "asyncio.Task[None]"
+    lines: list[Line] = field(default_factory=list)
+
+    async def line(self, worker_id: str = "w1") -> Line:
+        key = (await self.yard.register(worker_id)).json()["token"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.lines.append(Line(reader, writer, key))
+        return self.lines[-1]
+
+    async def close(self) -> None:
+        for each in self.lines:
+            each.writer.close()
+            with contextlib.suppress(OSError):
+                await each.writer.wait_closed()
+        self.stop.set()
+        await self.serving
+
+    async def waits(self, number: int = 1) -> None:
+        await parked(self.yard.plane.queue, number)
+
+    def calls(self, status: str) -> float:
+        counted = self.yard.plane.meters.calls.labels("POST", "/api/worker/poll", status)
+        return float(counted._value.get())
+
+
+@pytest.fixture
+async def served(databases: Databases, tmp_path: Path) -> AsyncIterator[Served]:
+    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+        listener, stop = free_listener(), asyncio.Event()
+        at_stop = plane.queue.dismiss
+        serving = asyncio.create_task(serve(create_app(plane), listener, stop, at_stop=at_stop))
+        served = Served(yard, listener.getsockname()[1], stop, serving)
+        yield served
+        await served.close()
+
+
+async def test_a_parked_poll_gets_its_job_and_its_connection_goes_on(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", "X-Request-Id: mine", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    job_id = await served.yard.submit()
+    status, headers, polled = await line.answer()
+    assert (status, polled["job"]["job_id"]) == (200, str(job_id))
+    assert polled["job"]["output_url"], "it did not ask for a brief answer"
+    assert headers["x-request-id"] == "mine"
+    assert headers["content-type"] == "application/json"
+    assert "date" in headers
+    assert served.calls("200") == 1
+    job = polled["job"]
+    lease = {name: job[name] for name in ("dispatch_id", "lease_token")}
+    line.send("heartbeat", **lease, started=True)
+    assert (await line.answer())[0] == 200
+    line.send("poll", wait_seconds=0)
+    assert (await line.answer())[2]["job"] is None
+
+
+async def test_what_comes_while_a_poll_waits_is_answered_after_it(served: Served) -> None:
+    line = await served.line()
+    first = line.request("poll", wait_seconds=WAIT_SECONDS)
+    second = line.request("poll", "X-Request-Id: second")
+    # With the first, then in the middle of its wait.
+    line.writer.write(first + second[:20])
+    await served.waits()
+    line.writer.write(second[20:])
+    await line.writer.drain()
+    job_id = await served.yard.submit()
+    assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
+    status, headers, polled = await line.answer()
+    assert (status, headers["x-request-id"], polled["job"]) == (200, "second", None)
+
+
+async def test_who_sends_without_end_while_it_waits_is_not_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "EARLY_BYTES_MAX", 10)
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    job_id = await served.yard.submit()
+    line.writer.write(line.request("poll", wait_seconds=0, reading={"gpu_name": "x" * 100_000}))
+    assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
+    assert (await line.answer())[2]["job"] is None
+
+
+async def test_a_parked_poll_whose_worker_hangs_up_takes_no_job_along(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    line.writer.close()
+    await served.waits(0)
+    other = await served.line("w2")
+    job_id = await served.yard.submit()
+    other.send("poll", worker_id="w2")
+    polled = (await other.answer())[2]
+    assert (polled["job"]["job_id"], polled["job"]["attempt"]) == (str(job_id), 1)
+    assert served.calls("gone") == 1
+
+
+async def test_one_that_hangs_up_as_its_job_comes_gives_it_back(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    other = await served.line("w2")
+    await asyncio.gather(served.yard.submit(), asyncio.to_thread(line.writer.transport.abort))
+    other.send("poll", worker_id="w2", wait_seconds=WAIT_SECONDS)
+    polled = (await other.answer())[2]
+    assert polled["job"]["attempt"] == 1
+
+
+async def test_one_that_wants_its_connection_closed_gets_that(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", "Connection: close", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    await served.yard.submit()
+    status, headers, polled = await line.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert polled["job"]
+    assert await line.end() == b""
+
+
+async def test_a_client_of_old_is_answered_too(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", version="1.0", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    await served.yard.submit()
+    assert (await line.answer())[2]["job"]
+
+
+async def test_a_worker_that_is_revoked_while_it_waits_is_told_so(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    await served.yard.act("workers/w1/revoke")
+    status, headers, told = await line.answer()
+    assert (status, told["error"]["code"]) == (401, "worker_revoked")
+    assert headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_wait_that_is_over_says_why_there_is_no_job(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=0.05)
+    polled = (await line.answer())[2]
+    assert polled["reason"] == "no job is queued for this worker"
+    await served.yard.assign()
+    line.send("poll", wait_seconds=0.05)
+    assert (await line.answer())[2]["reason"].startswith("no workflow")
+
+
+async def test_a_server_that_stops_answers_who_is_parked_and_ends_at_once(served: Served) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    served.stop.set()
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        await line.answer()
+    assert await line.end() == b""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await served.serving
