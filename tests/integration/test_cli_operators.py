@@ -167,3 +167,10 @@ def test_a_key_rotated_now_kills_the_old_one_at_once(admin: Admin, fleet: str) -
     new = admin("workers", "rotate-key", "leaked", "--now", "--json").json["token"]
     assert poll(admin, "leaked", old) == 401
     assert poll(admin, "leaked", new) == 200
+
+
+def test_a_tenant_that_is_named_by_its_name_is_found_by_its_id(admin: Admin) -> None:
+    tenant = admin("tenants", "create", "Grace", "--json").json["id"]
+    refused = admin("tenants", "show", "Grace")
+    assert (refused.code, "it is named by its id" in refused.err) == (1, True), refused.err
+    assert tenant in refused.err

@@ -67,6 +67,8 @@ def _said(error: Mapping[str, Any]) -> str:
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """`("body", "properties", 0, "name")` is `properties.0.name`: it says body only if it is all."""
+    """`("body", "properties", 0, "name")` is `properties.0.name`: where it stands is told only if that
+    is all there is."""
     where, *inside = place
-    return ".".join(map(str, inside)) if inside and where == "body" else ".".join(map(str, place))
+    is_named = inside and where in ("body", "path", "query")
+    return ".".join(map(str, inside if is_named else place))

@@ -195,7 +195,7 @@ class Control:
     def _with_closest(self, error: FleetError, path: tuple[object, ...]) -> FleetError:
         """What there is in place of what is not there: `workflows/negativ` is close to `negative`."""
         kind, name = (str(part) for part in (*path, "", "")[:2])
-        is_no_id = "path.tenant_id" in error.message
+        is_no_id = error.message == "tenant_id: must be an id (a UUID)"
         if kind not in NAMED or not name or not (isinstance(error, NotFound) or is_no_id):
             return error
         message = f"there is no tenant {name}: it is named by its id" if is_no_id else error.message
