@@ -1,0 +1,53 @@
+"""How busy the GPU is, by NVML where there is one, every 100 ms."""
+
+import statistics
+import threading
+import time
+from typing import NamedTuple
+
+import pynvml
+
+from comfyfleet.agent.gpu import Gpu
+
+EVERY_SECONDS = 0.1
+
+
+class Sample(NamedTuple):
+    at: float  # seconds since 1970
+    percent: float
+    memory_bytes: int
+
+
+class GpuMeter:
+    """Reads in a thread for as long as the `with`."""
+
+    def __init__(self, index: int) -> None:
+        self._gpu = Gpu(pynvml, index)
+        self._samples: list[Sample] = []
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "GpuMeter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._has_ended.wait(EVERY_SECONDS):
+            read = self._gpu.read()
+            if read is None:
+                return  # no driver, or not this GPU: nothing is told of it
+            self._samples.append(
+                Sample(time.time(), read.load_percent or 0.0, read.memory_used_bytes or 0)
+            )
+
+    def between(self, start: float, end: float) -> tuple[float, int] | None:
+        """Mean utilisation and the most memory; None: nobody tells."""
+        those = [each for each in self._samples if start <= each.at <= end]
+        if not those:
+            return None
+        percent = statistics.fmean(each.percent for each in those)
+        return percent, max(each.memory_bytes for each in those)
