@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from comfyfleet.db import Database, Tx
-from comfyfleet.db.statement import Insert, Statement, send_together
+from comfyfleet.db.statement import Insert, OfSeveral, Statement, send_together
 from comfyfleet.db.tenant import ai_jobs, outbox, token_wallets
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -58,6 +58,25 @@ def a_word(**changes: Any) -> dict[str, Any]:
 
 async def how_many(tx: Tx) -> int:
     return int(await tx.scalar(select(func.count()).select_from(outbox)) or 0)
+
+
+OF_JOBS = OfSeveral(
+    outbox.c.job_id,
+    lambda tx, is_one: select(outbox).where(outbox.c.kind == bindparam("of_kind"), is_one),
+)
+
+
+async def test_rows_of_several_ids_come_back_once_each(pool: Database) -> None:
+    words = [a_word(), a_word(), a_word(kind="graph"), a_word()]
+    async with pool.begin() as tx:
+        await ADD.add(tx, words)
+        asked = [each["job_id"] for each in words[:3]] + [uuid.uuid4()]
+        found = await OF_JOBS.of(tx, asked, {"of_kind": "dispatch"})
+        assert await OF_JOBS.of(tx, [], {"of_kind": "dispatch"}) == []
+    assert {each["job_id"]: each["payload"] for each in found} == {
+        each["job_id"]: each["payload"] for each in words[:2]
+    }
+    assert len(found) == 2
 
 
 async def test_a_row_comes_back_as_it_was_put_in(pool: Database) -> None:

@@ -24,7 +24,8 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Column, Float, Table
+from sqlalchemy import Column, Float, Table, any_, bindparam
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from comfyfleet.db.dialect import insert_if_new, is_sqlite
@@ -101,6 +102,32 @@ class Insert(Statement):
             return []
         added = await tx.execute(self._build(tx), [dict(each) for each in new])
         return [dict(row._mapping) for row in added]
+
+
+class OfSeveral(Statement):
+    """Rows by several ids: `build` gets the condition that a column has one of them.
+
+    One round trip on PostgreSQL. On SQLite, where there is none, it is sent for each id: a list has no
+    fixed text.
+    """
+
+    def __init__(self, column: Column[Any], build: Callable[[Tx, Any], Any]) -> None:
+        super().__init__(lambda tx: build(tx, _is_one_of(tx, column)))
+
+    async def of(self, tx: Tx, ids: Iterable[Any], values: Values = NOTHING) -> list[Any]:
+        """By the names of columns, in no order."""
+        if is_sqlite(tx):
+            return [row for each in ids for row in await self.rows(tx, {**values, _IDS: each})]
+        return await self.rows(tx, {**values, _IDS: list(ids)})
+
+
+_IDS = "of_ids"
+
+
+def _is_one_of(tx: Tx, column: Column[Any]) -> Any:
+    if is_sqlite(tx):
+        return column == bindparam(_IDS)
+    return column == any_(bindparam(_IDS, type_=ARRAY(column.type)))
 
 
 Call: TypeAlias = tuple[Statement, Values]

@@ -76,9 +76,9 @@ async def list_(
     return await lists.page(tx, wanted, before_id=before_id, limit=limit)
 
 
-async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
-    """By job, of those (tenant, job) that have one."""
-    return {row.job_id: row for row in await rows.of_jobs(tx, pairs)} if pairs else {}
+async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Dispatch]:
+    """By job, of those that have one."""
+    return {row.job_id: row for row in await rows.of_jobs(tx, tenant_id, job_ids)}
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:

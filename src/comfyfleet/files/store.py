@@ -1,14 +1,14 @@
 """The only SQL about files."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, RowMapping, cast, delete, func, insert, select, update
+from sqlalchemy import BigInteger, bindparam, cast, delete, func, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import is_sqlite, locked
-from comfyfleet.db.statement import Call, Statement
+from comfyfleet.db.statement import Call, OfSeveral, Statement
 from comfyfleet.db.tenant import files
 from comfyfleet.files.model import File
 
@@ -23,13 +23,16 @@ async def add(tx: Tx, file: File) -> None:
     await _ADD.tuples(tx, _row(file))
 
 
+_FIND = OfSeveral(
+    files.c.id,
+    lambda tx, is_one: select(files).where(files.c.tenant_id == bindparam("of_tenant"), is_one),
+)
+
+
 async def find(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File]:
     if not file_ids:
         return []  # SQLite would look through all of the tenant's to find none
-    found = await tx.execute(
-        select(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids))
-    )
-    return [_file(row) for row in found.mappings()]
+    return [_file(row) for row in await _FIND.of(tx, file_ids, {"of_tenant": tenant_id})]
 
 
 async def hold(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
@@ -92,5 +95,5 @@ def _row(file: File) -> dict[str, Any]:
     return row | {"metadata": dict(file.metadata)}
 
 
-def _file(row: RowMapping) -> File:
+def _file(row: Mapping[Any, Any]) -> File:
     return File(**row)

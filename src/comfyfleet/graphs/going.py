@@ -46,13 +46,13 @@ async def advance(
     return kept
 
 
-async def _dispatches(graphs: Graphs, found: Iterable[Job]) -> dict[UUID, Dispatch]:
+async def _dispatches(graphs: Graphs, kept: Kept, found: Iterable[Job]) -> dict[UUID, Dispatch]:
     """Of those that some worker has or had."""
-    pairs = [(job.tenant_id, job.id) for job in found if job.status != JobStatus.QUEUED]
-    if not pairs:
+    begun = [job.id for job in found if job.status != JobStatus.QUEUED]
+    if not begun:
         return {}
     async with graphs.sides.central.look() as tx:
-        return await dispatch.of_jobs(tx, pairs)
+        return await dispatch.of_jobs(tx, kept.head.tenant_id, begun)
 
 
 async def _news(graphs: Graphs, kept: Kept, world: Surroundings) -> list[Event]:
@@ -64,7 +64,7 @@ async def _news(graphs: Graphs, kept: Kept, world: Surroundings) -> list[Event]:
     async with pool.look() as tx:
         found = await jobs.some(tx, kept.head.tenant_id, list(waiting))
         made = await files_of(tx, kept.head.tenant_id, found.values())
-    rows = await _dispatches(graphs, found.values())
+    rows = await _dispatches(graphs, kept, found.values())
     return [
         event
         for job_id, (key, attempt) in sorted(waiting.items(), key=lambda each: each[1])
@@ -80,7 +80,7 @@ async def as_of_now(graphs: Graphs, kept: Kept) -> Run:
     pool = await graphs.sides.pool_of(kept.head.tenant_id)
     async with pool.look() as tx:
         found = await jobs.some(tx, kept.head.tenant_id, list(kept.jobs))
-    rows = await _dispatches(graphs, found.values())
+    rows = await _dispatches(graphs, kept, found.values())
     world = Surroundings(graphs.sides.clock())
     draft = Draft(kept.plan, kept.run, world)
     for job_id, (key, attempt) in kept.jobs.items():

@@ -11,6 +11,7 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Table,
+    bindparam,
     delete,
     insert,
     literal,
@@ -21,7 +22,8 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked, upsert_each
+from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, upsert_each
+from comfyfleet.db.statement import ONE_BY_ONE_MAX, Statement
 from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
 from comfyfleet.db.types import Moment
 from comfyfleet.graphs.runs import Key, Record, Run, RunError, RunStatus
@@ -170,13 +172,20 @@ async def get_run(tx: Tx, tenant_id: UUID, run_id: UUID) -> Head | None:
     return _head(row) if row else None
 
 
+_LOCK_REVISION = Statement(
+    lambda tx: locked(
+        tx,
+        select(graph_runs.c.revision).where(
+            graph_runs.c.tenant_id == bindparam("of_tenant"), graph_runs.c.id == bindparam("of_run")
+        ),
+    )
+)
+
+
 async def lock_revision(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
     """Nobody else advances the run until the transaction ends."""
-    query = select(graph_runs.c.revision).where(
-        graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id
-    )
-    found: int | None = (await tx.execute(locked(tx, query))).scalar_one_or_none()
-    return found
+    row = await _LOCK_REVISION.first(tx, {"of_tenant": tenant_id, "of_run": run_id})
+    return row["revision"] if row else None
 
 
 async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
@@ -195,6 +204,25 @@ async def runs_going_on(tx: Tx, *, after: UUID | None, limit: int) -> list[tuple
     return [(row.tenant_id, row.id) for row in found]
 
 
+_WRITTEN = (
+    "status", "revision", "tokens", "max_tokens", "error", "outputs", "changed_at", "ended_at",
+)  # fmt: skip
+_WRITE_HEAD = Statement(
+    lambda tx: (
+        update(graph_runs)
+        .where(graph_runs.c.id == bindparam("of_run"))
+        .values({name: bindparam(f"new_{name}") for name in _WRITTEN})
+    )
+)
+
+
+def _upsert(tx: Tx) -> Any:
+    return upsert_each(tx, graph_executions, key=("run_id", "node", "at"))
+
+
+_WRITE_RECORD = Statement(_upsert, columns=graph_executions.c.keys())
+
+
 async def write(
     tx: Tx, head: Head, run: Run, changed: Iterable[Key], *, revision: int, now: datetime
 ) -> None:
@@ -209,11 +237,14 @@ async def write(
         "changed_at": now,
         "ended_at": now if run.status.is_over else None,
     }
-    await tx.execute(update(graph_runs).where(graph_runs.c.id == head.id).values(values))
-    rows = (_row(head, key, run.record(key)) for key in changed)
-    upsert = upsert_each(tx, graph_executions, key=("run_id", "node", "at"))
-    for part in _parts(rows):
-        await tx.execute(upsert, part)
+    new = {f"new_{name}": value for name, value in values.items()}
+    await _WRITE_HEAD.tuples(tx, {**new, "of_run": head.id})
+    for part in _parts(_row(head, key, run.record(key)) for key in changed):
+        if len(part) == 1 or (is_sqlite(tx) and len(part) <= ONE_BY_ONE_MAX):
+            for each in part:
+                await _WRITE_RECORD.tuples(tx, each)
+        else:
+            await tx.execute(_upsert(tx), part)
 
 
 def _row(head: Head, key: Key, record: Record) -> dict[str, Any]:

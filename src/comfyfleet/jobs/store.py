@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, without_index
-from comfyfleet.db.statement import Call, Insert, Statement
+from comfyfleet.db.statement import Call, Insert, OfSeveral, Statement
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
     IS_ACTIVE,
@@ -75,16 +75,24 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
     return job_of(row) if row else None
 
 
+def _some(is_one: Any) -> Select[Any]:
+    mine = select(ai_jobs).where(ai_jobs.c.tenant_id == bindparam("of_tenant"), is_one)
+    return mine.order_by(ai_jobs.c.id)
+
+
+_SOME = OfSeveral(ai_jobs.c.id, lambda tx, is_one: _some(is_one))
+_LOCK_SOME = OfSeveral(ai_jobs.c.id, lambda tx, is_one: locked(tx, _some(is_one)))
+
+
 async def some(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], *, lock: bool = False
 ) -> list[Job]:
     """Those of them that exist, by their ids; locked in that order, so that two don't cross."""
     if not job_ids:
         return []
-    query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id.in_(job_ids))
-    query = query.order_by(ai_jobs.c.id)
-    found = await tx.execute(locked(tx, query) if lock else query)
-    return [job_of(row) for row in found.mappings()]
+    statement = _LOCK_SOME if lock else _SOME
+    found = await statement.of(tx, job_ids, {"of_tenant": tenant_id})
+    return sorted((job_of(row) for row in found), key=lambda job: job.id)
 
 
 async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str) -> Job | None:
@@ -552,17 +560,29 @@ def _word(job: Job, now: datetime) -> dict[str, Any]:
     }
 
 
+_WORDS_FOR_RUNS = Statement(
+    lambda tx: (
+        select(outbox.c.id, outbox.c.tenant_id, outbox.c.payload, outbox.c.job_id)
+        .where(
+            outbox.c.kind == bindparam("of_kind"),
+            outbox.c.not_before <= bindparam("due"),
+            outbox.c.id > bindparam("last"),
+        )
+        .order_by(outbox.c.id)
+        .limit(bindparam("most"))
+    )
+)
+
+
 async def words_for_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
     """(word, tenant, run, job) of jobs that have ended; the oldest first, page by page."""
-    found = await tx.execute(
-        select(outbox.c.id, outbox.c.tenant_id, outbox.c.payload, outbox.c.job_id)
-        .where(outbox.c.kind == kind, outbox.c.not_before <= now, outbox.c.id > after)
-        .order_by(outbox.c.id)
-        .limit(limit)
-    )
-    return [(row.id, row.tenant_id, UUID(row.payload["run_id"]), row.job_id) for row in found]
+    given = {"of_kind": kind, "due": now, "last": after, "most": limit}
+    return [
+        (word, tenant_id, UUID(payload["run_id"]), job_id)
+        for word, tenant_id, payload, job_id in await _WORDS_FOR_RUNS.tuples(tx, given)
+    ]
 
 
 async def words_due(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUID, UUID]]:

@@ -5,24 +5,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    and_,
-    bindparam,
-    case,
-    func,
-    or_,
-    select,
-    text,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, text
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import QUEUED, workers
 from comfyfleet.db.central import dispatches as d
 from comfyfleet.db.dialect import locked
-from comfyfleet.db.statement import Statement
+from comfyfleet.db.statement import OfSeveral, Statement
 from comfyfleet.dispatch.model import Depth, Dispatch, Lane, Status
 
 # In the order of Dispatch's fields, but that a lane stands as its three columns.
@@ -80,9 +69,15 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
     return as_dispatch(rows[0]) if rows else None
 
 
-async def of_jobs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
-    """Of jobs by tenant and id."""
-    return await found(tx, _ALL.where(tuple_(d.c.tenant_id, d.c.tenant_job_id).in_(pairs)))
+_OF_JOBS = OfSeveral(
+    d.c.tenant_job_id,
+    lambda tx, is_one: _ALL.where(d.c.tenant_id == bindparam("of_tenant"), is_one),
+)
+
+
+async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Iterable[UUID]) -> list[Dispatch]:
+    rows = await _OF_JOBS.of(tx, job_ids, {"of_tenant": tenant_id})
+    return [as_dispatch(tuple(row.values())) for row in rows]
 
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
