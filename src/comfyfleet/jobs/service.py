@@ -65,9 +65,6 @@ async def submit(
         # Counted while it is locked: two submits at once can't both be the last one.
         await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
         if active_max:
-            one = await _submit_one(tx, tenant_id, user_id, asked, active_max, now=now)
-            if one is not None:
-                return one
             asked = await _held_beyond(tx, tenant_id, user_id, asked, active_max)
     added: list[Job] = []
     pairs = list(asked.items())
@@ -83,25 +80,24 @@ async def submit(
     return added, words
 
 
-async def _submit_one(
-    tx: Tx,
-    tenant_id: UUID,
-    user_id: UUID,
-    asked: Mapping[UUID, Submission],
-    most: ActiveMax,
-    *,
-    now: datetime,
+def is_single(asked: Mapping[UUID, Submission]) -> bool:
+    """One job of a user, by itself: it can be submitted by `submit_one`."""
+    one = next(iter(asked.values()))
+    is_part = one.is_held or _waits(one)
+    return len(asked) == 1 and one.user_id is not None and not is_part
+
+
+async def submit_one(
+    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, Submission], most: ActiveMax, *, now: datetime
 ) -> tuple[list[Job], list[int]] | None:
-    """As `submit` does for one job of a user whom nothing stands in the way, in one statement.
+    """As `submit` does for a single job that nothing stands in the way of, by one statement.
 
     None, and nothing is written: then `submit` does it step by step, or tells what is in the way.
     """
-    ((job_id, one),) = [*asked.items()][:1]
-    if len(asked) > 1 or one.is_held or _waits(one):
-        return None
+    ((job_id, one),) = asked.items()
     job = just_added(tenant_id, job_id, one, now)
     new = NewRows(row_of(tenant_id, job_id, one, now), consequences.submit_event(job)._asdict())
-    word = await new_job.add(tx, tenant_id, user_id, new, most, now=now)
+    word = await new_job.add(tx, new, most)
     if word is None:
         return None
     await consequences.attach_media(tx, job)

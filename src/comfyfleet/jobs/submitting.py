@@ -1,10 +1,11 @@
 """Submit and cancel: the tenant's side first, then the central one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
+from comfyfleet.db import Database
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.jobs import service
 from comfyfleet.jobs.model import Job, Submission
@@ -63,12 +64,26 @@ async def submit_many(
 ) -> Sequence[Job]:
     clamped = await admissible(sides, tenant_id, asked, tenant=tenant)
     pool = await sides.pool_of(tenant_id)
-    async with pool.begin() as tx:
-        added, words = await service.submit(
-            tx, tenant_id, clamped, now=sides.clock(), active_max=sides.active_max
-        )
+    done = await _submit_single(sides, pool, tenant_id, clamped)
+    if done is None:
+        async with pool.begin() as tx:
+            done = await service.submit(
+                tx, tenant_id, clamped, now=sides.clock(), active_max=sides.active_max
+            )
+    added, words = done
     await deliver(sides, pool, added, words)
     return added
+
+
+async def _submit_single(
+    sides: Sides, pool: Database, tenant_id: UUID, asked: Mapping[UUID, Submission]
+) -> tuple[list[Job], list[int]] | None:
+    """By one statement, which on PostgreSQL is a transaction by itself unless there is media to attach."""
+    if pool.is_sqlite or not service.is_single(asked):
+        return None
+    has_media = any(each.video_id for each in asked.values())
+    async with pool.begin() if has_media else pool.say() as tx:
+        return await service.submit_one(tx, tenant_id, asked, sides.active_max, now=sides.clock())
 
 
 async def admissible(

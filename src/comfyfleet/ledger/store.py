@@ -8,18 +8,20 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    FromClause,
     Row,
     and_,
     bindparam,
     func,
     literal,
+    literal_column,
     or_,
     select,
     update,
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.dialect import insert_if_new, is_sqlite
 from comfyfleet.db.statement import Call, Insert, Statement
 from comfyfleet.db.tenant import token_transactions as lines
 from comfyfleet.db.tenant import token_wallets as wallets
@@ -35,7 +37,14 @@ async def wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
 _IS_BOUND = and_(
     wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
 )
-_LOCK = Statement(lambda tx: locked(tx, select(wallets).where(_IS_BOUND)))
+# On PostgreSQL a change of nothing, which locks as well, and shows in the row's version.
+_LOCK = Statement(
+    lambda tx: (
+        select(wallets).where(_IS_BOUND)
+        if is_sqlite(tx)
+        else update(wallets).where(_IS_BOUND).values(balance=wallets.c.balance).returning(wallets)
+    )
+)
 
 
 async def lock(tx: Tx, tenant_id: UUID, user_id: UUID) -> Wallet | None:
@@ -59,6 +68,16 @@ async def take(
     statement = taking(lines.c.job_id.in_(job_ids))
     left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
     return left
+
+
+def version_of_wallet() -> ColumnElement[Any]:
+    """Of the bound wallet on PostgreSQL: another one after every change and every lock."""
+    return select(literal_column("token_wallets.xmin")).where(_IS_BOUND).scalar_subquery()
+
+
+def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
+    """In the UPDATE of a wallet: its version is still the one that was seen."""
+    return literal_column("token_wallets.xmin") == select(seen.c.version).scalar_subquery()
 
 
 def taking(is_of_jobs: ColumnElement[bool]) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import text
 from tests.dbkit.databases import Databases
 from tests.jobskit.sides import (
     ByHand,
@@ -18,9 +19,10 @@ from tests.jobskit.sides import (
     waiter,
 )
 
+from comfyfleet.db import Database
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.events import service as events
-from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs import ending, service, submitting
 from comfyfleet.jobs.admitting import admit_all
 from comfyfleet.jobs.expiring import expire
 from comfyfleet.jobs.handing import next_job
@@ -144,6 +146,44 @@ async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
     assert sum(isinstance(each, Job) for each in made) == 1
     assert sum(isinstance(each, TooManyActive) for each in made) == 3
     assert await till.balance() == 15
+
+
+async def test_free_jobs_at_once_are_counted_one_by_one(till: Till) -> None:
+    """Singly and two together, as batches come: whichever way, no two rest on the same count."""
+    most = till.sides.settings.max_active_jobs_per_user
+    free = replace(till.priced(), price_tokens=0)
+    jobs = [{uuid4(): free} for _ in range(2 * most)] + [{uuid4(): free, uuid4(): free}] * 4
+    submits = [submitting.submit_many(till.sides, till.tenant_id, each) for each in jobs]
+    made = await asyncio.gather(*submits, return_exceptions=True)
+    added = [job for each in made if isinstance(each, list) for job in each]
+    refused = [each for each in made if not isinstance(each, list)]
+    assert all(isinstance(each, TooManyActive) for each in refused), refused
+    assert most - 1 <= len({job.id for job in added}) <= most
+
+
+async def test_a_submit_counts_again_after_it_has_waited_for_the_wallet(till: Till) -> None:
+    till.sides = replace(
+        till.sides, settings=replace(till.sides.settings, max_active_jobs_per_user=1)
+    )
+    pool, free = till.sides.pools["main"], replace(till.priced(), price_tokens=0)
+    async with pool.begin() as tx:
+        await service.submit(tx, till.tenant_id, {uuid4(): free}, now=till.clock.now)
+        late = asyncio.create_task(till.submit())
+        if not pool.is_sqlite:
+            await _until_one_waits(pool)
+    with pytest.raises(TooManyActive):
+        await late
+    assert await till.balance() == 25
+
+
+async def _until_one_waits(pool: Database) -> None:
+    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    for _ in range(1_000):
+        async with pool.look() as tx:
+            if await tx.scalar(waits):
+                return
+        await asyncio.sleep(0.005)
+    raise AssertionError("nobody waits for a lock")
 
 
 async def test_a_priced_job_needs_somebody_who_pays(till: Till) -> None:

@@ -1,13 +1,12 @@
 """A new job and all that belongs to it in one statement of PostgreSQL: tokens, event, outbox word.
 
-The caller holds the lock on the user's wallet, taken by a statement before: all submits of a user
-follow each other, so what this one counts and looks for can't change until the transaction ends.
+It takes no lock before: it counts and looks as of one moment, and then changes the user's wallet only
+if nobody has changed or locked it since (`xmin`, the version of the row). All submits of a user change or
+lock their wallet, so no two of them rest on the same count; whoever comes too late finds nothing written.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from sqlalchemy import (
     CTE,
@@ -22,19 +21,17 @@ from sqlalchemy import (
     exists,
     insert,
     literal,
-    or_,
     select,
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import is_sqlite
 from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import ai_jobs, job_events, outbox, token_transactions
 from comfyfleet.jobs.caps import ActiveMax
 from comfyfleet.jobs.rows import SUBMITTED
 from comfyfleet.jobs.store import active_counts
 from comfyfleet.ledger.model import TransactionType
-from comfyfleet.ledger.store import taking
+from comfyfleet.ledger.store import is_unchanged, taking, version_of_wallet
 
 _PRICE = bindparam("amount_taken", type_=BigInteger)
 _NOW = bindparam("job_submitted_at", type_=ai_jobs.c.submitted_at.type)
@@ -56,7 +53,7 @@ def _of_job(table: Table, name: str, column: str) -> ColumnElement[Any]:
 
 
 def _admitted() -> CTE:
-    """A row if the user and the tenant have room, and the job is new."""
+    """The version of the wallet, if user and tenant have room and the job is new."""
     active = active_counts().cte("active")
     mine = and_(
         ai_jobs.c.tenant_id == _given(ai_jobs, "job", "tenant_id"),
@@ -64,7 +61,7 @@ def _admitted() -> CTE:
         ai_jobs.c.idempotency_key == _given(ai_jobs, "job", "idempotency_key"),
     )
     return (
-        select(literal(1).label("one"))
+        select(version_of_wallet().label("version"))
         .select_from(active)
         .where(
             active.c.of_user < bindparam("most_of_user", type_=Integer),
@@ -76,9 +73,9 @@ def _admitted() -> CTE:
     )
 
 
-def _added(admitted: CTE, taken: CTE) -> CTE:
+def _added(taken: CTE) -> CTE:
     values = select(*(_given(ai_jobs, "job", name) for name in SUBMITTED)).where(
-        select(admitted.c.one).exists(), or_(_PRICE == 0, select(taken.c.balance).exists())
+        select(taken.c.balance).exists()
     )
     return insert(ai_jobs).from_select(SUBMITTED, values).returning(ai_jobs.c.id).cte("added")
 
@@ -128,8 +125,9 @@ def _word(added: CTE) -> Insert:
 def _built(_tx: Tx) -> Select[Any]:
     admitted = _admitted()
     one = token_transactions.c.job_id == _of_job(token_transactions, "id", "job_id")
-    taken = taking(one).where(select(admitted.c.one).exists(), _PRICE > 0).cte("taken")
-    added = _added(admitted, taken)
+    # Also of a job that costs nothing: it is what others of the user are told by.
+    taken = taking(one).where(is_unchanged(admitted)).cte("taken")
+    added = _added(taken)
     word = _word(added).returning(outbox.c.id).cte("word")
     others = _reserve_line(added).cte("line"), _event(added).cte("event")
     return select(word.c.id).add_cte(*others)
@@ -138,23 +136,18 @@ def _built(_tx: Tx) -> Select[Any]:
 _ADD = Statement(_built)
 
 
-async def add(
-    tx: Tx, tenant_id: UUID, user_id: UUID, new: NewRows, most: ActiveMax, *, now: datetime
-) -> int | None:
+async def add(tx: Tx, new: NewRows, most: ActiveMax) -> int | None:
     """The word left for it. None, and nothing is written, if anything stands in the way: it is known
-    already, too many are active, or the tokens don't suffice; or on SQLite, where a round trip is none.
+    already, too many are active, the tokens don't suffice, or another submit of its user came first.
     """
-    if is_sqlite(tx):
-        return None
     values = {f"job_{name}": value for name, value in new.job.items()}
     values |= {f"event_{name}": value for name, value in new.event.items()}
     found = await _ADD.first(
         tx,
         {
             **values,
-            "job_submitted_at": now,
-            "of_tenant": tenant_id,
-            "of_user": user_id,
+            "of_tenant": new.job["tenant_id"],
+            "of_user": new.job["user_id"],
             "amount_taken": new.job["reserved_tokens"],
             "most_of_user": most.of_user,
             "most_of_tenant": most.of_tenant,
