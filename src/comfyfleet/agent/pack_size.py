@@ -21,7 +21,7 @@ class Rules:
     look_seconds: float = 5.0
     # What is measured lasts at least so long, and so many jobs.
     window_seconds: float = 120.0
-    window_jobs: int = 12
+    window_jobs: int = 24
     # Of the looks in a window: so many found jobs waiting behind those that run.
     backlog_share: float = 0.8
     gain_min: float = 0.1

@@ -62,7 +62,13 @@ class Place:
 @dataclass(frozen=True)
 class Work:
     backend: Annotated[
-        str | None, Parameter(group=WORK, metavar="URL", help="The ComfyUI to put to work.")
+        str | None,
+        Parameter(
+            group=WORK,
+            metavar="URL",
+            help="The ComfyUI to put to work. With `--comfyui-command` where it will be, by default "
+            "http://127.0.0.1:8188; with `--per-gpu` the first of them.",
+        ),
     ] = None
     cloud: Annotated[
         bool,
