@@ -352,6 +352,8 @@ def best_by_model(mine: Iterable[Candidate], waiter: Waiter, view: View) -> Cand
     """The exact set first, then the heavy model of the last run, then one that was used before it."""
     current = before = None
     for each in reachable(mine, waiter, view):
+        if view.rules.costs.is_free(waiter.fleet_id, each.model_key):
+            continue  # to have it loaded is no advantage: whoever is first may run it
         if each.model_key == waiter.models_loaded[0]:
             if not waiter.model_set or each.model_set == waiter.model_set:
                 return each

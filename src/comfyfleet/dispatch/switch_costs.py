@@ -164,6 +164,13 @@ class SwitchCosts:
     def knows(self, fleet_id: int, model_key: str) -> bool:
         return (fleet_id, model_key) in self.estimates
 
+    def is_free(self, fleet_id: int | None, model_key: str | None) -> bool:
+        """It is learned that a switch to it costs next to nothing."""
+        if fleet_id is None or model_key is None:
+            return False
+        known = self.estimates.get((fleet_id, model_key))
+        return known is not None and known.is_free
+
     def passed_max(
         self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
     ) -> timedelta:

@@ -1,5 +1,6 @@
 """Who gets which job, decided without any database."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -277,14 +278,16 @@ def test_where_a_switch_is_free_the_order_is_kept() -> None:
     assert choose([head, wanted], [warm], now=NOW, starts={}, rules=free).passed == frozenset()
 
 
-def test_where_a_switch_is_free_jobs_still_go_to_whom_they_fit_if_nobody_is_passed() -> None:
-    first, second = job(model_key="flux"), job(model_key="sdxl")
-    waiters = [
-        worker("s", models_loaded=("sdxl",), free_gpu_memory_bytes=9, fleet_id=1),
-        worker("f", models_loaded=("flux",), fleet_id=1),
-    ]
-    got = chosen([first, second], waiters, rules=Rules(costs=learned(1.41, 1.45)))
-    assert got == {"f": first, "s": second}
+@settings(deadline=None)
+@given(st.lists(candidates, max_size=25, unique_by=lambda each: each.id), workers)
+def test_where_switches_are_free_all_is_decided_as_if_nobody_had_told_of_models(
+    jobs: list[Candidate], waiters: list[Waiter]
+) -> None:
+    rules = Rules(costs=learned(1.41, 1.45, flux=("0",), sdxl=("1",)))
+    told = [replace(each, worker_id=str(n), fleet_id=1) for n, each in enumerate(waiters)]
+    hidden = [replace(each, models_loaded=()) for each in told]
+    by_order = choose(jobs, hidden, now=NOW, starts={}).choices
+    assert choose(jobs, told, now=NOW, starts={}, rules=rules).choices == by_order
 
 
 def test_how_long_a_job_is_passed_depends_on_what_a_switch_costs() -> None:
