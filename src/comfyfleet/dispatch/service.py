@@ -312,6 +312,11 @@ async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
     return await moves.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    """Asked every second, for nothing mostly."""
+    return await rows.is_any_due(tx, now)
+
+
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
     """Rows whose `not_before` has come are visible again; whoever waits for them is to be woken."""
     woken = []
@@ -324,6 +329,11 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
 async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
     """Whether there can be anything to recall: mostly not, and then nothing is begun."""
     return await rows.has_prefetched(tx, not_of=not_of)
+
+
+async def is_any_prefetched(tx: Tx, lanes: Collection[Lane], *, not_of: str) -> bool:
+    """Whether there may be something to recall: mostly not, and to look is cheaper than to begin."""
+    return bool(lanes) and await rows.is_any_prefetched(tx, lanes, not_of=not_of)
 
 
 async def recall(

@@ -18,8 +18,9 @@ from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import BackendFacts, Job, Poll, Polled
 
-# A change that another control plane was told of is noticed after so long.
-PART_SECONDS = 20.0
+# A change of which another control plane told us in vain is noticed after so long. As long as our own
+# workers wait: each look costs as much as a poll.
+PART_SECONDS = 30.0
 HELD_BACK_SECONDS = 2.0
 
 
@@ -324,6 +325,9 @@ async def _recall_for(sides: Sides, waiter: Waiter) -> None:
     """An idle worker and nothing queued: what another has only prefetched is asked back."""
     async with sides.central.look() as tx:
         if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
+            return
+    async with sides.central.look() as tx:
+        if not await dispatch.is_any_prefetched(tx, waiter.lanes, not_of=waiter.worker_id):
             return
     async with sides.central.begin() as tx:
         asked_back = await dispatch.recall(

@@ -64,6 +64,9 @@ async def expire_leases(plane: Plane) -> None:
 
 
 async def wake_due(plane: Plane) -> bool:
+    async with plane.central.look() as tx:
+        if not await dispatch.is_any_due(tx, plane.clock()):
+            return False
     async with plane.central.begin() as tx:
         due = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
     plane.sides.queue.arrived(due)

@@ -29,6 +29,9 @@ async def deliver_due(plane: Plane) -> bool:
 
 async def _deliver_of(plane: Plane, name: str, pool: Database) -> int:
     try:
+        async with pool.look() as tx:
+            if not await webhooks.is_any_due(tx, plane.clock()):
+                return 0
         async with pool.begin() as tx:
             due = await webhooks.take_due(tx, now=plane.clock(), limit=AT_ONCE_MAX)
         await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))

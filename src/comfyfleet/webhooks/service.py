@@ -84,6 +84,11 @@ async def announce(
     return await store.add_deliveries(tx, rows) if rows else 0
 
 
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    """Asked every few seconds, for nothing mostly: what takes them is much dearer."""
+    return await store.is_any_due(tx, now)
+
+
 async def take_due(tx: Tx, *, now: datetime, limit: int) -> list[tuple[Delivery, Webhook]]:
     until = now + timedelta(seconds=TAKEN_SECONDS)
     return await store.take_due(tx, now=now, until=until, limit=limit)

@@ -6,10 +6,22 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import webhook_deliveries as deliveries
 from comfyfleet.db.tenant import webhooks
 from comfyfleet.webhooks.model import Delivery, DeliveryStatus, Webhook, WebhookEvent
@@ -52,6 +64,20 @@ async def remove(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> bo
 async def add_deliveries(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
     statement = insert_if_new(tx, deliveries, rows).returning(deliveries.c.id)
     return len((await tx.execute(statement)).all())
+
+
+_ANY_DUE = Statement(
+    lambda _: select(deliveries.c.id)
+    .where(
+        deliveries.c.status == DeliveryStatus.PENDING,
+        deliveries.c.not_before <= bindparam("by_now"),
+    )
+    .limit(1)
+)
+
+
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    return await _ANY_DUE.first(tx, {"by_now": now}) is not None
 
 
 async def take_due(

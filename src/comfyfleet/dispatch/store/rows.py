@@ -172,6 +172,17 @@ async def abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispa
     return await found(tx, locked(tx, query, skip_locked=True))
 
 
+_ANY_DUE = Statement(
+    lambda _: select(d.c.id)
+    .where(d.c.status == Status.QUEUED, d.c.not_before <= bindparam("by_now"))
+    .limit(1)
+)
+
+
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    return await _ANY_DUE.first(tx, {"by_now": now}) is not None
+
+
 async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
     query = (
         _ALL.where(d.c.status == Status.QUEUED, d.c.not_before <= now)
@@ -203,16 +214,21 @@ async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
 
 async def prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str, limit: int) -> list[Dispatch]:
     """Leases that wait for their turn behind another job, and could be run elsewhere now."""
-    query = (
-        _ALL.where(
-            d.c.status == Status.LEASED,
-            d.c.is_prefetched,
-            ~d.c.recall_requested,
-            d.c.started_at.is_(None),
-            d.c.worker_id != not_of,
-            or_(*(in_lane(lane) for lane in lanes)),
-        )
-        .order_by(d.c.leased_at)
-        .limit(limit)
-    )
+    query = _ALL.where(_is_prefetched(lanes, not_of)).order_by(d.c.leased_at).limit(limit)
     return await found(tx, locked(tx, query, skip_locked=True))
+
+
+async def is_any_prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str) -> bool:
+    query = select(d.c.id).where(_is_prefetched(lanes, not_of)).limit(1)
+    return await tx.scalar(query) is not None
+
+
+def _is_prefetched(lanes: Iterable[Lane], not_of: str) -> ColumnElement[bool]:
+    return and_(
+        d.c.status == Status.LEASED,
+        d.c.is_prefetched,
+        ~d.c.recall_requested,
+        d.c.started_at.is_(None),
+        d.c.worker_id != not_of,
+        or_(*(in_lane(lane) for lane in lanes)),
+    )

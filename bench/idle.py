@@ -1,0 +1,268 @@
+"""What a control plane costs while nothing happens: CPU and memory, alone and with waiting workers.
+
+    make bench        or        python bench/idle.py [--polls 10000] [--seconds 20] [--before PATH]
+
+Workers wait over sockets of their own, each with its key, and ask again when they are answered, as real
+ones do. CPU and memory are those of the server's process.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import resource
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import insert, select
+
+from comfyfleet.db import open_database
+from comfyfleet.db.central import fleets, workers
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.keys import hashed
+from service_load.before import ROOT
+from service_load.server import ADMIN_KEY, UNLIMITED, ServerProcess, control_plane, running
+
+sys.path.append(str(ROOT))
+from tests.dbkit.postgres import create_database, running_postgres
+
+SQLITE, POSTGRES = "sqlite", "postgres"
+FEW_POLLS = 100
+ROWS_AT_ONCE = 500
+WAIT_SECONDS = 60
+SETTLE_SECONDS = 6.0
+ALL_WAIT_SECONDS_MAX = 300
+SPARE_FILES = 500
+AGAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Idle:
+    alone_percent: float
+    few_percent: float
+    alone_mb: float
+    many_mb: float
+    polls: int
+
+    @property
+    def kb_per_poll(self) -> float:
+        return (self.many_mb - self.alone_mb) * 1000 / max(1, self.polls)
+
+
+class Waiter(asyncio.Protocol):
+    """One worker that polls for as long as it is connected."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.I)
+        if length and len(body) >= int(length[1]):
+            is_good, self._answer = head.startswith(b"HTTP/1.1 200"), b""
+            # One that was told to come again does so later, as a worker would.
+            pause = 0.0 if is_good else AGAIN_SECONDS
+            asyncio.get_running_loop().call_later(pause, self._ask)
+
+    def _ask(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(self._request)
+
+
+def _request(url: str, word: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
+    content = json.dumps(body).encode()
+    given = {"Host": urlsplit(url).netloc, "Content-Type": "application/json", **headers}
+    lines = [f"POST /api/worker/{word} HTTP/1.1", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {text}" for name, text in given.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
+
+
+def asked(url: str, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/json"}
+    request = urllib.request.Request(  # noqa: S310 - our own server
+        f"{url}{path}", json.dumps(body).encode(), headers, method=method
+    )
+    with urllib.request.urlopen(request) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def fleet_at(url: str) -> None:
+    """With a workflow to wait for."""
+    asked(url, "/api/admin/fleets", {"slug": "gpus", "stage": "production"})
+    prompt = {"1": {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}}
+    workflow = {"slug": "draw", "document": prompt, "properties": [], "output_node_id": "1"}
+    asked(url, "/api/admin/workflows", workflow)
+    slugs = {"workflow_slugs": ["draw"]}
+    asked(url, "/api/admin/fleets/gpus/production/workflows", slugs, method="PUT")
+
+
+async def registered(url: str, database: str, number: int) -> list[str]:
+    """Workers of the one fleet that there is, as rows; their keys, by number."""
+    keys = [sha256(f"{url} {each}".encode()).hexdigest() for each in range(number)]
+    now, central = utc_now(), open_database(database)
+    async with central.begin() as tx:
+        fleet_id = await tx.scalar(select(fleets.c.id))
+        rows = [
+            {
+                "worker_id": f"gpu-{each}",
+                "key_hash": hashed(key),
+                "fleet_id": fleet_id,
+                "registration_source": "fleet",
+                "protocol_version": 1,
+                "capabilities": [],
+                "providers": ["self_hosted"],
+                "max_concurrency": 1,
+                "is_approved": True,
+                "models_loaded": [],
+                "last_seen_at": now,
+                "created_at": now,
+            }
+            for each, key in enumerate(keys)
+        ]
+        for start in range(0, number, ROWS_AT_ONCE):
+            await tx.execute(insert(workers), rows[start : start + ROWS_AT_ONCE])
+    await central.close()
+    return keys
+
+
+def _place(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 0
+
+
+def waiting_at(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/metrics") as answer:  # noqa: S310
+        found = re.search(rb"^comfyfleet_waiting_polls (\S+)", answer.read(), re.M)
+    return int(float(found[1])) if found else 0
+
+
+@asynccontextmanager
+async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
+    """All of them wait when the block begins."""
+    loop, transports = asyncio.get_running_loop(), []
+    for number, key in enumerate(keys):
+        body = {"worker_id": f"gpu-{number}", "wait_seconds": WAIT_SECONDS, "held": []}
+        request = _request(url, "poll", body, {"Authorization": f"Bearer {key}"})
+        made, _ = await loop.create_connection(partial(Waiter, request), *_place(url))
+        transports.append(made)
+        if number % 200 == 0:
+            await asyncio.sleep(0.1)
+    deadline = time.monotonic() + ALL_WAIT_SECONDS_MAX
+    while (count := await asyncio.to_thread(waiting_at, url)) < 0.99 * len(keys):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"only {count} of {len(keys)} wait")
+        await asyncio.sleep(1)
+    yield
+    for each in transports:
+        each.abort()
+
+
+async def cpu_percent(server: ServerProcess, seconds: float) -> float:
+    await asyncio.sleep(SETTLE_SECONDS)
+    begun, at = server.cpu_seconds(), time.monotonic()
+    await asyncio.sleep(seconds)
+    return 100 * (server.cpu_seconds() - begun) / (time.monotonic() - at)
+
+
+async def measured(server: ServerProcess, database: str, polls: int, seconds: float) -> Idle:
+    alone_percent, alone = await cpu_percent(server, seconds), server.memory_bytes()
+    await asyncio.to_thread(fleet_at, server.url)
+    keys = await registered(server.url, database, polls)
+    async with waiters(server.url, keys[:FEW_POLLS]):
+        few = await cpu_percent(server, seconds)
+    await asyncio.sleep(SETTLE_SECONDS)
+    async with waiters(server.url, keys):
+        await asyncio.sleep(SETTLE_SECONDS)
+        many = server.memory_bytes()
+    return Idle(alone_percent, few, alone / 1e6, many / 1e6, polls)
+
+
+@contextmanager
+def server_of(tree: Path, data: Path, urls: list[str]) -> Iterator[ServerProcess]:
+    """`serve` on PostgreSQL; else everything on this machine, without a worker."""
+    command, environ = control_plane(tree, data, urls)
+    if not urls:
+        program = tree / ".venv/bin/comfyfleet"
+        command = [program, "up", "--no-worker", "--port", "0", "--data", data]
+        environ = dict(UNLIMITED)
+    with running(command, environ) as server:
+        yield server
+
+
+def main(polls: int, seconds: float, databases: list[str], before: Path | None) -> None:
+    trees = {"before": before.resolve()} if before else {}
+    trees["now"] = ROOT
+    found: dict[tuple[str, str], Idle] = {}
+    with contextlib.ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        for database in databases:
+            is_postgres = database == POSTGRES
+            postgres = opened.enter_context(running_postgres(durable=True)) if is_postgres else ""
+            for side, tree in trees.items():
+                urls = [asyncio.run(create_database(postgres)) for _ in range(2 * is_postgres)]
+                data = folder / f"{database}-{side}"
+                central = urls[0] if urls else f"sqlite:///{data}/central.sqlite3"
+                with server_of(tree, data, urls) as server:
+                    measure = measured(server, central, polls, seconds)
+                    found[database, side] = asyncio.run(measure)
+    print_table(found)
+
+
+def print_table(found: dict[tuple[str, str], Idle]) -> None:
+    table = Table(title="An idle control plane")
+    for name in ("database", "version", "alone", f"{FEW_POLLS} wait", "RSS alone", "RSS, waiting"):
+        table.add_column(name)
+    table.add_column("per wait")
+    for (database, side), each in found.items():
+        table.add_row(
+            database,
+            side,
+            f"{each.alone_percent:.2f}% of a core",
+            f"{each.few_percent:.2f}%",
+            f"{each.alone_mb:.0f} MB",
+            f"{each.many_mb:.0f} MB with {each.polls:,}",
+            f"{each.kb_per_poll:.1f} KB",
+        )
+    Console(width=120).print(table)
+
+
+def allow_files() -> int:
+    """As many as this system lets us open; how many polls that is enough for."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - SPARE_FILES
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--polls", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--database", choices=[SQLITE, POSTGRES], action="append")
+    parser.add_argument("--before", type=Path, help="a tree with a .venv to compare with")
+    given = parser.parse_args()
+    main(
+        min(given.polls, allow_files()),
+        given.seconds,
+        given.database or [SQLITE, POSTGRES],
+        given.before,
+    )
