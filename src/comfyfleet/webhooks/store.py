@@ -67,12 +67,14 @@ async def add_deliveries(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 _ANY_DUE = Statement(
-    lambda _: select(deliveries.c.id)
-    .where(
-        deliveries.c.status == DeliveryStatus.PENDING,
-        deliveries.c.not_before <= bindparam("by_now"),
+    lambda _: (
+        select(deliveries.c.id)
+        .where(
+            deliveries.c.status == DeliveryStatus.PENDING,
+            deliveries.c.not_before <= bindparam("by_now"),
+        )
+        .limit(1)
     )
-    .limit(1)
 )
 
 

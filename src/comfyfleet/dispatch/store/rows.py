@@ -173,9 +173,11 @@ async def abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispa
 
 
 _ANY_DUE = Statement(
-    lambda _: select(d.c.id)
-    .where(d.c.status == Status.QUEUED, d.c.not_before <= bindparam("by_now"))
-    .limit(1)
+    lambda _: (
+        select(d.c.id)
+        .where(d.c.status == Status.QUEUED, d.c.not_before <= bindparam("by_now"))
+        .limit(1)
+    )
 )
 
 
