@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Member:
         return self.worker is not None and self.worker.is_ready and not self.is_leaving
 
     @property
-    def load(self) -> int:
+    def waiting(self) -> int:
         return 0 if self.worker is None else self.worker.waiting
 
 
@@ -107,10 +107,12 @@ class BarredSizes:
             return {}
 
     def write(self, barred: Mapping[int, float], now: float) -> None:
+        """A full disk is no reason to stop: it is only known in memory then."""
         ahead = time.time() - now
         until = {size: until + ahead for size, until in barred.items() if until > now}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(until))
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(until))
 
 
 class Pack:
@@ -137,7 +139,9 @@ class Pack:
                 for slot in await asyncio.to_thread(_first_slots, gpu):
                     self._start(gpu, slot)
                 if gpu.rules is not None:
-                    sizing.append(asyncio.create_task(self._resize(gpu, gpu.rules)))
+                    resizing = asyncio.create_task(self._resize(gpu, gpu.rules))
+                    resizing.add_done_callback(_tell_of_failure)
+                    sizing.append(resizing)
             while self._work:
                 await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -248,7 +252,7 @@ class Pack:
             at=_now(),
             ready=len(ready),
             leaving=sum(each.is_leaving for each in self._members[gpu]),
-            full=sum(each.load > 0 for each in ready),
+            full=sum(each.waiting > 0 for each in ready),
             idle=sum(each.worker is not None and each.worker.is_idle for each in ready),
             finished=gpu.counts.finished,
             out_of_memory=gpu.counts.out_of_memory,
@@ -273,10 +277,15 @@ class Pack:
     def _remove(self, gpu: Gpu) -> None:
         """The one with the least to do; one that does not answer before all others."""
         staying = [each for each in self._members[gpu] if not each.is_leaving]
-        member = min(staying, key=lambda each: (each.is_ready, each.load, -each.slot.number))
+        member = min(staying, key=lambda each: (each.is_ready, each.waiting, -each.slot.number))
         member.is_leaving = True
         if member.worker is not None:
             member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
+
+
+def _tell_of_failure(resizing: "asyncio.Task[None]") -> None:
+    if not resizing.cancelled() and (error := resizing.exception()) is not None:
+        logger.error("the number of ComfyUIs stays as it is", exc_info=error)
 
 
 def _now() -> float:
