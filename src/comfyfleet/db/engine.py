@@ -4,26 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from comfyfleet.db import sqlite
+from comfyfleet.db.connections import KEPT_MAX, OVERFLOW_MAX, Connections, Tx, driver_of
 from comfyfleet.db.grouping import Grouped
 from comfyfleet.db.losses import is_loss_within, is_misfit_within
 from comfyfleet.db.outages import Outages
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 from comfyfleet.kernel.extras import missing_extra
 
-Tx: TypeAlias = AsyncConnection
+__all__ = ["Database", "Tx", "driver_of", "open_database", "prepare_sqlite"]
 
-# More than about eight connections make the queue slower, not faster.
-POSTGRES_CONNECTIONS = 8
-WRITES = "comfyfleet_writes"
 MISFIT = "a number is larger, or a text holds other characters, than a database can keep"
 LOST = "the connection to the database was lost"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
@@ -39,7 +36,8 @@ class Database:
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
         self.turn = asyncio.Lock()
         self.outages = Outages(engine.url.render_as_string(hide_password=True))
-        self._writing = Grouped(engine.execution_options(**{WRITES: True}), self.turn)
+        self._writing = Grouped(engine, self.turn)
+        self._connections = Connections(engine)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Tx]:
@@ -67,24 +65,18 @@ class Database:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Tx]:
         with self.outages.watched(), _telling_loss():
-            tx = await _reached(self.engine)
+            tx = await self._connections.take()
+            is_well = False
             try:
                 yield tx
+                is_well = True
             finally:
-                if self.is_sqlite:
-                    await asyncio.shield(asyncio.create_task(tx.close()))
-                else:
-                    # Nothing is said to the server, so that no cancelling can come in between.
-                    await tx.close()
+                await self._connections.give(tx, is_well=is_well)
 
     async def close(self) -> None:
+        await self._writing.close()
+        await self._connections.close()
         await self.engine.dispose()
-
-
-def driver_of(tx: Tx) -> Any:
-    """The driver's own connection, inside of the same transaction."""
-    connection = tx.sync_connection
-    return None if connection is None else connection.connection.driver_connection
 
 
 @asynccontextmanager
@@ -92,6 +84,11 @@ async def _transaction(driver: Any) -> AsyncIterator[None]:
     transaction = driver.transaction()
     try:
         await transaction.start()
+    except BaseException:
+        # Cut off in its first word: the driver would take the next transaction for one inside of it.
+        driver.terminate()
+        raise
+    try:
         try:
             yield
         except BaseException:
@@ -104,23 +101,6 @@ async def _transaction(driver: Any) -> AsyncIterator[None]:
         # Cut off in its last word: the connection must not go back with a transaction open.
         if not driver.is_closed() and driver.is_in_transaction():
             driver.terminate()
-
-
-async def _reached(engine: AsyncEngine) -> Tx:
-    """A database that is away is told apart from a statement that is wrong."""
-    try:
-        return await engine.connect()
-    except OSError as error:  # its socket is gone, its host unknown
-        raise Unavailable(f"the database can't be reached: {error}") from error
-    except DBAPIError as error:  # it is there, and lets us not in
-        raise Unavailable(f"the database can't be opened: {error.orig}") from error
-    except PoolTimeout as error:
-        raise Unavailable("all connections to the database are in use") from error
-    except Exception as error:
-        # Lost while the connection was being set up: the driver's own error, as nobody wrapped it.
-        if not is_loss_within(error):
-            raise
-        raise Unavailable(f"the database can't be reached: {error}") from error
 
 
 @contextmanager
@@ -153,7 +133,7 @@ def open_database(url: str) -> Database:
     if kind == "postgres" or kind not in DRIVERS:
         raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
     target = parsed.set(drivername=DRIVERS[kind])
-    options: dict[str, Any] = {"pool_size": POSTGRES_CONNECTIONS, "max_overflow": 4}
+    options: dict[str, Any] = {"pool_size": KEPT_MAX, "max_overflow": OVERFLOW_MAX}
     if kind == "sqlite":
         options["async_creator"] = partial(sqlite.connect, parsed.database or ":memory:")
     else:
@@ -169,7 +149,6 @@ def open_database(url: str) -> Database:
         event.listen(engine.sync_engine, "checkout", _require_open)
     if kind == "sqlite":
         event.listen(engine.sync_engine, "connect", prepare_sqlite)
-        event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return Database(url, engine)
 
 
@@ -191,10 +170,3 @@ def prepare_sqlite(connection: Any, _record: Any) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """Nothing is begun for a look: each statement sees what is committed by then, as on PostgreSQL."""
-    if connection.get_execution_options().get(WRITES):
-        # At once: a transaction that reads first and writes later fails when another wrote.
-        connection.exec_driver_sql(sqlite.BEGIN)

@@ -6,17 +6,51 @@ is on the disk, as ever, and what failed has left nothing.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from comfyfleet.db.connections import driver_of, is_usable, leave_transaction
+from comfyfleet.db.losses import core_error
+from comfyfleet.db.sqlite import BEGIN
+
+COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
+
 
 class _Group:
     def __init__(self, tx: AsyncConnection) -> None:
         self.tx = tx
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def _savepoint(tx: AsyncConnection) -> AsyncIterator[None]:
+    await _said(tx, "SAVEPOINT mine")
+    try:
+        yield
+    except BaseException:
+        # SQLite may have given up all of the transaction, and then there is none to go back in.
+        if driver_of(tx).in_transaction:
+            await _said(tx, "ROLLBACK TO mine")
+            await _said(tx, "RELEASE mine")
+        raise
+    await _said(tx, "RELEASE mine")
+
+
+async def _said(tx: AsyncConnection, sql: str) -> None:
+    driver = driver_of(tx)
+    try:
+        if sql == COMMIT:
+            await driver.commit()
+        elif sql == ROLLBACK:
+            await driver.rollback()
+        else:
+            await driver.fetch(sql, ())
+    except sqlite3.Error as error:
+        raise core_error(error, sql) from error
 
 
 class Grouped:
@@ -29,6 +63,8 @@ class Grouped:
         self._in_line = 0
         self._open: _Group | None = None
         self._aside: set[asyncio.Task[None]] = set()
+        self._kept: AsyncConnection | None = None
+        self._is_closed = False
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -39,7 +75,7 @@ class Grouped:
                 async with self._first_of(group) as tx:
                     yield tx
             else:
-                async with group.tx.begin_nested():
+                async with _savepoint(group.tx):
                     yield group.tx
         await asyncio.shield(group.ended)
 
@@ -73,9 +109,9 @@ class Grouped:
     async def _begun(self) -> _Group:
         await self._turn.acquire()
         try:
-            tx = await self._engine.connect()
+            tx, self._kept = self._kept or await self._engine.connect(), None
             try:
-                await tx.begin()
+                await _said(tx, BEGIN)
             except BaseException:
                 await self._surely(tx.close())
                 raise
@@ -91,10 +127,12 @@ class Grouped:
 
     async def _end(self, group: _Group, *, keep: bool = True) -> None:
         try:
+            is_well = False
             try:
-                await (group.tx.commit() if keep else group.tx.rollback())
+                await _said(group.tx, COMMIT if keep else ROLLBACK)
+                is_well = True
             finally:
-                await group.tx.close()
+                await self._give(group.tx, is_well=is_well)
         except Exception as error:  # noqa: BLE001 — told to each who is in it
             group.ended.set_exception(error)
             group.ended.exception()  # who was cancelled does not ask
@@ -102,6 +140,22 @@ class Grouped:
             group.ended.set_result(None)
         finally:
             self._turn.release()
+
+    async def _give(self, tx: AsyncConnection, *, is_well: bool) -> None:
+        """Kept for the next group, unless something has gone wrong with it."""
+        if is_well and not self._is_closed and self._kept is None and is_usable(tx):
+            await leave_transaction(tx)
+            self._kept = tx
+        else:
+            await tx.close()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._aside:
+            await asyncio.wait(self._aside)
+        tx, self._kept = self._kept, None
+        if tx is not None:
+            await tx.close()
 
     async def _surely(self, work: Coroutine[Any, Any, None]) -> None:
         """To its end, whatever happens to who waits for it."""

@@ -1,6 +1,13 @@
 """What a database's error means: it is away, a value doesn't fit, or our statement is wrong."""
 
+import sqlite3
+
 from sqlalchemy.exc import DBAPIError
+
+
+def core_error(error: sqlite3.Error, sql: str) -> BaseException:
+    """As Core tells it: callers know errors of SQLite by those names."""
+    return DBAPIError.instance(sql, None, error, sqlite3.Error)
 
 
 def is_loss(error: BaseException) -> bool:

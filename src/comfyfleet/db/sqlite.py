@@ -21,6 +21,7 @@ INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
 SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
+# At once: a transaction that reads first and writes later fails when another wrote.
 BEGIN = "BEGIN IMMEDIATE"
 # How long somebody else may write before we give up.
 BUSY_MS = 30_000
@@ -78,6 +79,10 @@ class Connection(aiosqlite.Connection):
         answer = await self._begin(act)
         self._writes = True
         return answer
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._conn.in_transaction
 
     async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         """A statement without SQLAlchemy, inside of the same transaction."""

@@ -26,10 +26,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Column, Float, Table, any_, bindparam
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from comfyfleet.db.dialect import insert_if_new, is_sqlite
 from comfyfleet.db.engine import Tx, driver_of
+from comfyfleet.db.losses import core_error
 from comfyfleet.db.types import Moment
 
 # On SQLite a statement costs no round trip.
@@ -213,7 +214,7 @@ async def _sent(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
         else:
             rows = await driver.fetch(text, *bound)
     except sqlite3.Error as error:
-        raise DBAPIError.instance(text, None, error, sqlite3.Error) from error
+        raise core_error(error, text) from error
     except Exception as error:
         # Class 23 of SQLSTATE: a constraint. Its callers know it by SQLAlchemy's name.
         if str(getattr(error, "sqlstate", "")).startswith("23"):

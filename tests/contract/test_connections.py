@@ -1,0 +1,128 @@
+"""Connections that are kept: none is lost, left in a transaction, or lent to two."""
+
+import asyncio
+import contextlib
+import random
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import bindparam, func, select, text, update
+
+from comfyfleet.db import Database, Tx
+from comfyfleet.db.connections import KEPT_MAX, driver_of
+from comfyfleet.db.statement import Insert, Statement
+from comfyfleet.db.tenant import token_wallets
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+CANCELLED = 500
+TURNS_MAX = 150
+WALLET = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 0, "created_at": NOW}
+OPEN = Insert(token_wallets, list(WALLET), returning=[token_wallets.c.balance])
+READ = Statement(
+    lambda tx: select(token_wallets.c.balance).where(
+        token_wallets.c.user_id == bindparam("of_user")
+    )
+)
+ADD = Statement(
+    lambda tx: (
+        update(token_wallets)
+        .where(token_wallets.c.user_id == bindparam("of_user"))
+        .values(balance=token_wallets.c.balance + 1)
+        .returning(token_wallets.c.balance)
+    )
+)
+OF = {"of_user": WALLET["user_id"]}
+
+
+async def _look(pool: Database) -> None:
+    async with pool.look() as tx:
+        await READ.first(tx, OF)
+        await tx.scalar(select(func.count()).select_from(token_wallets))
+
+
+async def _write(pool: Database) -> None:
+    async with pool.begin() as tx:
+        await ADD.first(tx, OF)
+        await tx.scalar(select(func.count()).select_from(token_wallets))
+        await ADD.first(tx, OF)
+
+
+async def _say(pool: Database) -> None:
+    async with pool.say() as tx:
+        await ADD.first(tx, OF)
+
+
+async def _cancelled_after(turns: int, work: Any) -> None:
+    doing = asyncio.ensure_future(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    doing.cancel()
+    await asyncio.wait([doing])
+
+
+def _is_in_transaction(tx: Tx) -> bool:
+    driver = driver_of(tx)
+    in_it = driver.in_transaction if tx.dialect.name == "sqlite" else driver.is_in_transaction()
+    return bool(in_it)
+
+
+async def _open_in_postgres(tx: Tx) -> list[str]:
+    states = text("SELECT state FROM pg_stat_activity WHERE datname = current_database()")
+    return [row[0] for row in await tx.execute(states)]
+
+
+async def test_whoever_is_cancelled_anywhere_leaves_no_connection_behind(pool: Database) -> None:
+    chance = random.Random(11)
+    async with pool.begin() as tx:
+        await OPEN.add(tx, [WALLET])
+    for _ in range(CANCELLED // 20):
+        acts = [chance.choice([_look, _write, _say])(pool) for _ in range(20)]
+        await asyncio.gather(*(_cancelled_after(chance.randrange(TURNS_MAX), act) for act in acts))
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(_write(pool) for _ in range(20)))
+        await asyncio.gather(*(_look(pool) for _ in range(20)))
+    lent = [pool.look() for _ in range(4)]
+    for each in lent:
+        tx = await each.__aenter__()
+        assert not _is_in_transaction(tx)
+    if not pool.is_sqlite:
+        assert len(await _open_in_postgres(tx)) <= KEPT_MAX + 4
+        assert "idle in transaction" not in await _open_in_postgres(tx)
+    for each in lent:
+        await each.__aexit__(None, None, None)
+    await pool.close()
+    assert pool.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def test_a_connection_is_used_again_and_by_one_at_a_time(pool: Database) -> None:
+    async with pool.look() as tx:
+        first = driver_of(tx)
+        await tx.scalar(select(func.count()).select_from(token_wallets))
+        async with pool.look() as other:
+            assert driver_of(other) is not first
+    async with pool.look() as tx:
+        assert not tx.in_transaction()
+        again = driver_of(tx)
+    async with pool.look() as tx:
+        assert driver_of(tx) is again
+
+
+async def test_what_is_given_back_after_the_close_is_closed(pool: Database) -> None:
+    async with pool.look() as tx:
+        await READ.first(tx, OF)
+        await pool.close()
+    assert tx.closed
+    assert pool.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def test_a_failed_write_is_undone_before_its_connection_is_used_again(pool: Database) -> None:
+    async with pool.begin() as tx:
+        await OPEN.add(tx, [WALLET])
+    for _ in range(3):
+        with contextlib.suppress(RuntimeError):
+            async with pool.begin() as tx:
+                await ADD.first(tx, OF)
+                raise RuntimeError
+    async with pool.look() as tx:
+        assert await READ.first(tx, OF) == {"balance": 0}
