@@ -61,7 +61,7 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/queue.py
 	$(BIN)/python bench/affinity.py
 	$(BIN)/python bench/submit.py
-	$(BIN)/python bench/service.py
+	$(BIN)/python bench/service.py --processes 1,2
 	$(BIN)/python bench/graphs.py
 	$(BIN)/python bench/upkeep.py
 	$(BIN)/python bench/service_scale.py

@@ -1,7 +1,8 @@
 """What the service costs over HTTP: CPU of the control plane's process for every route, against the version
-before and against a bare server with as many statements; latency; jobs a second.
+before and against a bare server with as many statements; latency; jobs a second; what it costs idle; and
+what several processes give.
 
-    make bench        or        python bench/service.py [--quick] [--only submit,poll] [--before PATH]
+    make bench        or        python bench/service.py [--quick] [--only submit,poll] [--before PATH] [--processes 1,2]
 
 All servers run side by side and take turns in the same run; of each the lower quartile counts. CPU is
 that of the server's own process clock, so a busy machine disturbs ratios little. Statements are counted
@@ -24,8 +25,10 @@ from sqlalchemy.engine import make_url
 from service_load.before import ROOT, before_at
 from service_load.calls import Connections
 from service_load.figures import AFTER, BEFORE, FLOOR, Figures, print_tables
+from service_load.idle import idle
 from service_load.life import ROUTES, Floor, Life, set_up
 from service_load.measures import CpuMeter, StatementMeter, latencies, throughput
+from service_load.processes import Several, watched
 from service_load.server import ServerProcess, control_plane, floor_server, running
 from service_load.statements import relay
 
@@ -35,7 +38,7 @@ from tests.dbkit.postgres import create_database, running_postgres
 console = Console(width=120)
 CONNECTIONS = 8
 SQLITE, POSTGRES = "sqlite", "postgres"
-CPU, LATENCY, THROUGHPUT = PARTS = ("cpu", "latency", "throughput")
+CPU, LATENCY, THROUGHPUT, IDLE = PARTS = ("cpu", "latency", "throughput", "idle")
 WARM_CYCLES = 2
 
 
@@ -50,6 +53,9 @@ class Plan:
     latency_jobs: int
     throughput_jobs: int
     throughput_rounds: int
+    idle_polls: int
+    idle_seconds: float
+    processes: list[int]
     parts: list[str]
 
 
@@ -139,6 +145,17 @@ async def _timed(
             side: await latencies(meters[side].server.url, life, plan.latency_jobs)
             for side, life in planes.items()
         }
+    if IDLE in plan.parts:
+        figures.idle[database] = {
+            side: await idle(
+                meters[side].server,
+                life.connections,
+                life.secret,
+                many=plan.idle_polls,
+                seconds=plan.idle_seconds,
+            )
+            for side, life in planes.items()
+        }
     if THROUGHPUT not in plan.parts:
         return
     runs = figures.throughput[database] = {side: [] for side in planes}
@@ -148,6 +165,23 @@ async def _timed(
                 meters[side].server, life, jobs=plan.throughput_jobs, clients=8, workers=16
             )
             runs[side].append(await one)
+
+
+async def several(plan: Plan, server_url: str, folder: Path) -> list[Several]:
+    """The same load on one process and on several, with what they wait for in the database."""
+    found = []
+    for count in plan.processes:
+        urls = [await create_database(server_url) for _ in range(2)]
+        command, environ = control_plane(
+            ROOT, folder / f"processes-{count}", urls, "--processes", str(count)
+        )
+        async with _lives(command, environ, plan.calls) as (server, life):
+            jobs = plan.throughput_jobs
+            await throughput(server, life, jobs=jobs // 5, clients=16, workers=32)
+            async with watched(server_url) as (waits, looks):
+                one = await throughput(server, life, jobs=jobs, clients=16, workers=32)
+            found.append(Several(count, one, looks[0], waits))
+    return found
 
 
 def main() -> None:
@@ -172,9 +206,14 @@ def main() -> None:
             latency_jobs=30 if given.quick else 150,
             throughput_jobs=100 if given.quick else 500,
             throughput_rounds=1 if given.quick else 3,
-            parts=given.parts.split(","),
+            idle_polls=500 if given.quick else 10_000,
+            idle_seconds=5 if given.quick else 20,
+            processes=[int(each) for each in given.processes.split(",") if each],
+            parts=[each for each in given.parts.split(",") if each],
         )
-        asyncio.run(_run(plan, url, Path(folder), figures, given.statements))
+        if plan.parts:
+            asyncio.run(_run(plan, url, Path(folder), figures, given.statements))
+        figures.several = asyncio.run(several(plan, url, Path(folder)))
     print_tables(console, figures, plan.wanted)
     if given.json:
         given.json.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
@@ -209,6 +248,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--only", default="", help="routes, such as submit,poll")
     options.add_argument("--databases", default=f"{SQLITE},{POSTGRES}")
     options.add_argument("--parts", default=",".join(PARTS))
+    options.add_argument("--processes", default="", help="also on so many, such as 1,2")
     options.add_argument("--cycles", type=int, help="rounds over all routes")
     options.add_argument("--before", type=Path, help="a tree of the version before, with its .venv")
     options.add_argument("--no-before", action="store_true", help="this tree alone")

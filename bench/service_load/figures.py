@@ -8,8 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from service_load.idle import Idle
 from service_load.life import JOB_ROUTES, ROUTES
 from service_load.measures import Latencies, Throughput
+from service_load.processes import Several
 
 BEFORE, AFTER, FLOOR = "before", "after", "floor"
 SIDES = (BEFORE, AFTER, FLOOR)
@@ -28,6 +30,8 @@ class Figures:
     statements: dict[str, dict[str, float]] = field(default_factory=dict)
     latency: dict[str, dict[str, Latencies]] = field(default_factory=dict)
     throughput: dict[str, dict[str, list[Throughput]]] = field(default_factory=dict)
+    idle: dict[str, dict[str, Idle]] = field(default_factory=dict)
+    several: list[Several] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +51,14 @@ class Figures:
                 database: {side: [vars(each) for each in runs] for side, runs in sides.items()}
                 for database, sides in self.throughput.items()
             },
+            "idle": {
+                database: {side: vars(each) for side, each in sides.items()}
+                for database, sides in self.idle.items()
+            },
+            "processes": [
+                {"processes": each.processes, **vars(each.throughput), "waits": each.waits}
+                for each in self.several
+            ],
         }
 
 
@@ -72,6 +84,10 @@ def print_tables(console: Console, figures: Figures, wanted: Collection[str]) ->
         console.print(_latency(database, took))
     for database, runs in figures.throughput.items():
         console.print(_throughput(database, runs))
+    for database, found in figures.idle.items():
+        console.print(_idle(database, found))
+    if figures.several:
+        console.print(_several(figures.several))
 
 
 def _cpu(
@@ -135,5 +151,30 @@ def _throughput(database: str, runs: Mapping[str, Sequence[Throughput]]) -> Tabl
         best = max(one.jobs_per_second for one in each)
         table.add_row(
             side, f"{best:,.0f}", f"{lower_quartile([one.cpu_ms_per_job for one in each]):.1f}"
+        )
+    return table
+
+
+def _idle(database: str, found: Mapping[str, Idle]) -> Table:
+    table = Table("idle", "alone", "100 polls wait", "many polls", "memory alone", "with them")
+    table.title = database
+    for side, each in found.items():
+        percents = (f"{each.alone_percent:.1f} %", f"{each.few_percent:.1f} %")
+        sizes = (f"{each.base_mb:.0f} MB", f"{each.many_mb:.0f} MB")
+        table.add_row(side, *percents, f"{each.many:,}", *sizes)
+    table.add_row("limit", "1 %", "2 %", "10,000", "", "250 MB")
+    return table
+
+
+def _several(found: Sequence[Several]) -> Table:
+    table = Table("processes", "jobs a second", "CPU ms a job", "connections that waited, by cause")
+    table.title = "one port, postgres"
+    for each in found:
+        one = each.throughput
+        table.add_row(
+            str(each.processes),
+            f"{one.jobs_per_second:,.0f}",
+            f"{one.cpu_ms_per_job:.1f}",
+            each.told(),
         )
     return table

@@ -4,7 +4,7 @@ It speaks what every version understands.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -23,6 +23,7 @@ ROUTES = (
     "get video",
     "idle poll",
     "healthz",
+    "complete, next job",
 )
 TENANTS = 8
 VIDEOS = 8
@@ -75,10 +76,14 @@ class Worker:
     def put(self, job: dict[str, Any]) -> Call:
         return put(job["outputs"][0])
 
-    def complete(self, job: dict[str, Any]) -> Call:
+    def complete(self, job: dict[str, Any], **more: Any) -> Call:
         made = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
         outputs = [{**made, "content_type": "image/png"}]
-        return self._say("complete", {**lease_of(job), "outputs": outputs})
+        return self._say("complete", {**lease_of(job), "outputs": outputs, **more})
+
+    def complete_and_poll(self, job: dict[str, Any]) -> Call:
+        poll = {"worker_id": self.id, "max_concurrency": 1, "wait_seconds": 0, "held": []}
+        return self.complete(job, poll=poll)
 
     def _say(self, word: str, body: dict[str, Any]) -> Call:
         return json_call("POST", f"/api/worker/{word}", self.token, body)
@@ -102,6 +107,8 @@ class Life:
     effects: dict[str, str]
     workers: Sequence[Worker]
     videos: Sequence[tuple[str, str]]  # whose key, and its id
+    secret: str
+    has_next: bool  # whether it answers a complete with the next job
 
     def submit(self, number: int, effect: str = DRAW, **more: Any) -> Call:
         body = {"effect_id": self.effects[effect], "idempotency_key": str(uuid4()), **more}
@@ -123,6 +130,28 @@ class Life:
         await measure("get video", [videos[number % VIDEOS] for number in range(count)])
         await measure("idle poll", [each.poll() for each in workers])
         await measure("healthz", [json_call("GET", "/healthz")] * count)
+        if self.has_next:
+            await self._cycle_with_next(measure, count)
+
+    async def _cycle_with_next(self, measure: Measure, count: int) -> None:
+        """A worker that is always busy polls only once."""
+        ask, workers = self.connections.ask_all, self.workers[:count]
+        await ask([self.submit(number) for number in range(2 * count)])
+        held = [each["job"] for each in await ask([each.poll(wait_seconds=5) for each in workers])]
+        await ask([worker.put(job) for worker, job in zip(workers, held, strict=True)])
+        calls = [worker.complete_and_poll(job) for worker, job in zip(workers, held, strict=True)]
+        answers = await measure("complete, next job", calls) or await ask(calls)
+        after = [
+            (worker, each["next"]["job"])
+            for worker, each in zip(workers, answers, strict=True)
+            if each["next"] and each["next"]["job"]
+        ]
+        # Who was told to poll, polls.
+        late = [each for each in workers if each not in [worker for worker, _ in after]]
+        polled = await ask([each.poll(wait_seconds=5) for each in late])
+        after += [(worker, each["job"]) for worker, each in zip(late, polled, strict=True)]
+        await ask([worker.put(job) for worker, job in after])
+        await ask([worker.complete(job) for worker, job in after])
 
     def _status(self, number: int, job_id: str) -> Call:
         return json_call("GET", f"/api/ai-jobs/{job_id}", self.keys[number % len(self.keys)])
@@ -136,7 +165,7 @@ class Floor:
 
     async def cycle(self, measure: Measure, count: int) -> None:
         body = {"worker_id": "x" * 20, "more": "x" * 100}
-        for route in ROUTES:
+        for route in ROUTES[:-1]:
             path = f"/{route.replace(' ', '_').replace(',', '')}"
             call = json_call("POST", path, "k" * 40, body)
             if route.startswith("get") or route == "healthz":
@@ -172,17 +201,24 @@ async def set_up(connections: Connections, workers: int) -> Life:
         path = f"tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
         await admin("POST", path, amount=TOKENS, provider_transaction_id="first")
         keys.append(tenant["key"])
-    hired = await connections.ask_all([_register(secret, number) for number in range(workers)])
-    staff = [Worker(each["worker_id"], each["token"]) for each in hired]
+    staff = await register_all(connections, secret, workers, "worker")
     videos = [await _video(connections, keys[number % TENANTS]) for number in range(VIDEOS)]
-    life = Life(connections, keys, effects, staff, videos)
+    life = Life(connections, keys, effects, staff, videos, secret, has_next=False)
     for number, (_, video_id) in enumerate(videos):
-        await _applied(life, number, video_id)
-    return life
+        answer = await _applied(life, number, video_id)
+    return replace(life, has_next="next" in answer)
 
 
-def _register(secret: str, number: int) -> Call:
-    body = {"worker_id": f"worker-{number}", "fleet_slug": FLEET, "stage": STAGE}
+async def register_all(
+    connections: Connections, secret: str, count: int, name: str
+) -> list[Worker]:
+    calls = [_register(secret, f"{name}-{number}") for number in range(count)]
+    answers = await connections.ask_all(calls)
+    return [Worker(each["worker_id"], each["token"]) for each in answers]
+
+
+def _register(secret: str, worker_id: str) -> Call:
+    body = {"worker_id": worker_id, "fleet_slug": FLEET, "stage": STAGE}
     return json_call("POST", "/api/worker/register", "", body, x_fleet_secret=secret)
 
 
@@ -195,9 +231,10 @@ async def _video(connections: Connections, key: str) -> tuple[str, str]:
     return key, (await ask(json_call("POST", "/api/videos", key, file)))["id"]
 
 
-async def _applied(life: Life, number: int, video_id: str) -> None:
+async def _applied(life: Life, number: int, video_id: str) -> dict[str, Any]:
     ask, worker = life.connections.ask, life.workers[number]
     await ask(life.submit(number, TURN, video_id=video_id))
     job = (await ask(worker.poll(wait_seconds=5)))["job"]
     await ask(worker.put(job))
-    await ask(worker.complete(job))
+    answer: dict[str, Any] = await ask(worker.complete_and_poll(job))
+    return answer

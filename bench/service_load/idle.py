@@ -1,0 +1,71 @@
+"""What a control plane costs while nothing happens: alone, and with workers that wait in long polls."""
+
+import asyncio
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service_load.calls import Call, Connection, Connections
+from service_load.life import register_all
+from service_load.server import ServerProcess
+
+SETTLE_SECONDS = 3
+WAIT_SECONDS = 60
+FEW = 100
+OPENED_AT_ONCE = 50
+
+
+@dataclass(frozen=True)
+class Idle:
+    """In percent of a core, and megabytes."""
+
+    alone_percent: float
+    few_percent: float  # with a hundred waiting
+    many: int
+    base_mb: float
+    many_mb: float
+
+
+async def idle(
+    server: ServerProcess, connections: Connections, secret: str, *, many: int, seconds: float
+) -> Idle:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    await asyncio.sleep(SETTLE_SECONDS)
+    alone, base = await _percent(server, seconds), server.memory_bytes()
+    workers = await register_all(connections, secret, many, "idle")
+    polls = [each.poll(wait_seconds=WAIT_SECONDS) for each in workers]
+    waiting = await _wait(server.url, polls[:FEW])
+    few = await _percent(server, seconds)
+    waiting += await _wait(server.url, polls[FEW:])
+    used = server.memory_bytes()
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return Idle(alone, few, many, base / 1e6, used / 1e6)
+
+
+async def _percent(server: ServerProcess, seconds: float) -> float:
+    cpu, begun = server.cpu_seconds(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return 100 * (server.cpu_seconds() - cpu) / (time.perf_counter() - begun)
+
+
+async def _wait(url: str, polls: Sequence[Call]) -> list[asyncio.Task[object]]:
+    """Each on a connection of its own, as workers do."""
+    tasks: list[asyncio.Task[object]] = []
+    for start in range(0, len(polls), OPENED_AT_ONCE):
+        few = polls[start : start + OPENED_AT_ONCE]
+        tasks += [asyncio.create_task(_one(url, each)) for each in few]
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(SETTLE_SECONDS)
+    return tasks
+
+
+async def _one(url: str, poll: Call) -> object:
+    connection = Connection(url)
+    try:
+        return await connection.ask(poll)
+    finally:
+        connection.close()
