@@ -1,6 +1,7 @@
 """What routes cost when a tenant has had a million jobs, against one that has had few.
 
     python bench/service_scale.py [JOBS] [--only sqlite|postgres] [--rounds N]
+    python bench/service_scale.py --memory 50000
 
 Both control planes are in this process and are asked in turn, so that a busy machine is busy for both.
 CPU is this process's own, without what an empty answer costs. Read: rows on PostgreSQL, steps on SQLite.
@@ -8,6 +9,8 @@ CPU is this process's own, without what an empty answer costs. Read: rows on Pos
 
 import argparse
 import asyncio
+import gc
+import resource
 import statistics
 import sys
 import tempfile
@@ -36,12 +39,40 @@ def main() -> None:
     options.add_argument("jobs", nargs="?", type=int, default=1_000_000)
     options.add_argument("--only", choices=("sqlite", "postgres"))
     options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--memory", type=int, help="so many jobs go through; what grows?")
     given = options.parse_args()
     for kind in ("sqlite", "postgres"):
         if given.only in (None, kind):
             server = running_postgres() if kind == "postgres" else nullcontext()
             with server as url, tempfile.TemporaryDirectory() as folder:
-                asyncio.run(compare(Databases(Path(folder), url), Path(folder), given, kind))
+                act = memory if given.memory else compare
+                asyncio.run(act(Databases(Path(folder), url), Path(folder), given, kind))
+
+
+async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> None:
+    """Objects alive and resident memory of this process, clients included, after each tenth."""
+    table = Table("jobs", "MB", "objects", "objects a job since", title=f"{kind}, memory")
+    async with filled_on(databases, folder, FEW) as filled:
+        for _ in range(given.memory // 20):  # caches fill
+            await filled.finish_one()
+        before = _objects()
+        for tenth in range(11):
+            for _ in range(given.memory // 10 if tenth else 0):
+                await filled.finish_one()
+            done, alive = tenth * (given.memory // 10), _objects()
+            since = f"{(alive - before) / done:.2f}" if done else ""
+            table.add_row(f"{done:,}", f"{_resident_mb():.0f}", f"{alive:,}", since)
+    console.print(table)
+
+
+def _objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1024**2
 
 
 async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> None:

@@ -320,7 +320,7 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
     admitted = await tx.execute(
         update(ai_jobs)
         .where(
-            ai_jobs.c.tenant_id == tenant_id,
+            without_index(tx, ai_jobs.c.tenant_id) == tenant_id,
             ai_jobs.c.id.in_(job_ids),
             ai_jobs.c.is_held,
             ai_jobs.c.status == JobStatus.QUEUED,

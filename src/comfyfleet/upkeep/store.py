@@ -9,7 +9,7 @@ from sqlalchemy import Column, Select, Table, and_, delete, null, or_, select, t
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import locked, without_index
 from comfyfleet.db.tenant import (
     IS_ACTIVE,
     ai_jobs,
@@ -150,7 +150,8 @@ async def jobs_of_living_runs(
 
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
-    await tx.execute(delete(files).where(files.c.tenant_id == tenant_id, files.c.id.in_(file_ids)))
+    mine = without_index(tx, files.c.tenant_id) == tenant_id
+    await tx.execute(delete(files).where(mine, files.c.id.in_(file_ids)))
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
@@ -216,7 +217,7 @@ async def priced_jobs(
 async def facts_held(tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]) -> list[JobFacts]:
     """Of jobs that nobody can end while the transaction lasts."""
     query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
-        ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id.in_(job_ids)
+        without_index(tx, ai_jobs.c.tenant_id) == tenant_id, ai_jobs.c.id.in_(job_ids)
     )
     return [_facts(row) for row in await tx.execute(locked(tx, query))]
 
