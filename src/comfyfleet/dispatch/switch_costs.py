@@ -26,7 +26,8 @@ RUN_SECONDS_MAX = 86_400.0
 FREE_SHARE = 0.1
 # A job may be passed for half of so many times the cost: a group then lasts ten times a switch.
 PASSED_PER_COST = 20
-HELD_PER_COST = 2
+# A switch is paid twice, there and back, and by all who wait: to hold a job may take longer than one.
+HELD_PER_COST = 3
 # Of normally distributed values: the deviation by the median one, and the error of a median.
 _DEVIATION_PER_MAD, _ERROR_OF_MEDIAN = 1.4826, 1.2533
 
@@ -192,9 +193,9 @@ class SwitchCosts:
     def held_max(self, fleet_id: int | None, model_key: str | None, ahead: int) -> timedelta:
         """For how long a new job is left to workers that have its model, although others are idle.
 
-        No time, unless one of them is likely to be free sooner than another had switched: of n that
-        are at work the first after the n+1st part of a run, and for each job of the model that is
-        `ahead` after the nth part of a run more. If that is wrong, for twice the cost.
+        Three times the cost, unless none of them is likely to be free before that: of n at work the
+        first is after the n+1st part of a run, and for each job of the model that is `ahead` after
+        the nth part of a run more.
         """
         known = None
         if fleet_id is not None and model_key is not None:
@@ -203,6 +204,7 @@ class SwitchCosts:
             return timedelta()
         warm = self.warm.count(fleet_id, model_key)
         cost = known.seconds - known.error
-        if not warm or known.run_seconds * (1 / (warm + 1) + ahead / warm) >= cost:
+        most = HELD_PER_COST * cost
+        if not warm or known.run_seconds * (1 / (warm + 1) + ahead / warm) >= most:
             return timedelta()
-        return timedelta(seconds=HELD_PER_COST * cost)
+        return timedelta(seconds=most)

@@ -307,21 +307,21 @@ def test_the_model_of_the_last_run_comes_before_one_that_was_used_earlier() -> N
 
 
 def test_a_new_job_is_left_to_a_busy_worker_that_has_its_model_for_a_moment() -> None:
-    new, old = job(model_key="flux", age=1), job(model_key="flux", age=13)
+    new, old = job(model_key="flux", age=1), job(model_key="flux", age=19)
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
     rules = Rules(costs=learned(2, 8, flux=("other",)))
     made = choose([new], idle, now=NOW, starts={}, rules=rules)
-    assert (made.choices, made.held_seconds) == ([], 11.0)
+    assert (made.choices, made.held_seconds) == ([], 17.0)
     assert chosen([old], idle, rules=rules) == {"w": old}
     assert chosen([new, old], idle, rules=rules) == {"w": old}
 
 
-def test_no_more_new_jobs_are_held_than_a_busy_worker_can_do_before_another_had_switched() -> None:
-    jobs = [job(model_key="flux", age=1) for _ in range(4)]
+def test_no_more_new_jobs_are_held_than_a_busy_worker_can_do_in_three_times_the_cost() -> None:
+    jobs = [job(model_key="flux", age=1) for _ in range(10)]
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
     rules = Rules(costs=learned(2, 8, flux=("other",)))
-    assert chosen(jobs[:3], idle, rules=rules) == {}
-    assert chosen(jobs, idle, rules=rules) == {"w": jobs[3]}
+    assert chosen(jobs[:9], idle, rules=rules) == {}
+    assert chosen(jobs, idle, rules=rules) == {"w": jobs[9]}
 
 
 def test_a_model_that_another_has_followed_does_not_count_as_loaded_once_that_is_learned() -> None:

@@ -150,7 +150,7 @@ def test_a_job_is_left_to_those_with_its_model_if_that_is_quicker_than_a_switch(
     known = costs(sdxl=runs(stay=2, switch=8, noise=0))
     assert known.held_max(1, "sdxl", 0) == timedelta(), "nobody has it"
     known.warm = warm("a")
-    assert known.held_max(1, "sdxl", 0) == timedelta(seconds=12)
+    assert known.held_max(1, "sdxl", 0) == timedelta(seconds=18)
     for fleet_id, model in ((2, "sdxl"), (1, "flux"), (1, None), (None, "sdxl")):
         assert known.held_max(fleet_id, model, 0) == timedelta()
 
@@ -160,7 +160,7 @@ def test_a_job_is_not_held_where_runs_are_long_and_switches_short() -> None:
     known.warm = warm("a")
     assert known.held_max(1, "sdxl", 0) == timedelta()
     known.warm = warm(*"abcdefgh")  # one of eight is soon free
-    assert known.held_max(1, "sdxl", 0) == timedelta(seconds=16)
+    assert known.held_max(1, "sdxl", 0) == timedelta(seconds=24)
 
 
 def test_a_worker_is_warm_for_the_model_that_it_was_given_last_and_not_for_ever() -> None:
