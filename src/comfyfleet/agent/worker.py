@@ -166,14 +166,13 @@ class Worker:
         failures = 0
         while not self.stop.asked:
             await self._until(lambda: self.stop.asked or self._may_poll())
-            polled = None
-            if not self.stop.asked:
-                with self._asking():
-                    polled = await self._unless_stopped(
-                        self._poll(failures), self._polls_as_another
-                    )
+            if self.stop.asked:
+                return
+            with self._asking():
+                polled = await self._unless_stopped(self._poll(failures), self._polls_as_another)
+                # What comes is told as held before anything else asks.
+                await self._take_from(polled)
             failures = 0 if polled is not None else failures + 1
-            await self._take_from(polled)
 
     async def _take_from(self, polled: Polled | None) -> None:
         if polled is not None and polled.job is not None:

@@ -102,7 +102,7 @@ class Queue:
         return asked
 
     def leave(self, asked: Asked) -> None:
-        """It is gone; a job that it was just given goes back."""
+        """It is gone; a job that it was just given goes back, see `_give_back`."""
         self._waiting.discard(asked)
         if asked.timer is not None:
             asked.timer.cancel()
@@ -111,7 +111,7 @@ class Queue:
         elif not asked.future.cancelled() and not asked.future.exception():
             lease = asked.future.result()
             if lease is not None:
-                self._give_back(lease)
+                self._give_back(asked, lease)
 
     @property
     def model_sets(self) -> ModelSets:
@@ -306,7 +306,7 @@ class Queue:
         if not asked.future.done():
             asked.future.set_result(lease)
         elif lease is not None:
-            self._give_back(lease)
+            self._give_back(asked, lease)
 
     def _fail(self, askers: Sequence[Asked], error: Exception) -> None:
         logger.warning("a batch of %d leases failed: %s", len(askers), error)
@@ -317,8 +317,11 @@ class Queue:
             if not asked.future.done():
                 asked.future.set_exception(error)
 
-    def _give_back(self, lease: Lease) -> None:
-        self._do_aside(self._requeue(lease))
+    def _give_back(self, asked: Asked, lease: Lease) -> None:
+        """A worker that tells which leases it knows gets it with its next poll, which may have been
+        answered with it already: it must not be taken from it then."""
+        if not asked.waiter.tells_leases:
+            self._do_aside(self._requeue(lease))
 
     async def _requeue(self, lease: Lease) -> None:
         """If this fails too, the lease expires; it never started, so the attempt comes back then."""
