@@ -16,7 +16,8 @@ from comfyfleet.db import Database, Tx, open_database
 from comfyfleet.db.central import central
 from comfyfleet.db.dialect import insert_if_new
 from comfyfleet.db.migrating import FOLDER, History, upgrade
-from comfyfleet.db.tenant import ai_jobs, tenant
+from comfyfleet.db.tenant import ai_jobs, files, tenant
+from comfyfleet.files.service import recount, used_bytes
 
 TENANT = UUID("7c1f8f1e-4a52-4c8e-8f0a-0d9b1f2f3a41")
 METADATA: dict[History, MetaData] = {"central": central, "tenant": tenant}
@@ -102,6 +103,32 @@ async def test_jobs_keep_their_rows_when_keys_become_their_users(
         for row, is_new in ((first, False), (second, True), (nobody, True), (nobody, False)):
             again = insert_if_new(tx, ai_jobs, [{**row, "id": uuid4()}]).returning(ai_jobs.c.id)
             assert ((await tx.execute(again)).first() is not None) == is_new
+    await database.close()
+
+
+async def test_what_tenants_store_is_counted_when_the_count_comes(
+    databases: Databases, tmp_path: Path
+) -> None:
+    if databases.server_url:
+        url = await create_database(databases.server_url)
+    else:
+        url = f"sqlite:///{tmp_path / 'old.sqlite3'}"
+    database = open_database(url)
+    moment = datetime(2026, 11, 1, tzinfo=UTC)
+    file = {"tenant_id": TENANT, "disk": "local", "filename": "a", "mime_type": "image/png"}
+    sizes = [(100, moment), (200, moment), (400, None), (None, None)]
+    rows = [
+        {**file, "id": uuid4(), "path": str(number), "size": size, "metadata": {}}
+        | {"created_at": moment, "checked_at": checked_at}
+        for number, (size, checked_at) in enumerate(sizes)
+    ]
+    async with database.begin() as tx:
+        await tx.run_sync(at_revision, "0010")
+        await tx.execute(insert(files), rows)
+    await upgrade(database, "tenant")
+    async with database.begin() as tx:
+        assert await used_bytes(tx, TENANT) == 700
+    assert await recount(database) == {}
     await database.close()
 
 

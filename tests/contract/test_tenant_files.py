@@ -6,11 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, update
 
 from comfyfleet.db import Database
+from comfyfleet.db.tenant import files
 from comfyfleet.files import service
 from comfyfleet.files.model import File, upload_key
 from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.upkeep import store as upkeep
 
 NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
 ADA, BOB = uuid.uuid4(), uuid.uuid4()
@@ -132,3 +135,62 @@ async def test_a_deleted_file_is_gone_and_tells_where_its_bytes_are(pool: Databa
             await service.get(tx, ADA, file.id)
         with pytest.raises(NotFound):
             await service.delete(tx, ADA, file.id)
+
+
+async def used(pool: Database) -> int:
+    async with pool.begin() as tx:
+        return await service.used_bytes(tx, ADA)
+
+
+async def check(pool: Database, file: File) -> None:
+    async with pool.begin() as tx:
+        await upkeep.note_checked(tx, file, {"checked_at": NOW})
+
+
+async def test_what_a_tenant_stores_is_the_same_before_and_after_its_files_are_checked(
+    pool: Database,
+) -> None:
+    await added(pool, tenant_id=BOB, size=1)
+    await added(pool, size=None, content_hash=None, metadata={"announced_size": 30})
+    first, second, third = [await added(pool, size=size) for size in (100, 200, 400)]
+    assert await used(pool) == 730
+    for file in (first, second, first):  # the same one is not counted again
+        await check(pool, file)
+        assert await used(pool) == 730
+    async with pool.begin() as tx:
+        await service.delete(tx, ADA, first.id)
+    assert await used(pool) == 630
+    async with pool.begin() as tx:
+        await upkeep.remove_files(tx, ADA, [second.id, third.id])
+    assert await used(pool) == 30
+    assert await service.recount(pool) == {}
+
+
+async def test_files_that_are_checked_and_removed_at_once_are_counted_exactly(
+    pool: Database,
+) -> None:
+    made = [await added(pool, size=2**number) for number in range(10)]
+
+    async def remove(file: File) -> None:
+        async with pool.begin() as tx:
+            await service.delete(tx, ADA, file.id)
+
+    sums = [used(pool) for _ in range(5)]
+    await asyncio.gather(*(check(pool, each) for each in made), *map(remove, made[:5]), *sums)
+    assert await used(pool) == sum(each.size or 0 for each in made[5:])
+    assert await service.recount(pool) == {}
+
+
+async def test_storage_that_an_older_version_left_uncounted_is_counted_by_the_sweep(
+    pool: Database,
+) -> None:
+    file = await added(pool, size=100)
+    async with pool.begin() as tx:
+        await tx.execute(update(files).values(checked_at=NOW))
+    assert await used(pool) == 0
+    assert await service.recount(pool) == {ADA: 100}
+    assert await used(pool) == 100
+    async with pool.begin() as tx:
+        await tx.execute(delete(files).where(files.c.id == file.id))
+    assert await service.recount(pool) == {ADA: -100}
+    assert await used(pool) == 0

@@ -87,7 +87,11 @@ class Copier:
             },
         )
         output = f"id = (SELECT output_file_id FROM ai_jobs WHERE id = {self.literal(job_id)})"
-        yield self.statement(files, output, {"id": file, "path": "path || '-' || n"})
+        checked = {"checked_at": self.earlier("created_at")}
+        yield self.statement(files, output, {"id": file, "path": "path || '-' || n", **checked})
+        yield "DELETE FROM storage_use"
+        yield """INSERT INTO storage_use SELECT tenant_id, sum(size) FROM files
+            WHERE checked_at IS NOT NULL GROUP BY tenant_id"""
         yield self.statement(
             videos,
             mine,

@@ -48,6 +48,11 @@ class Filled:
         done = await self.worker.deliver(job, PICTURE)
         assert done.status_code == 200, done.text
 
+    async def announce(self) -> None:
+        upload = {"filename": "a.png", "content_type": "image/png", "size": 1}
+        answer = await self.customer.client.post("/api/videos/uploads", json=upload)
+        assert answer.status_code == 201, answer.text
+
     async def nothing(self) -> None:
         assert (await self.admin.get("/healthz")).status_code == 200
 
@@ -59,6 +64,7 @@ class Filled:
         await noted("POST worker/heartbeat", lambda: self.worker.of(job, "heartbeat"))
         await noted("POST worker/complete", lambda: self.finish(job))
         await noted("POST worker/poll, idle", self.worker.poll)
+        await noted("POST videos/uploads", self.announce)
         for name, route in (self.lists() | self.sweeps()).items():
             await noted(name, route)
 
@@ -149,6 +155,7 @@ class Filled:
             "GET admin/workflows": "workflows",
             "GET admin/effects": "effects",
             "GET admin/tenants": "tenants",
+            "GET admin/storage": f"tenants/{tenant}/storage",
             "GET admin/users": f"tenants/{tenant}/users",
             "GET admin/wallet": f"tenants/{tenant}/wallets/{user}",
             "GET admin/wallet/transactions": f"tenants/{tenant}/wallets/{user}/transactions",

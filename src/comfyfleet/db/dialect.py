@@ -52,6 +52,16 @@ def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Se
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 
+def upsert_sum(
+    tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]
+) -> Any:
+    """`INSERT … ON CONFLICT (key) DO UPDATE`: all other columns grow by what the row has."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table).values(dict(row))
+    grown = {name: table.c[name] + insert.excluded[name] for name in row if name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=grown)
+
+
 def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
     """The same, to be executed with a list of rows that have all columns.
 

@@ -162,7 +162,6 @@ files = Table(
     Column("created_at", Moment, nullable=False),
     Column("checked_at", Moment),  # when its bytes were looked at
     Index(None, "tenant_id", "content_hash"),
-    Index("files_use", "tenant_id", "size"),  # what a tenant stores is added up from it
     Index(None, "tenant_id", "created_at"),
     Index(None, "path"),
 )
@@ -172,6 +171,20 @@ Index(
     files.c.created_at,
     postgresql_where=text(_UNCHECKED),
     sqlite_where=text(_UNCHECKED),
+)
+Index(
+    "files_unchecked_of_tenant",
+    files.c.tenant_id,
+    postgresql_where=text(_UNCHECKED),
+    sqlite_where=text(_UNCHECKED),
+)
+
+# What the files of a tenant have that were checked: the others are few, and are added up.
+storage_use = Table(
+    "storage_use",
+    tenant,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
 )
 
 outbox = Table(

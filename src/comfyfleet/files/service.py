@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.db import Tx
+from comfyfleet.db import Database, Tx
 from comfyfleet.db.statement import Call
 from comfyfleet.files import store
 from comfyfleet.files.model import File, checked, checked_hash
@@ -30,6 +30,19 @@ def adding(file: File) -> Call:
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
     """What the tenant stores, uploads that are only announced among it."""
     return await store.used_bytes(tx, tenant_id)
+
+
+async def recount(pool: Database) -> dict[UUID, int]:
+    """Corrects what is counted of tenants' storage; by tenant, how many bytes were missing.
+
+    Older versions may have checked or removed files beside this one, and counted nothing.
+    """
+    async with pool.look() as tx:
+        missing = await store.miscounts(tx)
+    for tenant_id, size in missing.items():
+        async with pool.begin() as tx:
+            await store.count(tx, tenant_id, size)
+    return missing
 
 
 async def require_room(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> None:

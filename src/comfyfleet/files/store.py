@@ -4,12 +4,23 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    union_all,
+    update,
+)
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import is_sqlite, locked
+from comfyfleet.db.dialect import is_sqlite, locked, upsert_sum
 from comfyfleet.db.statement import Call, OfSeveral, Statement
-from comfyfleet.db.tenant import files
+from comfyfleet.db.tenant import files, storage_use
 from comfyfleet.files.model import File
 
 _ADD = Statement(lambda tx: insert(files), columns=File.__slots__)
@@ -75,19 +86,48 @@ async def remove(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
         delete(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id).returning(files)
     )
     row = found.mappings().first()
-    return None if row is None else _file(row)
+    if row is None:
+        return None
+    if row["checked_at"] is not None:
+        await count(tx, tenant_id, -row["size"])
+    return _file(row)
 
 
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
-    """With those that are only announced. Who asks for room waits for those who ask too."""
+    """With those that are only announced. Who asks for room waits for those who ask too.
+
+    Checked files are counted in a row of the tenant's, in the transaction that notes or removes them;
+    the others are added up. One statement reads both, so that none is missed or counted twice.
+    """
     if not is_sqlite(tx):
         key = int.from_bytes(tenant_id.bytes[:8], signed=True)
         await tx.execute(select(func.pg_advisory_xact_lock(key)))
-    mine = files.c.tenant_id == tenant_id
-    stored = await tx.scalar(select(func.sum(files.c.size)).where(mine))
     announced = cast(files.c.metadata["announced_size"].as_string(), BigInteger)
-    coming = await tx.scalar(select(func.sum(announced)).where(mine, files.c.size.is_(None)))
-    return int(stored or 0) + int(coming or 0)
+    unchecked = select(func.sum(func.coalesce(files.c.size, announced))).where(
+        files.c.tenant_id == tenant_id, text("files.checked_at IS NULL")
+    )
+    counted = select(storage_use.c.bytes).where(storage_use.c.tenant_id == tenant_id)
+    parts = (await tx.execute(select(counted.scalar_subquery(), unchecked.scalar_subquery()))).one()
+    return sum(int(each or 0) for each in parts)
+
+
+async def count(tx: Tx, tenant_id: UUID, size: int) -> None:
+    """So many bytes of checked files more, or less. Whoever else counts waits until the commit."""
+    row = {"tenant_id": tenant_id, "bytes": size}
+    await tx.execute(upsert_sum(tx, storage_use, row, key=["tenant_id"]))
+
+
+async def miscounts(tx: Tx) -> dict[UUID, int]:
+    """By tenant, how many bytes more its checked files have than are counted."""
+    has = (
+        select(files.c.tenant_id, func.sum(files.c.size).label("bytes"))
+        .where(files.c.checked_at.is_not(None))
+        .group_by(files.c.tenant_id)
+    )
+    both = union_all(has, select(storage_use.c.tenant_id, -storage_use.c.bytes)).subquery()
+    more = func.sum(both.c.bytes)
+    query = select(both.c.tenant_id, more).group_by(both.c.tenant_id).having(more != 0)
+    return {tenant_id: int(size) for tenant_id, size in await tx.execute(query)}
 
 
 def _row(file: File) -> dict[str, Any]:

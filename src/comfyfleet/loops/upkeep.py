@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from comfyfleet.db.outages import level_of
+from comfyfleet.files import service as files
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.loops.sweeping import Sweep
 from comfyfleet.loops.webhooks import deliver_due
@@ -30,6 +31,7 @@ def upkeep_sweeps(plane: Plane) -> Iterator[Sweep]:
     yield Sweep("retention", partial(retain, plane), HOUR_SECONDS)
     yield Sweep("leftovers", partial(clear_leftovers, plane), HOUR_SECONDS)
     yield Sweep("prune", partial(prune, plane), HOUR_SECONDS)
+    yield Sweep("storage", partial(recount, plane), HOUR_SECONDS)
     yield Sweep("ledger", partial(check_ledger, plane), HOUR_SECONDS)
 
 
@@ -66,6 +68,17 @@ async def prune(plane: Plane) -> bool:
     if told:
         log.info("removed, as they were old: %s", told)
     return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in gone.values())
+
+
+async def recount(plane: Plane) -> None:
+    for name, pool in plane.pools.items():
+        try:
+            missing = await files.recount(pool)
+        except FleetError as error:
+            log.log(level_of(error), "storage of pool %s was not counted: %s", name, error.message)
+            continue
+        for tenant_id, size in missing.items():
+            log.info("storage of tenant %s was counted %s bytes too low", tenant_id, size)
 
 
 async def check_ledger(plane: Plane) -> None:

@@ -24,6 +24,7 @@ from comfyfleet.db.tenant import (
     webhook_deliveries,
     webhooks,
 )
+from comfyfleet.files import store as file_rows
 from comfyfleet.files.model import File
 from comfyfleet.ledger.model import JobFacts
 
@@ -43,7 +44,9 @@ PRIVATE: Mapping[str, Table] = {
 # Their rows go with the rows that they belong to.
 GO_ALONG = frozenset({"graph_executions", "graph_versions", "job_attempts"})
 # Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
-KEPT = frozenset({"ai_jobs", "users", "outbox", "token_wallets", "token_transactions"})
+KEPT = frozenset(
+    {"ai_jobs", "users", "outbox", "storage_use", "token_wallets", "token_transactions"}
+)
 _SCRUBBED: Mapping[str, Any] = {
     "prompt": {},
     "properties": {},
@@ -84,11 +87,14 @@ async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[F
 
 
 async def note_checked(tx: Tx, file: File, values: Mapping[str, Any]) -> None:
-    await tx.execute(
+    noted = await tx.execute(
         update(files)
         .where(files.c.id == file.id, files.c.checked_at.is_(None))
         .values(dict(values))
+        .returning(files.c.size)
     )
+    if row := noted.first():
+        await file_rows.count(tx, file.tenant_id, row.size)
 
 
 async def old_files(
@@ -151,7 +157,13 @@ async def jobs_of_living_runs(
 
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
     mine = without_index(tx, files.c.tenant_id) == tenant_id
-    await tx.execute(delete(files).where(mine, files.c.id.in_(file_ids)))
+    gone = await tx.execute(
+        delete(files)
+        .where(mine, files.c.id.in_(file_ids))
+        .returning(files.c.size, files.c.checked_at)
+    )
+    if size := sum(row.size for row in gone if row.checked_at is not None):
+        await file_rows.count(tx, tenant_id, -size)
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
