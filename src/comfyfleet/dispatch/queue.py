@@ -90,12 +90,16 @@ class Queue:
         """The same for who has no coroutine that waits: its future is told.
 
         `as_of` is the number of dismissals before the caller looked at what the waiter may run:
-        after another one it may be wrong, and the caller must look again.
+        after another one it may be wrong, and the caller must look again. A waiter without lanes
+        gets nothing, and waits to be dismissed.
         """
         loop = asyncio.get_running_loop()
         asked = Asked(waiter, loop.create_future(), loop.time() + wait_seconds)
         if self._is_closed or as_of not in {None, self.dismissals}:
             asked.future.set_result(None)
+            return asked
+        if not waiter.lanes:
+            self._park(asked)
             return asked
         self._asking.append(asked)
         self._start()
@@ -188,6 +192,9 @@ class Queue:
     def parked(self) -> int:
         """Those for whom nothing was there, and who are not looked after at this moment."""
         return sum(not asked.in_hand for asked in self._waiting)
+
+    def parked_ones(self) -> list[Asked]:
+        return list(self._waiting)
 
     def another_waits(self, waiter: Waiter) -> bool:
         return self._waiting.another(waiter)

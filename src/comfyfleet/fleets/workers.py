@@ -1,6 +1,6 @@
 """Workers: they join by their fleet's secret, are seen, and leave; operators may hold them back."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -225,6 +225,16 @@ async def seen(
     return known
 
 
+async def with_keys(tx: Tx, key_hashes: Collection[str]) -> list[Worker]:
+    """Those whose key it is, without those that were revoked."""
+    return await store.with_keys(tx, key_hashes)
+
+
+async def note_seen(tx: Tx, workers: Iterable[Worker], *, now: datetime) -> None:
+    """They are there, and have nothing new to tell."""
+    await store.note_seen(tx, [worker.id for worker in workers], now)
+
+
 async def standing_of(tx: Tx, worker: Worker) -> Standing:
     return await fleet_store.standing(tx, worker.fleet_id, worker.worker_id)
 
@@ -245,6 +255,31 @@ async def lanes_of(
     if abilities is not None:
         assigned = await abilities.able(tx, offer, assigned)
     return decide.lanes(worker, assigned, providers)
+
+
+async def lanes_of_all(
+    tx: Tx, workers: Collection[Worker], *, abilities: Abilities, now: datetime
+) -> dict[str, frozenset[Lane]]:
+    """The same for each of many, by the hash of its key; what is alike in them is decided once."""
+    assigned = await fleet_store.assigned(tx, {worker.fleet_id for worker in workers})
+    offers = await abilities.offers(tx, workers, now=now)
+    alike: dict[Hashable, frozenset[Lane]] = {}
+    found: dict[str, frozenset[Lane]] = {}
+    for worker in workers:
+        offer = offers.get(worker.worker_id)
+        kind = (
+            worker.fleet_id,
+            worker.takes_jobs,
+            worker.workflow_ids,
+            worker.capabilities,
+            worker.providers,
+            offer.key if offer else None,
+        )
+        if kind not in alike:
+            able = await abilities.able(tx, offer, assigned.get(worker.fleet_id, []))
+            alike[kind] = decide.lanes(worker, able, worker.providers)
+        found[worker.key_hash] = alike[kind]
+    return found
 
 
 async def workflows_of(tx: Tx, worker: Worker) -> list[str]:

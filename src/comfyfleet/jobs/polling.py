@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
 from comfyfleet.fleets import service as fleets
@@ -18,9 +19,6 @@ from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import BackendFacts, Job, Poll, Polled
 
-# A change of which another control plane told us in vain is noticed after so long. As long as our own
-# workers wait: each look costs as much as a poll.
-PART_SECONDS = 30.0
 HELD_BACK_SECONDS = 2.0
 
 
@@ -64,8 +62,8 @@ async def _waited(sides: Sides, wait: Wait) -> Lease | None:
 
 
 class Polling:
-    """A poll and its waits. What the worker may run is looked at anew now and then: at once when this
-    process is told of a change, else at the end of each part of the wait.
+    """A poll and its waits. What the worker may run is looked at anew when its wait is ended: at once
+    when this process is told of a change, else by `waiting_workers`.
 
     Ten thousand are kept while nothing happens: each holds as little as it can.
     """
@@ -110,7 +108,7 @@ class Polling:
         left = self._left()
         if job is None and lease is not None and left:
             # It had ended, or can't be run now; the next one may.
-            return self._waits(Wait(min(left, part_seconds(sides)), wait.as_of, wait.waiter))
+            return self._waits(Wait(left, wait.as_of, wait.waiter))
         if job or self._new_key or not left:
             return await self._polled(sides, asked, job)
         return await self._look(sides, await self._worker(sides), asked)
@@ -137,8 +135,10 @@ class Polling:
             job = await _at_once(sides, waiter, standing.as_of, waits=left > 0)
         if job or not left:
             return await self._polled(sides, asked, job)
-        seconds = part_seconds(sides) if waiter else HELD_BACK_SECONDS
-        return self._waits(Wait(min(left, seconds), standing.as_of, waiter))
+        if waiter is None and (standing.maintenance or not standing.lanes):
+            waiter = _without_lanes(standing)
+        seconds = left if waiter else min(left, HELD_BACK_SECONDS)
+        return self._waits(Wait(seconds, standing.as_of, waiter))
 
     def _waits(self, wait: Wait) -> Wait:
         self._wait = wait
@@ -155,11 +155,6 @@ class Polling:
             object_info_upload=slot,
             new_token=self._new_key,
         )
-
-
-def part_seconds(sides: Sides) -> float:
-    """One that waits is there: it must not pass for offline because nothing comes."""
-    return min(PART_SECONDS, part_of(sides.settings.unseen_seconds_max).total_seconds())
 
 
 async def _upload_slot(sides: Sides, worker: Worker, told: BackendFacts) -> OutputSlot | None:
@@ -183,7 +178,6 @@ async def _at_once(sides: Sides, waiter: Waiter, as_of: int, *, waits: bool) -> 
 
 async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
     now, as_of = sides.clock(), sides.queue.dismissals
-    seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
     known = await _seen(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
         found = await fleets.standing_of(tx, known)
@@ -196,21 +190,31 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
             abilities=sides.abilities,
             offer=offer,
         )
-        two = await sides.live_workers.get(
-            lanes,
-            lambda: fleets.two_for(tx, lanes, seen_since=seen_since, abilities=sides.abilities),
-            now=now,
-        )
+        alone = await is_alone(sides, tx, known, lanes)
     return Standing(
         worker=known,
         lanes=frozenset(Lane(*lane) for lane in lanes),
         offer=offer,
         held=found.held,
-        is_alone=two <= {worker.worker_id},
+        is_alone=alone,
         maintenance=found.in_maintenance,
         no_lanes="" if lanes else why_no_lanes(known, found.assigned),
         as_of=as_of,
     )
+
+
+async def is_alone(
+    sides: Sides, tx: Tx, worker: Worker, lanes: frozenset[tuple[int, str, str]]
+) -> bool:
+    """Nobody else lives who could run any of these lanes."""
+    now = sides.clock()
+    seen_since = now - timedelta(seconds=sides.settings.offline_after_seconds)
+    two = await sides.live_workers.get(
+        lanes,
+        lambda: fleets.two_for(tx, lanes, seen_since=seen_since, abilities=sides.abilities),
+        now=now,
+    )
+    return two <= {worker.worker_id}
 
 
 async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
@@ -279,6 +283,12 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         tells_leases=asked.held is not None,
         offer=standing.offer,
     )
+
+
+def _without_lanes(standing: Standing) -> Waiter:
+    """Of one that is held back until it may run something."""
+    worker = standing.worker
+    return Waiter(worker.worker_id, lanes=frozenset(), key_hash=worker.key_hash)
 
 
 async def _lost_on_its_way(sides: Sides, standing: Standing, asked: Poll) -> Job | None:

@@ -16,6 +16,7 @@ from comfyfleet.dispatch.queue import Queue
 from comfyfleet.fetching.outward import Outward
 from comfyfleet.jobs.elsewhere import CHANNEL, Elsewhere
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.jobs.waiting_workers import WaitingWorkers
 from comfyfleet.kernel.clock import Clock
 from comfyfleet.kernel.errors import Unavailable
 from comfyfleet.kernel.settings import Settings
@@ -61,6 +62,7 @@ async def open_plane(
         stack.push_async_callback(sides.deferred.flush)
         others = Elsewhere(sides.progresses, Hints(central, CHANNEL), uuid4().hex)
         await stack.enter_async_context(_kept_running(others))
+        await stack.enter_async_context(_kept_running(WaitingWorkers(sides)))
         yield Plane(
             settings=settings,
             clock=clock,

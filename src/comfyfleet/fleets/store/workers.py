@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, worker_workflows, workers
-from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.statement import Statement
 from comfyfleet.fleets.model import Worker
 from comfyfleet.wire.messages import BackendFacts
@@ -78,6 +78,19 @@ async def by_key_hash(tx: Tx, key_hash: str) -> Worker | None:
 
 async def by_worker_id(tx: Tx, worker_id: str) -> Worker | None:
     return next(iter(_workers(await _BY_WORKER_ID.rows(tx, {"of_worker": worker_id}))), None)
+
+
+async def with_keys(tx: Tx, key_hashes: Collection[str]) -> list[Worker]:
+    """Without those that were revoked."""
+    query = _ALL.where(workers.c.key_hash.in_(key_hashes), workers.c.revoked_at.is_(None))
+    return _workers((await tx.execute(query)).mappings())
+
+
+async def note_seen(tx: Tx, row_ids: Collection[int], now: datetime) -> None:
+    """One that somebody else writes just now is seen by that; to wait for it could be a deadlock."""
+    earlier = select(workers.c.id).where(workers.c.id.in_(row_ids), workers.c.last_seen_at < now)
+    free = locked(tx, earlier, skip_locked=True).scalar_subquery()
+    await tx.execute(update(workers).where(workers.c.id.in_(free)).values(last_seen_at=now))
 
 
 async def all_of(

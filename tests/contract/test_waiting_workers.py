@@ -1,0 +1,149 @@
+"""Workers that wait are looked at together, and only those whom it concerns are woken."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.dbkit.dispatches import parked
+from tests.jobskit.many import counting
+from tests.planekit import plane_on
+from tests.planekit.fleet import Yard, yard_on
+from tests.upkeepkit import Ahead
+
+from comfyfleet.fleets import service as fleets
+from comfyfleet.jobs.waiting_workers import look_at
+
+PATIENCE_SECONDS = 10
+WAIT_SECONDS = 30
+
+
+@dataclass
+class Room:
+    """Workers wait here, and hear of no order by themselves."""
+
+    yard: Yard
+    clock: Ahead
+    stack: AsyncExitStack
+    polls: dict[str, "asyncio.Task[httpx.Response]"] = field(default_factory=dict)
+
+    async def enter(self, worker_id: str) -> None:
+        worker = await self.stack.enter_async_context(self.yard.worker(worker_id))
+        said = worker.say("poll", worker_id=worker_id, wait_seconds=WAIT_SECONDS, held=[])
+        self.polls[worker_id] = asyncio.create_task(said)
+        await self.wait(len(self.polls))
+
+    async def wait(self, number: int) -> None:
+        await parked(self.yard.plane.queue, number)
+
+    async def look(self) -> None:
+        queue = self.yard.plane.queue
+        await look_at(self.yard.plane.sides, [each.waiter for each in queue.parked_ones()])
+
+    async def answer(self, worker_id: str) -> httpx.Response:
+        return await asyncio.wait_for(self.polls.pop(worker_id), PATIENCE_SECONDS)
+
+    async def seen_for(self, worker_id: str) -> timedelta:
+        async with self.yard.plane.central.look() as tx:
+            worker = await fleets.get_worker(tx, worker_id)
+        return self.clock() - worker.last_seen_at
+
+
+@pytest.fixture
+async def room(databases: Databases, tmp_path: Path) -> AsyncIterator[Room]:
+    clock = Ahead()
+    async with (
+        plane_on(databases, tmp_path, clock=clock) as plane,
+        yard_on(plane) as yard,
+        AsyncExitStack() as stack,
+    ):
+        plane.queue.order = lambda *_: None  # type: ignore[method-assign]
+        room = Room(yard, clock, stack)
+        yield room
+        plane.queue.dismiss()
+        for each in room.polls.values():
+            each.cancel()
+
+
+ORDERS: dict[str, Callable[[Yard], Awaitable[Any]]] = {
+    "revoke": lambda yard: yard.act("workers/w1/revoke"),
+    "drain": lambda yard: yard.act("workers/w1/drain"),
+    "replace key": lambda yard: yard.act("workers/w1/rotate-token", now=True),
+    "next key": lambda yard: yard.act("workers/w1/rotate-token"),
+    "maintenance": lambda yard: yard.act("maintenance", on=True),
+    "pause": lambda yard: yard.act("workflows/invert/pause"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order: str) -> None:
+    await room.enter("w1")
+    await room.enter("w2")
+    await room.look()
+    await room.wait(2)
+    first = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_ones()}
+    await ORDERS[order](room.yard)
+    await room.look()
+    assert first["w1"].future.done()
+    concerns_all = order in ("maintenance", "pause")
+    assert first["w2"].future.done() == concerns_all
+    if order in ("revoke", "replace key"):
+        assert (await room.answer("w1")).status_code == 401
+
+
+async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None:
+    await room.yard.act("maintenance", on=True)
+    await room.enter("w1")
+    (held_back,) = room.yard.plane.queue.parked_ones()
+    await room.look()
+    assert not held_back.future.done()
+    await room.yard.act("maintenance", on=False)
+    job_id = await room.yard.submit()
+    await room.look()
+    assert (await room.answer("w1")).json()["job"]["job_id"] == str(job_id)
+
+
+async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(room: Room) -> None:
+    await room.yard.assign()
+    await room.enter("w1")
+    (held_back,) = room.yard.plane.queue.parked_ones()
+    assert not held_back.waiter.affinities
+    assert not held_back.waiter.lanes
+
+
+async def test_the_last_one_that_lives_is_told_that_it_is_alone(room: Room) -> None:
+    await room.enter("w1")
+    await room.enter("w2")
+    alone = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_ones()}
+    room.polls.pop("w2").cancel()
+    await room.wait(1)
+    room.clock.by = timedelta(seconds=room.yard.plane.settings.offline_after_seconds + 5)
+    await room.look()
+    assert not alone["w2"].waiter.is_alone
+    await room.wait(1)
+    (now,) = room.yard.plane.queue.parked_ones()
+    assert now.waiter.is_alone
+
+
+async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) -> None:
+    async def statements() -> int:
+        room.clock.by += timedelta(seconds=60)
+        with counting(room.yard.plane.central) as sent:
+            await room.look()
+        return len(sent)
+
+    await room.enter("w1")
+    await room.enter("w2")
+    of_two = await statements()
+    for number in range(3, 7):
+        await room.enter(f"w{number}")
+    assert await statements() == of_two
+    for worker_id in room.polls:
+        assert await room.seen_for(worker_id) < timedelta(seconds=30)
+    assert len(room.yard.plane.queue.parked_ones()) == len(room.polls), "nobody was woken"
