@@ -88,6 +88,11 @@ async def _changed(
     for key, waiter in waiters.items():
         worker: Worker | None = known.get(key)
         now_has: frozenset[tuple[int, str, str]] = lanes.get(key, frozenset())
-        if worker is None or worker.next_key is not None or now_has != waiter.lanes or (now_has and waiter.is_alone != await is_alone(sides, tx, worker, now_has)):
+        if (
+            worker is None
+            or worker.next_key is not None
+            or now_has != waiter.lanes
+            or (now_has and waiter.is_alone != await is_alone(sides, tx, worker, now_has))
+        ):
             found.add(waiter.worker_id)
     return found
