@@ -88,9 +88,9 @@ class Heart:
             self._changed.set()
 
     def sent(self, filled_in: FilledIn) -> None:
-        """The prompt goes to the backend with these values: told with the next word."""
+        """The prompt goes to the backend with these values: told with the next heartbeat, which is
+        that of its start if it starts soon."""
         self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
-        self._urgent.set()
         self._changed.set()
 
     @property

@@ -28,6 +28,7 @@ from comfyfleet.agent.ports import Assets
 from comfyfleet.agent.precedence import Precedence
 from comfyfleet.agent.progress import advance, begin
 from comfyfleet.comfy import Backend, OutputFile, Outputs
+from comfyfleet.comfy.backend import Fetched
 from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
 from comfyfleet.comfy.surroundings import Surroundings
 from comfyfleet.kernel.errors import (
@@ -49,6 +50,8 @@ from comfyfleet.wire.metadata import strip_metadata
 
 UNKNOWN_LOOKS_MAX = 4
 LOOK_SECONDS = 1.0
+# Files up to this size are not worth a change of threads to be removed before their lease ends.
+SMALL_BYTES = 1024 * 1024
 
 
 class Phase(StrEnum):
@@ -294,7 +297,8 @@ async def deliver(
     workshop: Workshop,
     scratch: Path,
 ) -> DeliveredOutput:
-    """One file from the backend to the store; on our disk only meanwhile."""
+    """One file from the backend to the store; on our disk only meanwhile, a small one until its lease
+    ends."""
     await workshop.precedence.give_way()
     fetched = await workshop.backend.fetch(file, scratch / "output")
     try:
@@ -304,14 +308,15 @@ async def deliver(
                 f"The output {file.filename} has {size:,} bytes; at most "
                 f"{job.max_output_bytes:,} are taken."
             )
-        if job.strip_metadata:
-            size = await asyncio.to_thread(strip_metadata, fetched.path)
         content_type = content_type_of(file.filename, fetched.content_type)
-        content_hash, (width, height) = await asyncio.to_thread(looked_at, fetched.path)
+        size, content_hash, (width, height) = await asyncio.to_thread(
+            made_ready, fetched, strip=job.strip_metadata
+        )
         await workshop.precedence.give_way()
         await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
     finally:
-        await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
+        if fetched.size_bytes > SMALL_BYTES:
+            await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
     return DeliveredOutput(
         name=name,
         size=size,
@@ -326,6 +331,11 @@ async def deliver(
     )
 
 
-def looked_at(path: Path) -> tuple[str, tuple[int | None, int | None]]:
-    """Its hash, and how large a picture it is: both at once, as each change of threads takes time."""
-    return blake3().update_mmap(path).hexdigest(), size_of(path) or (None, None)
+def made_ready(
+    fetched: Fetched, *, strip: bool
+) -> tuple[int, str, tuple[int | None, int | None]]:
+    """Its size without metadata, its hash, and how large a picture it is: all at once, as each change
+    of threads takes time."""
+    path = fetched.path
+    size = strip_metadata(path) if strip else fetched.size_bytes
+    return size, blake3().update_mmap(path).hexdigest(), size_of(path) or (None, None)

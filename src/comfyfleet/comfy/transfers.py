@@ -1,7 +1,8 @@
 """Files to and from a ComfyUI server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,17 +108,35 @@ async def _check(calls: Calls, call: Call, file: OutputFile, response: httpx.Res
 async def save(response: httpx.Response, to: Path) -> int:
     """Stream a body to a file; its size. Also for other servers' files."""
     part = to.with_name(f".{to.name}.part")
-    size = 0
     try:
-        with await _made(part) as file:
-            async for chunks in _gathered(response):
-                await asyncio.to_thread(file.writelines, chunks)
-                size += sum(map(len, chunks))
-        await asyncio.to_thread(part.replace, to)
+        async with aclosing(_gathered(response)) as gathered:
+            size = await _save(gathered, part, to)
     except BaseException:
         await asyncio.to_thread(part.unlink, missing_ok=True)
         raise
     return size
+
+
+async def _save(gathered: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
+    first = await anext(gathered)
+    size = sum(map(len, first))
+    if size < CHUNK_BYTES:
+        # There is no more. Most files are small, and then one change of threads is enough.
+        await asyncio.to_thread(_write_whole, part, to, first)
+        return size
+    with await _made(part) as file:
+        await asyncio.to_thread(file.writelines, first)
+        async for chunks in gathered:
+            await asyncio.to_thread(file.writelines, chunks)
+            size += sum(map(len, chunks))
+    await asyncio.to_thread(part.replace, to)
+    return size
+
+
+def _write_whole(part: Path, to: Path, chunks: Sequence[bytes]) -> None:
+    with _make(part) as file:
+        file.writelines(chunks)
+    part.replace(to)
 
 
 async def _made(path: Path) -> BinaryIO:
@@ -129,7 +148,7 @@ def _make(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
-async def _gathered(response: httpx.Response) -> AsyncIterator[list[bytes]]:
+async def _gathered(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
     """As they came, without being copied together, but enough at once to be worth a thread."""
     chunks: list[bytes] = []
     gathered = 0

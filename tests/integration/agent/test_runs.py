@@ -10,6 +10,7 @@ from tests.agentkit.prompts import failing, passing, picture, steps, video
 from tests.agentkit.workers import settings_for, working
 from tests.comfykit.prompts import new_color, node
 
+from comfyfleet.agent import beating
 from comfyfleet.engine.serve import Served as Engine
 
 PNG_HEAD = b"\x89PNG"
@@ -182,6 +183,16 @@ async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
     told = [beat.filled_in for beat in job.heartbeats] + [job.result.filled_in]
     (filled_in,) = [each for each in told if each is not None]
     assert filled_in["1"]["file"]
+
+
+async def test_what_was_put_into_the_prompt_is_told_with_its_start(
+    here: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beating, "PROGRESS_SECONDS_MIN", 60.0)
+    job = await here.run(steps(4, 50))
+    (only,) = job.heartbeats
+    assert only.started
+    assert only.filled_in is not None
 
 
 async def test_a_worker_tells_which_runs_had_to_switch_models(here: Fixture) -> None:
