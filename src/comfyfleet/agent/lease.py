@@ -331,9 +331,7 @@ async def deliver(
     )
 
 
-def made_ready(
-    fetched: Fetched, *, strip: bool
-) -> tuple[int, str, tuple[int | None, int | None]]:
+def made_ready(fetched: Fetched, *, strip: bool) -> tuple[int, str, tuple[int | None, int | None]]:
     """Its size without metadata, its hash, and how large a picture it is: all at once, as each change
     of threads takes time."""
     path = fetched.path
