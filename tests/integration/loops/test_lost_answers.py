@@ -1,7 +1,7 @@
 """The answer to a commit is lost: what was written names objects, and they are there."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,21 +21,27 @@ def storage_url(tmp_path: Path) -> str:
     return (tmp_path / "objects").as_uri()
 
 
-class Cut(Database):
+def cut(database: Database) -> Callable[[], AbstractAsyncContextManager[Tx]]:
     """Commits, and is lost before it can say so."""
+    begin = database.begin
 
     @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Tx]:
-        async with super().begin() as tx:
+    async def begin_and_lose() -> AsyncIterator[Tx]:
+        async with begin() as tx:
             yield tx
         raise Unavailable("the connection to the database was lost")
 
+    return begin_and_lose
 
-async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(ada: Customer) -> None:
+
+async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
+    ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photo = await ada.file(None)
     await ada.plane.store.put(photo.path, PNG, "image/png")
-    with pytest.raises(Unavailable):
-        await arrived(ada.plane.sides, Cut(ada.pool.url, ada.pool.engine), photo)
+    with monkeypatch.context() as lost, pytest.raises(Unavailable):
+        lost.setattr(ada.pool, "begin", cut(ada.pool))
+        await arrived(ada.plane.sides, ada.pool, photo)
     async with ada.pool.look() as tx:
         kept = await files.get(tx, ada.tenant_id, photo.id)
     assert not kept.is_announced
@@ -52,8 +58,8 @@ async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
         slot = job["outputs"][0]
         await worker.client.put(slot["url"], content=data, headers=slot["headers"])
         made = {"name": slot["name"], "size": len(data), "content_type": "image/png"}
-        with monkeypatch.context() as cut:
-            cut.setattr(ada.pool, "begin", Cut(ada.pool.url, ada.pool.engine).begin)
+        with monkeypatch.context() as lost:
+            lost.setattr(ada.pool, "begin", cut(ada.pool))
             said = await worker.of(job, "complete", outputs=[made])
         assert said.status_code == 503, said.text
         said = await worker.of(job, "complete", outputs=[made])

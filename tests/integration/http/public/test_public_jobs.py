@@ -259,6 +259,7 @@ async def test_what_is_left_is_estimated_from_the_effects_history(
                 expected = None if typical is None else max(0.0, typical - seconds)
                 assert await left() == pytest.approx(expected, abs=SLOW_SECONDS)
                 assert (await worker.deliver(job)).status_code == 200
+            await plane.sides.deferred.flush()
             assert await left() is None
             clock.added_seconds = 0.0
 
