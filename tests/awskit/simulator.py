@@ -14,7 +14,7 @@ from tests.awskit.ports import free_port, wait_until_answering
 
 MOTO = Path(sys.executable).parent / "moto_server"
 REGION = "eu-central-1"
-STOP_SECONDS_MAX = 10
+STOP_SECONDS_MAX = 60
 
 
 def aws_variables(url: str) -> dict[str, str]:

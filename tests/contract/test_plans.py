@@ -32,8 +32,8 @@ DISPATCHES = """
         rank, created_at, queued_at, ended_at, worker_id, is_poisoned)
     SELECT CASE WHEN n % 100 = 0 THEN 'TENANT'::uuid ELSE gen_random_uuid() END,
         gen_random_uuid(), 1, 'self_hosted', CASE WHEN n % 500 = 0 THEN 'cancelled'
-            WHEN n % 10 = 0 THEN 'queued' ELSE 'completed' END,
-        0, n, now(), now(), CASE WHEN n % 10 = 0 AND n % 500 <> 0 THEN NULL ELSE now() - interval '1 second' * n END,
+            WHEN n % 50 = 0 THEN 'queued' ELSE 'completed' END,
+        0, n, now(), now(), CASE WHEN n % 50 = 0 AND n % 500 <> 0 THEN NULL ELSE now() - interval '1 second' * n END,
         'worker-' || n % 200, n % 5000 = 0
     FROM generate_series(1, ROWS) n"""
 AUDIT = """

@@ -47,7 +47,7 @@ def test_a_second_process_on_sqlite_is_refused_and_told_who_is_there(tmp_path: P
             said = second.hears("on SQLite there can be only one control plane").string
             assert f"process {first.process.pid} already serves" in said
             second.hears("hint: Stop that process")
-            assert second.process.wait(10) == 1
+            assert second.process.wait(60) == 1
         upgrade = comfyfleet("db", "upgrade", "--data", str(tmp_path / "comfyfleet-data"))
         assert upgrade.code == 1
         assert "already serves" in upgrade.err
@@ -85,11 +85,11 @@ async def test_postgres_is_upgraded_first_and_then_serves_two(
     }
     with started("serve", "--port", "0", folder=tmp_path, **environ) as early:
         early.hears("hint: comfyfleet db upgrade")
-        assert early.process.wait(10) == 1
+        assert early.process.wait(60) == 1
     with started("db", "upgrade", folder=tmp_path, **environ) as upgrade:
         upgrade.hears(r"central: \d+ \(was empty\)")
         upgrade.hears(r"pool main: \d+ \(was empty\)")
-        assert upgrade.process.wait(10) == 0
+        assert upgrade.process.wait(60) == 0
     with (
         started("serve", "--port", "0", folder=tmp_path, **environ) as first,
         started("serve", "--port", "0", "--no-loops", folder=tmp_path, **environ) as second,

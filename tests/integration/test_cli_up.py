@@ -303,7 +303,7 @@ def test_a_start_that_fails_makes_no_key_that_nobody_has_seen(
     with started("up", "--port", "0", folder=tmp_path, PYTHONPATH=bare) as failed:
         failed.hears("error: the built-in engine needs av, which is not installed")
         failed.hears(r'pip install "comfyfleet\[engine\]"')
-        assert failed.process.wait(10) == 1
+        assert failed.process.wait(60) == 1
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
         assert admin_of(running)("fleets", "list").code == 0
         assert running.stop() == 0

@@ -13,7 +13,7 @@ from tests.clientkit import KEY, Shop, shop_in
 from tests.integration.processes import started
 
 ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 
 
 @pytest.fixture(scope="module")

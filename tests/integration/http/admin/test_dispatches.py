@@ -72,7 +72,7 @@ async def test_one_that_waits_is_cancelled_or_moved_ahead(yard: Yard) -> None:
     assert moved["priority"] == 5
     async with yard.worker() as worker:
         assert (await worker.job())["job_id"] == str(third)
-        assert (await worker.job(current_load=1))["job_id"] == str(second)
+        assert (await worker.job(current_load=1, wait_seconds=5))["job_id"] == str(second)
 
 
 @pytest.mark.parametrize("path", ["dispatches/99", "dispatches/99/why", f"jobs/{UUID(int=1)}"])
