@@ -39,9 +39,10 @@ async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
 ) -> None:
     photo = await ada.file(None)
     await ada.plane.store.put(photo.path, PNG, "image/png")
-    with monkeypatch.context() as lost, pytest.raises(Unavailable):
+    with monkeypatch.context() as lost:
         lost.setattr(ada.pool, "begin", cut(ada.pool))
-        await arrived(ada.plane.sides, ada.pool, photo)
+        with pytest.raises(Unavailable):
+            await arrived(ada.plane.sides, ada.pool, photo)
     async with ada.pool.look() as tx:
         kept = await files.get(tx, ada.tenant_id, photo.id)
     assert not kept.is_announced
