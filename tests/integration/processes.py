@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_SECONDS_MAX = 30.0
-STOP_SECONDS_MAX = 20.0
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 60.0
 COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
 
 
