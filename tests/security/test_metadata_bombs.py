@@ -1,12 +1,16 @@
 """Files made to keep whoever takes their prompts out of them busy."""
 
+import resource
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from comfyfleet.wire.metadata import strip_metadata
 
+MEMORY_MAX = 160 * 1024**2
 SECONDS_MAX = 60  # it takes a fraction of one; the expression before took hours
 STRIP = """
 import sys
@@ -32,3 +36,68 @@ def test_a_model_nested_without_an_end_stays_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(bomb)
     assert strip_metadata(path) == len(bomb)
     assert path.read_bytes() == bomb
+
+
+def box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(content), kind) + content
+
+
+def picture(offset: int, length: int) -> bytes:
+    """An AVIF whose Exif is said to lie there."""
+    entry = box(b"infe", b"\x02\0\0\0" + struct.pack(">HH", 1, 0) + b"Exif\0")
+    items = box(b"iinf", bytes(4) + struct.pack(">H", 1) + entry)
+    place = struct.pack(">HHHHQQ", 1, 1, 0, 1, offset, length)
+    places = box(b"iloc", bytes(4) + b"\x88\0" + place)
+    meta = box(b"meta", bytes(4) + items + places)
+    return box(b"ftyp", b"avif\0\0\0\0avifmif1") + meta + box(b"mdat", b"a secret of somebody")
+
+
+def test_notes_in_a_picture_are_emptied_where_they_lie(tmp_path: Path) -> None:
+    path, whole = tmp_path / "note.avif", picture(0, 0)
+    at = whole.index(b"a secret")
+    path.write_bytes(picture(at, 20))
+    assert strip_metadata(path) == len(whole)
+    assert b"secret" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("offset", [150, 2**33, 2**40, 2**62, 2**63, 2**64 - 1])
+def test_notes_behind_the_end_of_a_picture_do_not_make_it_grow(tmp_path: Path, offset: int) -> None:
+    path, bomb = tmp_path / "bomb.avif", picture(offset, 64)
+    path.write_bytes(bomb)
+    assert strip_metadata(path) == len(bomb)
+    assert path.read_bytes() == bomb
+
+
+def strip_in_little_memory(path: Path) -> None:
+    """In a process of its own, which gets no more than that beside what it begins with."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
+
+    command = [sys.executable, "-c", STRIP, str(path)]
+    subprocess.run(command, check=True, timeout=SECONDS_MAX, preexec_fn=limit)
+
+
+def sparse(path: Path, begin: bytes, size: int, end: bytes = b"") -> None:
+    with path.open("wb") as file:
+        file.write(begin)
+        file.seek(size - len(end))
+        file.write(end)
+        file.truncate(size)
+
+
+def test_a_list_of_items_as_large_as_a_film_is_not_read(tmp_path: Path) -> None:
+    path, size = tmp_path / "bomb.avif", 2 * 1024**3
+    start = box(b"ftyp", b"avif\0\0\0\0avifmif1")
+    inner = size - len(start) - 12
+    meta = struct.pack(">I4sI", inner + 12, b"meta", 0)
+    items = struct.pack(">I4s", inner - 16, b"iinf") + bytes(4)
+    sparse(path, start + meta + items, size, box(b"iloc", bytes(8)))
+    strip_in_little_memory(path)
+
+
+def test_a_picture_of_tiny_parts_takes_little_more_memory_than_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.png"
+    part = struct.pack(">I4sI", 0, b"IDAT", 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + part * (12 * 1024**2 // len(part)))
+    strip_in_little_memory(path)

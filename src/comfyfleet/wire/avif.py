@@ -25,13 +25,14 @@ class _Place(NamedTuple):
 
 def empty_items(file: BinaryIO, iinf: bytes, iloc: bytes, idat: int) -> None:
     """`iinf` and `iloc` are the contents of these boxes, `idat` is where that of `idat` begins."""
-    left = min(NOTES_BYTES_MAX, file.seek(0, 2))
+    size = file.seek(0, 2)
+    left = min(NOTES_BYTES_MAX, size)
     fillings = dict(_notes_in(iinf))
     for place in islice(_places(iloc), PLACES_MAX):
         filling = fillings.get(place.item)
         start = place.offset + (idat if place.is_in_idat else 0)
-        if filling is None or place.length > left:
-            continue
+        if filling is None or place.length > left or start + place.length > size:
+            continue  # behind its end a file would grow to wherever the place is said to be
         left -= place.length
         file.seek(start)
         file.write(filling[: place.length].ljust(place.length, b" " if not filling else b"\0"))

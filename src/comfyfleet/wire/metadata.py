@@ -9,13 +9,18 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from comfyfleet.kernel.filetypes import SNIFF_BYTES, sniffed
 from comfyfleet.wire.avif import empty_items
 
 PICTURE_BYTES_MAX = 1024**3
 PARTS_MAX = 100_000
+INDEX_BYTES_MAX = 16 * 1024**2  # of a box that says what a picture has, and where
+ZEROS = bytes(1024**2)
+# In one piece while it is made: a file may be cut into parts of a few bytes, each of which would be an
+# object of its own, ten times as large as the file.
+Stripped: TypeAlias = bytearray
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"comf"})  # the last: ComfyUI's own
 _JPEG_NOTES = frozenset({0xE1, 0xED, 0xFE})  # Exif and XMP, Photoshop's, comments
 _WEBP_NOTES = frozenset({b"EXIF", b"XMP "})
@@ -54,35 +59,35 @@ def _document(head: bytes) -> str:
     return "image/svg+xml" if b"<svg" in head.lower() else ""
 
 
-def _replace(file: BinaryIO, data: bytes) -> None:
+def _replace(file: BinaryIO, data: Stripped) -> None:
     file.seek(0)
     file.write(data)
     file.truncate()
 
 
-def _png(data: bytes) -> bytes:
-    parts, at = [data[:8]], 8
+def _png(data: bytes) -> Stripped:
+    kept, at = bytearray(data[:8]), 8
     while at + 12 <= len(data):
         end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
         if data[at + 4 : at + 8] not in _PNG_TEXTS:
-            parts.append(data[at:end])
+            kept += data[at:end]
         at = end
-    return b"".join([*parts, data[at:]])
+    return kept + data[at:]
 
 
-def _jpeg(data: bytes) -> bytes:
-    parts, at = [data[:2]], 2
+def _jpeg(data: bytes) -> Stripped:
+    kept, at = bytearray(data[:2]), 2
     # Up to the first scan: behind it there are pixels.
     while data[at] == 0xFF and data[at + 1] != 0xDA:
         end = at + 2 + int(struct.unpack_from(">H", data, at + 2)[0])
         if data[at + 1] not in _JPEG_NOTES:
-            parts.append(data[at:end])
+            kept += data[at:end]
         at = end
-    return b"".join([*parts, data[at:]])
+    return kept + data[at:]
 
 
-def _webp(data: bytes) -> bytes:
-    parts, at = [b"WEBP"], 12
+def _webp(data: bytes) -> Stripped:
+    kept, at = bytearray(b"RIFF----WEBP"), 12
     while at + 8 <= len(data):
         kind, length = data[at : at + 4], int(struct.unpack_from("<I", data, at + 4)[0])
         end = at + 8 + length + length % 2
@@ -90,24 +95,24 @@ def _webp(data: bytes) -> bytes:
         if kind == b"VP8X":
             part = part[:8] + bytes([part[8] & ~_WEBP_HAS_NOTES]) + part[9:]
         if kind not in _WEBP_NOTES:
-            parts.append(part)
+            kept += part
         at = end
-    body = b"".join(parts)
-    return b"RIFF" + struct.pack("<I", len(body)) + body
+    struct.pack_into("<I", kept, 4, len(kept) - 8)
+    return kept
 
 
-def _gif(data: bytes) -> bytes:
+def _gif(data: bytes) -> Stripped:
     """Without comments, and without what applications have added, as XMP is."""
     at = 13 + _gif_colours(data[10])
-    parts = [data[:at]]
+    kept = bytearray(data[:at])
     while data[at] in (0x21, 0x2C):
         is_note = data[at] == 0x21 and _is_gif_note(data[at + 1], data[at + 3 : at + 14])
         inner = at + 2 if data[at] == 0x21 else at + 11 + _gif_colours(data[at + 9])
         end = _gif_blocks_end(data, inner)
         if not is_note:
-            parts.append(data[at:end])
+            kept += data[at:end]
         at = end
-    return b"".join([*parts, data[at:]])
+    return kept + data[at:]
 
 
 def _gif_colours(flags: int) -> int:
@@ -159,6 +164,8 @@ def _iso_picture(file: BinaryIO, size: int) -> None:
 
 
 def _read(file: BinaryIO, start: int, end: int) -> bytes:
+    if end - start > INDEX_BYTES_MAX:
+        raise ValueError(end - start)
     file.seek(start)
     return file.read(end - start)
 
@@ -172,11 +179,12 @@ def _free_notes(file: BinaryIO, start: int, end: int) -> None:
             _free_notes(file, inner, until)
 
 
-def _fill(file: BinaryIO, at: int, name: bytes, start: int, end: int) -> None:
-    file.seek(at)
+def _fill(file: BinaryIO, name_at: int, name: bytes, start: int, end: int) -> None:
+    file.seek(name_at)
     file.write(name)
     file.seek(start)
-    file.write(bytes(end - start))
+    for at in range(start, end, len(ZEROS)):
+        file.write(ZEROS[: end - at])
 
 
 def _matroska(file: BinaryIO, size: int) -> None:
@@ -234,14 +242,14 @@ def _mp3(file: BinaryIO, size: int) -> None:
         file.truncate(size - 128)
 
 
-def _svg(data: bytes) -> bytes:
+def _svg(data: bytes) -> Stripped:
     """In one pass: with one expression for both ends, each begin without an end would read on to the
     end of the file, and all threads of the process wait for an expression."""
-    kept, at = [], 0
+    kept, at = bytearray(), 0
     while (begin := _SVG_BEGIN.search(data, at)) and (end := _SVG_END.search(data, begin.end())):
-        kept.append(data[at : begin.start()])
+        kept += data[at : begin.start()]
         at = end.end()
-    return b"".join([*kept, data[at:]])
+    return kept + data[at:]
 
 
 def _glb(file: BinaryIO, size: int) -> None:
@@ -325,7 +333,7 @@ def _ogg_checksum(byte: int) -> int:
 
 
 _OGG_CHECKSUMS = [_ogg_checksum(byte) for byte in range(256)]
-_WITHOUT: Mapping[str, Callable[[bytes], bytes]] = {
+_WITHOUT: Mapping[str, Callable[[bytes], Stripped]] = {
     "image/png": _png,
     "image/jpeg": _jpeg,
     "image/webp": _webp,
