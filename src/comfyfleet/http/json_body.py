@@ -24,6 +24,7 @@ from comfyfleet.kernel.texts import problem_with_text
 
 DEPTH_MAX = 100
 VALUES_MAX = 1_000_000
+DIGITS_MAX = 400
 # A larger body takes long enough to parse for others to notice.
 SMALL_BYTES = 256 * 1024
 # Not the shared pool: its threads read and write files.
@@ -90,7 +91,8 @@ def parse(body: bytes) -> Any:
 
 
 def parse_tolerantly(body: bytes) -> Any:
-    """What can't be kept is replaced: NaN by null, a NUL and half a character by U+FFFD."""
+    """What can't be kept is replaced: NaN and numbers beyond a float by null, a NUL and half a
+    character by U+FFFD."""
     text = _text_of(body)
     value = _decoded(text, _TOLERANT, _TOLERANT_IN_STEPS)
     return _cleaned(value) if any(each in text for each in _SUSPECT) else value
@@ -171,13 +173,22 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
-    if len(text) > 400:
+    if len(text) > DIGITS_MAX:
         raise InvalidInput(f"the number {text[:20]}… is too large")
     return int(text)
 
 
 def _constant(text: str) -> float:
     raise InvalidInput(f"{text} is no number that JSON has")
+
+
+def _float_or_none(text: str) -> float | None:
+    number = float(text)
+    return None if math.isinf(number) else number
+
+
+def _int_or_none(text: str) -> int | None:
+    return None if len(text) > DIGITS_MAX else int(text)
 
 
 def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
@@ -189,7 +200,9 @@ def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
             parse_constant=_constant,
         )
         if is_strict
-        else json.JSONDecoder(parse_constant=lambda _: None)
+        else json.JSONDecoder(
+            parse_float=_float_or_none, parse_int=_int_or_none, parse_constant=lambda _: None
+        )
     )
     if in_steps:
         # The scanner in C keeps all other threads waiting to its end; this one lets them in between.

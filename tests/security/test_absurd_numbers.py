@@ -1,0 +1,42 @@
+"""Numbers that a worker makes up: none of them may cost a job its result, or anybody an answer."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.fleet import Calling, Yard, yard_on
+
+BEYOND = ("1e999", "-1e999", "NaN", "Infinity", "9" * 5000)
+
+
+@pytest.fixture
+async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
+    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+        yield yard
+
+
+async def said(worker: Calling, job: dict[str, Any], word: str, more: str) -> httpx.Response:
+    """As JSON that no library of ours would write."""
+    lease = f'"dispatch_id": {job["dispatch_id"]}, "lease_token": "{job["lease_token"]}"'
+    headers = {"Content-Type": "application/json"}
+    content = f"{{{lease}, {more}}}"
+    return await worker.client.post(f"/api/worker/{word}", content=content, headers=headers)
+
+
+async def test_numbers_beyond_a_float_cost_no_job_its_result(yard: Yard) -> None:
+    async with yard.worker() as worker:
+        for number in BEYOND:
+            job_id = await yard.submit()
+            job = await worker.job()
+            filled_in = f'"filled_in": {{"1": {{"seed": {number}}}}}'
+            beat = await said(worker, job, "heartbeat", filled_in)
+            assert beat.status_code == 200, (number[:10], beat.text)
+            told = f'"execution_seconds": {number}, "model_change": "switched"'
+            ended = await said(worker, job, "complete", told)
+            assert ended.status_code == 200, (number[:10], ended.text)
+            shown = await yard.job(job_id)
+            assert shown["status"] == "completed"
