@@ -120,6 +120,7 @@ class Processes:
         self._count = count
         self._places: dict[int, _Running] = {}
         self._living: dict[int, _Running] = {}  # by number; also those that take or hand over
+        self._numbers: set[int] = set()  # of those, and of what is being started
         self._stop = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
 
@@ -150,7 +151,17 @@ class Processes:
             raise ServerUnavailable(f"process {running.number} did not get ready")
 
     async def _started(self, place: int, *, greets: bool = False) -> _Running:
-        number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._living)
+        number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._numbers)
+        self._numbers.add(number)
+        try:
+            running = await self._started_as(number, place, greets=greets)
+        except OSError:
+            self._numbers.discard(number)
+            raise
+        self._living[number] = running
+        return running
+
+    async def _started_as(self, number: int, place: int, *, greets: bool) -> _Running:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         child = Child(
@@ -161,22 +172,26 @@ class Processes:
             is_first=place == 0,
             greets=greets,
         )
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "comfyfleet", *self._arguments),
-                *("--child", json.dumps(asdict(child))),
-                pass_fds=(child.listener, child.parent),
-                env={**os.environ, **shared_environ(self._folder)},
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "comfyfleet", *self._arguments),
+                    *("--child", json.dumps(asdict(child))),
+                    pass_fds=(child.listener, child.parent),
+                    env={**os.environ, **shared_environ(self._folder)},
+                )
+        except OSError:
+            ours.close()
+            raise
         logger.info("process %d has the pid %d", number, process.pid)
-        running = self._living[number] = _Running(number, process, ours)
-        return running
+        return _Running(number, process, ours)
 
     def _forget(self, running: _Running) -> None:
         """Another may have its number, and goes on with its counters."""
         running.line.close()
         forget_process(self._folder, running.number)
         self._living.pop(running.number, None)
+        self._numbers.discard(running.number)
 
     async def _keep(self, place: int) -> None:
         failures = 0
@@ -191,10 +206,23 @@ class Processes:
             logger.error(
                 "process %d ended with %d; another is started in %g s", running.number, code, delay
             )
+            await self._start_instead_of(running, place, delay)
+
+    async def _start_instead_of(self, ended: _Running, place: int, delay: float) -> None:
+        """Unless it is replaced meanwhile. A machine that can start no process now may later."""
+        while self._places[place] is ended:
             await asyncio.sleep(delay)
             async with self._one_at_a_time:
-                if self._places[place] is running:  # not replaced meanwhile
-                    self._places[place] = await self._started(place)
+                if self._places[place] is ended and (new := await self._started_if_possible(place)):
+                    self._places[place] = new
+            delay = BACK_OFF_SECONDS_MAX
+
+    async def _started_if_possible(self, place: int) -> _Running | None:
+        try:
+            return await self._started(place)
+        except OSError as error:
+            logger.error("no process can be started: %s", error)
+            return None
 
     async def _replace_when(self, again: asyncio.Event) -> None:
         while True:
@@ -207,7 +235,9 @@ class Processes:
 
     async def _replace(self, place: int) -> bool:
         """The new one serves before the old one stops; if it never does, the old one stays."""
-        old, new = self._places[place], await self._started(place)
+        old, new = self._places[place], await self._started_if_possible(place)
+        if new is None:
+            return False
         if not await new.is_ready():
             logger.error("process %d did not get ready: the restart is given up", new.number)
             new.signal(signal.SIGTERM)
