@@ -44,11 +44,15 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
 ANSWERED = (errors.FleetError, RequestValidationError, HTTPException)
 _CODES = {
     400: "invalid_input",
+    401: errors.Unauthenticated.code,
+    403: errors.Forbidden.code,
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
     413: "limit_exceeded",
     422: "invalid_input",
+    429: errors.TooManyCalls.code,
+    503: errors.Unavailable.code,
 }
 
 

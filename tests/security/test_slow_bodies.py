@@ -1,0 +1,79 @@
+"""A key is dead at once, also for who has begun a call with it and takes time to send the rest."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.planekit import plane_on
+from tests.planekit.customers import Shop, shop_on
+
+from comfyfleet.http import callers
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def shop(
+    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shop]:
+    monkeypatch.setattr(callers, "SLOW_SECONDS", 0.0)
+    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
+        yield shop
+
+
+async def sent_around(
+    client: httpx.AsyncClient, path: str, body: Any, act: Callable[[], Awaitable[object]]
+) -> httpx.Response:
+    """Its first byte, then the act, then the rest."""
+    text = json.dumps(body).encode()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield text[:1]
+        await act()
+        yield text[1:]
+
+    return await client.post(path, content=content(), headers=JSON)
+
+
+async def test_a_customers_key_that_is_revoked_before_the_last_byte_submits_nothing(
+    shop: Shop,
+) -> None:
+    customer = await shop.customer()
+    mine = f"/api/admin/tenants/{customer.tenant_id}/users/{customer.user_id}"
+
+    async def revoke() -> None:
+        (key,) = (await shop.yard.admin.get(f"{mine}/keys")).json()["keys"]
+        await shop.yard.act(f"{mine.removeprefix('/api/admin/')}/keys/{key['id']}/revoke")
+
+    before = await customer.balance()
+    body = {"effect_id": str(shop.draw.id), "idempotency_key": "late"}
+    answer = await sent_around(customer.client, "/api/ai-jobs", body, revoke)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
+    wallets = f"/api/admin/tenants/{customer.tenant_id}/wallets/{customer.user_id}"
+    assert (await shop.yard.admin.get(wallets)).json()["balance"] == before
+
+
+async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(shop: Shop) -> None:
+    async with shop.yard.worker() as worker:
+
+        async def revoke() -> None:
+            await shop.yard.act("workers/w1/revoke")
+
+        said = {"worker_id": "w1", "held": []}
+        answer = await sent_around(worker.client, "/api/worker/poll", said, revoke)
+        assert answer.status_code == 401, answer.text
+
+
+async def test_who_is_slow_and_has_a_good_key_is_served(shop: Shop) -> None:
+    customer = await shop.customer()
+
+    async def nothing() -> None:
+        return None
+
+    body = {"effect_id": str(shop.draw.id), "idempotency_key": "slow"}
+    answer = await sent_around(customer.client, "/api/ai-jobs", body, nothing)
+    assert answer.status_code == 201, answer.text
