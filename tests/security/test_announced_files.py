@@ -1,6 +1,7 @@
 """Files that were announced as media, and are none; uploads that change after they were looked at."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -153,3 +154,22 @@ async def test_no_text_of_a_customer_names_a_file_of_the_backend(shop: Shop, kin
     placed = {"name": "picture", "type": "text", "placeholder": "a.png"}
     made = await shop.yard.register_workflow("open", document=document, properties=[placed])
     assert made.status_code == 422, made.text
+
+
+async def test_an_upload_in_chunks_is_read_no_further_than_its_told_length(ada: Customer) -> None:
+    said = {"filename": "cat.png", "content_type": "image/png", "size": 4}
+    announced = await ada.client.post("/api/videos/uploads", json=said)
+    slot, sent = announced.json()["upload"], 0
+
+    async def without_an_end() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield b"more"
+
+    # Chunks decide where a body ends, whatever length is told besides.
+    headers = {**slot["headers"], "Content-Length": "4", "Transfer-Encoding": "chunked"}
+    refused = await ada.client.put(slot["url"], content=without_an_end(), headers=headers)
+    assert refused.status_code == 400
+    assert "4 were told" in refused.text
+    assert sent < 10

@@ -171,15 +171,18 @@ async def _put(store: LocalStore, request: Request, key: str) -> Response:
     if int(length) > store.object_bytes_max:
         raise LimitExceeded(f"an object has at most {store.object_bytes_max} bytes", key=key)
     async with store.receiving(key, grant.content_type) as incoming:
-        await _receive(request, incoming)
+        await _receive(request, incoming, int(length))
         if incoming.size != int(length):
             raise InvalidInput(f"{incoming.size} bytes came, and {length} were told", key=key)
     return Response(status_code=200, headers=OPEN_TO_PAGES)
 
 
-async def _receive(request: Request, incoming: Incoming) -> None:
+async def _receive(request: Request, incoming: Incoming, size: int) -> None:
+    """No more than was told, and what comes with it: a body in chunks may go on as it likes."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(SILENCE_SECONDS_MAX) as patience:
         async for chunk in request.stream():
             await incoming.write(chunk)
+            if incoming.size > size:
+                return
             patience.reschedule(loop.time() + SILENCE_SECONDS_MAX)
