@@ -65,6 +65,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def allow(program: Path, *, may_run: bool) -> None:
+    program.chmod(0o700 if may_run else 0o600)
+
+
 def told(folder: Path) -> dict[int, str]:
     """The number of each that lives, by its id."""
     found = {int(each.name): each.read_text() for each in folder.iterdir() if each.name.isdigit()}
@@ -95,12 +99,12 @@ async def test_one_that_can_not_be_started_again_is_tried_until_it_can(
 ) -> None:
     async with running(folder) as again:
         await until(lambda: is_whole(folder))
-        program.chmod(0o600)
+        allow(program, may_run=False)
         first = min(told(folder))
         os.kill(first, signal.SIGKILL)
         await until(lambda: "no process can be started" in caplog.text)
         again.set()  # nothing comes of it, and those that serve go on
         await until(lambda: not again.is_set())
         assert len(told(folder)) == COUNT - 1
-        program.chmod(0o700)
+        allow(program, may_run=True)
         await until(lambda: is_whole(folder))

@@ -221,7 +221,7 @@ class Processes:
         try:
             return await self._started(place)
         except OSError as error:
-            logger.error("no process can be started: %s", error)
+            logger.warning("no process can be started: %s", error)
             return None
 
     async def _replace_when(self, again: asyncio.Event) -> None:
