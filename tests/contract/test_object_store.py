@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from tests.storagekit.s3 import RunningS3, running_s3
 from tests.storagekit.serving import free_listener, served, url_of
 
-from comfyfleet.http.objects import objects_router
+from comfyfleet.http.objects import objects_routes
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import InvalidInput, NotFound
 from comfyfleet.storage import LocalStore, ObjectFacts, ObjectStore, open_store
@@ -71,7 +71,7 @@ async def on_folder(folder: Path) -> AsyncIterator[Stage]:
     store = open_store(url, public_url=url_of(listener) + "/", secret=SECRET, clock=utc_now)
     assert isinstance(store, LocalStore)
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     async with served(app, listener), httpx.AsyncClient(timeout=30) as http:
         yield Stage(store, http, folder / "objects")
 
@@ -404,3 +404,20 @@ async def test_a_copy_stays_as_it_was_whatever_happens_to_the_original(stage: St
     with pytest.raises(NotFound):
         await stage.store.copy("a/one.png", "b/three.png", "image/png")
     assert await stage.store.head("b/three.png") is None
+
+
+async def test_an_object_of_another_size_is_not_copied(stage: Stage) -> None:
+    await stage.store.put("a/one.png", b"first", "image/png")
+    assert not await stage.store.copy("a/one.png", "b/two.png", "image/png", size=4)
+    assert await stage.store.head("b/two.png") is None
+    assert await stage.store.copy("a/one.png", "b/two.png", "image/png", size=5)
+    assert await stage.store.get("b/two.png") == b"first"
+    with pytest.raises(NotFound):
+        await stage.store.copy("a", "b/three.png", "image/png", size=5)
+
+
+async def test_several_are_deleted_at_once_whether_they_are_there_or_not(stage: Stage) -> None:
+    for key in ("a/one", "a/two", "b/three"):
+        await stage.store.put(key, b"1", "text/plain")
+    await stage.store.delete("a/one", "a/none", "b/three")
+    assert [key async for key in stage.store.keys("")] == ["a/two"]

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from tests.storagekit.serving import free_listener, served, url_of
 
 from comfyfleet.http import objects
-from comfyfleet.http.objects import objects_router
+from comfyfleet.http.objects import objects_routes
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
 from comfyfleet.storage import LocalStore, ObjectFacts
 from comfyfleet.storage.folder import INCOMING_SECONDS_MAX, Folder
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 async def http(store: LocalStore) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport) as http:
         yield http
@@ -79,7 +79,7 @@ async def test_a_url_is_good_until_its_last_second(tmp_path: Path) -> None:
 
     store = LocalStore(tmp_path, public_url="http://c", secret=SECRET, clock=clock)
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     await store.put("a", b"1", "image/png")
     url = await store.url_to_get("a", seconds=60)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as http:
@@ -329,7 +329,7 @@ async def test_who_leaves_in_mid_download_leaves_no_open_file(tmp_path: Path) ->
     listener = free_listener()
     store = LocalStore(tmp_path, public_url=url_of(listener), secret=SECRET, clock=lambda: NOW)
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     await store.put("a/b", b"x" * 64 * 1024**2, "video/mp4")
     url = await store.url_to_get("a/b", seconds=60)
     async with served(app, listener), httpx.AsyncClient() as http:
@@ -356,7 +356,7 @@ async def test_a_refusal_reaches_a_client_that_sends_much(tmp_path: Path) -> Non
         object_bytes_max=1000,
     )
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     url = await url_to_put(store)
     async with served(app, listener), httpx.AsyncClient() as http:
         body = b"x" * 16 * 1024**2
@@ -368,7 +368,7 @@ async def test_no_log_shows_a_signature(tmp_path: Path, caplog: pytest.LogCaptur
     listener = free_listener()
     store = LocalStore(tmp_path, public_url=url_of(listener), secret=SECRET, clock=lambda: NOW)
     app = FastAPI()
-    app.include_router(objects_router(store))
+    app.router.routes.extend(objects_routes(store))
     await store.put("a/b", b"1", "image/png")
     url = await store.url_to_get("a/b", seconds=60)
     async with served(app, listener), httpx.AsyncClient() as http:
@@ -378,3 +378,10 @@ async def test_no_log_shows_a_signature(tmp_path: Path, caplog: pytest.LogCaptur
     logged = [each.getMessage() for each in caplog.records if each.name == "uvicorn.access"]
     assert len(logged) == 2
     assert all("/api/objects/a/b?signature=hidden" in line for line in logged)
+
+
+async def test_no_other_method_is_taken(store: LocalStore, http: httpx.AsyncClient) -> None:
+    await store.put("a/b", b"1", "image/png")
+    url = await store.url_to_get("a/b", seconds=60)
+    for method in ("HEAD", "POST", "DELETE"):
+        assert (await http.request(method, url)).status_code == 405

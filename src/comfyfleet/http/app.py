@@ -12,7 +12,7 @@ from comfyfleet.http.auth import operator_calling
 from comfyfleet.http.bodies import Bodies
 from comfyfleet.http.callers import Callers, Check
 from comfyfleet.http.direct import DirectRoutes
-from comfyfleet.http.objects import objects_router
+from comfyfleet.http.objects import objects_routes
 from comfyfleet.http.wrong_keys import WrongKeys
 from comfyfleet.plane import Plane
 from comfyfleet.storage import LocalStore
@@ -88,7 +88,7 @@ def create_app(plane: Plane) -> FastAPI:
     # Routes are tried one after the other: first those that are called most.
     app.router.routes.extend(_OF_WORKERS)
     if isinstance(plane.store, LocalStore):
-        app.include_router(objects_router(plane.store))
+        app.router.routes.extend(objects_routes(plane.store))
     app.router.routes.extend(_OF_PEOPLE)
     app.add_middleware(DirectRoutes, plane=plane, declared=worker.CALLED_OFTEN)
     app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)

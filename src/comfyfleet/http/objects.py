@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from fastapi import APIRouter, Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from comfyfleet.http.ranges import Part, wanted
@@ -61,38 +61,46 @@ NOT_SHOWN = ("image/svg",)
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
-def objects_router(store: LocalStore) -> APIRouter:
-    router = APIRouter(prefix=OBJECTS_PATH, include_in_schema=False)
+class ObjectRoute(Route):
+    """A plain route: its handlers read the request themselves, and the API's document leaves it out."""
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}  # as metrics and the log name it
+
+
+def objects_routes(store: LocalStore) -> list[BaseRoute]:
     async def get(request: Request, key: str) -> Response:
         return await _get(store, request, key)
 
     async def put(request: Request, key: str) -> Response:
         return await _put(store, request, key)
 
-    async def preflight(key: str) -> Response:
+    async def preflight(_: Request, key: str) -> Response:
         return Response(status_code=204, headers=OPEN_TO_PAGES | PREFLIGHT)
 
-    path = "/{key:path}"
-    router.add_api_route(path, _guarded(get), methods=["GET"])
-    router.add_api_route(path, _guarded(put), methods=["PUT"])
-    router.add_api_route(path, preflight, methods=["OPTIONS"])
-    return router
+    handlers = {"PUT": put, "GET": get, "OPTIONS": preflight}
+
+    async def answer(request: Request) -> Response:
+        return await _guarded(handlers[request.method], request)
+
+    # HEAD comes with GET in a route of Starlette's, and is none of what a URL is signed for.
+    route = ObjectRoute(f"{OBJECTS_PATH}/{{key:path}}", answer, methods=list(handlers))
+    route.methods = set(handlers)
+    return [route]
 
 
-def _guarded(handler: Handler) -> Handler:
-    async def guarded(request: Request, key: str) -> Response:
-        try:
-            return await handler(request, key)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
-        except TimeoutError:
-            error = InvalidInput(f"no byte came for {SILENCE_SECONDS_MAX} seconds", key=key)
-            return _refusal(error, 408)
-        except FleetError as error:
-            return _refusal(error, _status(error))
-
-    return guarded
+async def _guarded(handler: Handler, request: Request) -> Response:
+    key: str = request.path_params["key"]
+    try:
+        return await handler(request, key)
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody reads it
+    except TimeoutError:
+        error = InvalidInput(f"no byte came for {SILENCE_SECONDS_MAX} seconds", key=key)
+        return _refusal(error, 408)
+    except FleetError as error:
+        return _refusal(error, _status(error))
 
 
 def _status(error: FleetError) -> int:

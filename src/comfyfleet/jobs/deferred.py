@@ -1,7 +1,8 @@
 """Writes that nobody waits for, done a moment later and many at once.
 
 What is lost when the process dies does no harm: a word of the outbox that was not forgotten is delivered
-again by the sweep, which changes nothing, and a duration is an estimate for people.
+again by the sweep, which changes nothing; a duration is an estimate for people; and objects that no row
+names are found by the sweep of leftovers.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from comfyfleet.db import Database
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.jobs import store
 from comfyfleet.kernel.errors import FleetError
+from comfyfleet.storage.model import ObjectStore
 
 log = logging.getLogger(__name__)
 DELAY_SECONDS = 0.05
@@ -27,6 +29,7 @@ class Deferred:
     def __init__(self) -> None:
         self._words: defaultdict[Database, list[int]] = defaultdict(list)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
+        self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -39,6 +42,12 @@ class Deferred:
     def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
         self._durations[central, effect_id].append(seconds)
         self._start()
+
+    def delete_objects(self, objects: ObjectStore, keys: Sequence[str]) -> None:
+        """Objects that nothing names any more."""
+        if keys:
+            self._objects[objects] += keys
+            self._start()
 
     async def flush(self) -> None:
         """All that was collected until now is written when this returns."""
@@ -62,6 +71,7 @@ class Deferred:
     async def _write(self) -> None:
         words, self._words = self._words, defaultdict(list)
         durations, self._durations = self._durations, defaultdict(list)
+        objects, self._objects = self._objects, defaultdict(list)
         for pool, those in words.items():
             with _logged(f"{len(those)} words of the outbox are left to the sweep"):
                 async with pool.say() as tx:
@@ -71,6 +81,9 @@ class Deferred:
             with _logged(f"a duration of effect {effect_id} is not noted"):
                 async with central.say() as tx:
                     await catalogue.note_duration(tx, effect_id, fmean(seconds))
+        for each, keys in objects.items():
+            with _logged(f"{len(keys)} objects are left to the sweep of leftovers"):
+                await each.delete(*keys)
 
 
 @contextmanager

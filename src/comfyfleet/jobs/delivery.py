@@ -21,8 +21,9 @@ from comfyfleet.jobs import store
 from comfyfleet.jobs.arrival import suffix_of
 from comfyfleet.jobs.model import Submission, delivery_of
 from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.kernel.errors import InvalidInput, NotFound, Unavailable
 from comfyfleet.opened_files import opened
+from comfyfleet.storage.model import CHUNK_BYTES
 from comfyfleet.wire.files import DeliveredOutput
 from comfyfleet.wire.messages import Complete
 from comfyfleet.wire.metadata import strip_metadata
@@ -60,14 +61,13 @@ async def take(sides: Sides, row: Dispatch, said: Complete) -> list[Delivered]:
 
 async def drop(sides: Sides, taken: Sequence[Delivered]) -> None:
     """They are not wanted: the job has ended otherwise, or was told of before."""
-    for each in taken:
-        await sides.store.delete(each.file.path)
+    if taken:
+        await sides.store.delete(*(each.file.path for each in taken))
 
 
-async def settle(sides: Sides, taken: Sequence[Delivered]) -> None:
+def settle(sides: Sides, taken: Sequence[Delivered]) -> None:
     """They are named by rows now; what the worker has put is needed no more."""
-    for each in taken:
-        await sides.store.delete(each.source)
+    sides.deferred.delete_objects(sides.store, [each.source for each in taken])
 
 
 async def _is_stripping(sides: Sides, row: Dispatch, outputs: Sequence[DeliveredOutput]) -> bool:
@@ -87,23 +87,17 @@ async def _taken(
     sides: Sides, row: Dispatch, token: UUID, output: DeliveredOutput, *, strips: bool
 ) -> Delivered:
     source = output_key(row.tenant_id, row.job_id, delivery_of(token, row.job_id), output.name)
-    facts = await sides.store.head(source)
-    if facts is None:
-        raise InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
-    if facts.size != output.size:
-        raise InvalidInput(
-            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
-        )
-    if facts.size > sides.settings.max_output_bytes:
+    if output.size > sides.settings.max_output_bytes:
         raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
     file_id, filename = sides.new_id(), safe_name(output.filename or output.name)
     suffix = suffix_of(filename, output.content_type)
     key = kept_output_key(row.tenant_id, row.job_id, file_id, suffix)
     size, content_hash = output.size, output.content_hash
     if strips:
-        size, content_hash = await _stripped(sides, source, key, output.content_type)
+        await _require_size(sides, source, output)
+        size, content_hash = await _stripped(sides, source, key, output)
     else:
-        await sides.store.copy(source, key, output.content_type)
+        await _copy(sides, source, key, output)
     file = File(
         id=file_id,
         tenant_id=row.tenant_id,
@@ -120,7 +114,38 @@ async def _taken(
     return Delivered(source, file)
 
 
-async def _stripped(sides: Sides, source: str, key: str, content_type: str) -> tuple[int, str]:
+async def _copy(sides: Sides, source: str, key: str, output: DeliveredOutput) -> None:
+    try:
+        if await sides.store.copy(source, key, output.content_type, size=output.size):
+            return
+    except NotFound:
+        raise _never_uploaded(output) from None
+    await _require_size(sides, source, output)
+    raise Unavailable(f"output {output.name!r} was replaced while it was taken")
+
+
+async def _require_size(sides: Sides, source: str, output: DeliveredOutput) -> None:
+    facts = await sides.store.head(source)
+    if facts is None:
+        raise _never_uploaded(output)
+    if facts.size != output.size:
+        raise InvalidInput(
+            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
+        )
+
+
+def _never_uploaded(output: DeliveredOutput) -> InvalidInput:
+    return InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
+
+
+async def _stripped(
+    sides: Sides, source: str, key: str, output: DeliveredOutput
+) -> tuple[int, str]:
+    if output.size <= CHUNK_BYTES:
+        data = await sides.store.get(source)
+        data, content_hash = await asyncio.to_thread(_stripped_bytes, data)
+        await sides.store.put(key, data, output.content_type)
+        return len(data), content_hash
     with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
         path = Path(folder) / "output"
         with await opened(path, "wb") as file:
@@ -128,8 +153,17 @@ async def _stripped(sides: Sides, source: str, key: str, content_type: str) -> t
                 await asyncio.to_thread(file.write, chunk)
         size = await asyncio.to_thread(strip_metadata, path)
         content_hash = await asyncio.to_thread(_hash_of, path)
-        await sides.store.put_file(key, path, content_type)
+        await sides.store.put_file(key, path, output.content_type)
     return size, content_hash
+
+
+def _stripped_bytes(data: bytes) -> tuple[bytes, str]:
+    with tempfile.NamedTemporaryFile(prefix="comfyfleet-") as file:
+        file.write(data)
+        file.flush()
+        strip_metadata(Path(file.name))
+        kept = Path(file.name).read_bytes()
+    return kept, blake3(kept).hexdigest()
 
 
 def _hash_of(path: Path) -> str:

@@ -54,8 +54,10 @@ async def complete(
     await _complete_centrally(sides, row, said, job)
     if ended.words and fleet_id is not None:
         _note_run(sides, row, said, fleet_id)
-    # Without words it was said before, and these are copies that nothing names.
-    await (delivery.settle(sides, taken) if ended.words else delivery.drop(sides, taken))
+    if ended.words:
+        delivery.settle(sides, taken)
+    else:  # it was said before, and these are copies that nothing names
+        await delivery.drop(sides, taken)
     await _after_end(sides, pool, ended)
     return job
 

@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 
@@ -112,50 +113,67 @@ class Folder:
 
         Synced are the bytes, the entry of each folder that is new, and the file's own entry.
         """
-        path, note = self._place(self._objects, key), self._place(self._types, key)
         with _telling(self.root):
             file.flush()
             os.fsync(file.fileno())
+        self._place_synced(file.name, key, content_type)
+
+    def _place_synced(self, draft: str, key: str, content_type: str) -> None:
+        path, note = self._place(self._objects, key), self._place(self._types, key)
+        with _telling(self.root):
             _make_folders(path.parent)
             if _TYPES.get(path.suffix) == content_type:
                 with self._placing:
                     # One of an earlier object: a copy has the stamp of what it was made from.
                     with contextlib.suppress(*_NO_FILE):
                         note.unlink()
-                    self._move(file, path)
+                    self._move(draft, path)
             else:
-                self._place_noted(file, path, note, content_type)
+                self._place_noted(draft, path, note, content_type)
             _sync(path.parent)
 
-    def _place_noted(self, file: BinaryIO, path: Path, note: Path, content_type: str) -> None:
-        stamp = _stamp(os.fstat(file.fileno()))
+    def _place_noted(self, file: str, path: Path, note: Path, content_type: str) -> None:
+        stamp = _stamp(os.stat(file))
         with self.receive() as draft:
             draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
             draft.flush()
             with self._placing:
                 # If we die in between, the stamp doesn't fit and the type is not believed.
-                self._move(draft, note)
+                self._move(draft.name, note)
                 self._move(file, path)
 
-    def copy(self, key: str, target: str, content_type: str) -> None:
-        """A second name for the same bytes: who writes the key anew replaces its file, not the bytes."""
-        source, draft = self._place(self._objects, key), self._incoming / uuid.uuid4().hex
-        with _telling(self.root):
+    def copy(self, key: str, target: str, content_type: str, size: int | None = None) -> bool:
+        """A second name for the same bytes: who writes the key anew replaces its file, not the bytes.
+
+        They were synced when they were placed. False: it has another size than the one given.
+        """
+        draft = f"{self._incoming}{os.sep}{uuid.uuid4().hex}"
+        self._link(key, draft)
+        try:
+            if size not in {None, os.stat(draft).st_size}:
+                return False
+            self._place_synced(draft, target, content_type)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+        return True
+
+    def _link(self, key: str, draft: str) -> None:
+        source = self._place(self._objects, key)
+        with _telling(self.root), contextlib.suppress(*_NO_FILE):
             try:
                 os.link(source, draft)
             except (FileNotFoundError, NotADirectoryError):
-                raise NotFound(f"there is no object {key!r}", key=key) from None
-            except OSError:  # a file system without hard links
+                raise
+            except OSError:  # a file system without hard links, or a folder
                 shutil.copyfile(source, draft)
-        try:
-            with draft.open("rb") as file:
-                self.place(file, target, content_type)
-        finally:
-            draft.unlink(missing_ok=True)
+                _sync(draft)
+            return
+        raise NotFound(f"there is no object {key!r}", key=key)
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         with _telling(self.root), self._placing:
-            for root in (self._objects, self._types):
+            for key, root in product(keys, (self._objects, self._types)):
                 path = self._place(root, key)
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     path.unlink()
@@ -192,12 +210,13 @@ class Folder:
                 break
         return path
 
-    def _move(self, file: BinaryIO, path: Path) -> None:
+    def _move(self, file: str, path: Path) -> None:
         for _ in range(PLACING_TRIES_MAX):
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file.name, path)
+                os.replace(file, path)
             except FileNotFoundError:
+                with contextlib.suppress(*_NO_FILE, FileExistsError):
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 continue
             except (NotADirectoryError, FileExistsError, IsADirectoryError):
                 break
@@ -241,8 +260,8 @@ def _remove_empty(folder: Path, root: Path) -> None:
             folder = folder.parent
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path | str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -95,12 +95,14 @@ class LocalStore:
         opened.file.close()
         return ObjectFacts(opened.size, opened.content_type)
 
-    async def copy(self, key: str, target: str, content_type: str) -> None:
+    async def copy(
+        self, key: str, target: str, content_type: str, *, size: int | None = None
+    ) -> bool:
         checked_content_type(content_type)
-        await asyncio.to_thread(self._folder.copy, key, target, content_type)
+        return await asyncio.to_thread(self._folder.copy, key, target, content_type, size)
 
-    async def delete(self, key: str) -> None:
-        await asyncio.to_thread(self._folder.delete, key)
+    async def delete(self, *keys: str) -> None:
+        await asyncio.to_thread(self._folder.delete, *keys)
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
         for key in await asyncio.to_thread(self._folder.keys, prefix):

@@ -66,11 +66,16 @@ class ObjectStore(Protocol):
 
     async def head(self, key: str) -> ObjectFacts | None: ...
 
-    async def copy(self, key: str, target: str, content_type: str) -> None:
-        """The bytes as they are now under another key too, without a way through our memory."""
+    async def copy(
+        self, key: str, target: str, content_type: str, *, size: int | None = None
+    ) -> bool:
+        """The bytes as they are now under another key too, without a way through our memory.
+
+        False: nothing was copied, as it has another size than the one given. NotFound if there is none.
+        """
         ...
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, *keys: str) -> None:
         """No error if there is none."""
         ...
 

@@ -123,21 +123,27 @@ class S3Store:
             return None
         return ObjectFacts(found["ContentLength"], found.get("ContentType", ""))
 
-    async def copy(self, key: str, target: str, content_type: str) -> None:
+    async def copy(
+        self, key: str, target: str, content_type: str, *, size: int | None = None
+    ) -> bool:
         checked_content_type(content_type)
-        await self._call(
-            key,
-            partial(
-                self._client.copy_object,
-                **self._place(target),
-                CopySource=self._place(key),
-                ContentType=content_type,
-                MetadataDirective="REPLACE",
-            ),
-        )
+        return await self._call(key, partial(self._copy, key, target, content_type, size))
 
-    async def delete(self, key: str) -> None:
-        await self._call(key, partial(self._client.delete_object, **self._place(key)))
+    def _copy(self, key: str, target: str, content_type: str, size: int | None) -> bool:
+        source = self._place(key)
+        if size is not None and self._client.head_object(**source)["ContentLength"] != size:
+            return False
+        self._client.copy_object(
+            **self._place(target),
+            CopySource=source,
+            ContentType=content_type,
+            MetadataDirective="REPLACE",
+        )
+        return True
+
+    async def delete(self, *keys: str) -> None:
+        for key in keys:
+            await self._call(key, partial(self._client.delete_object, **self._place(key)))
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
         async for each in self.listed(prefix):

@@ -11,10 +11,13 @@ from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
 
 from comfyfleet.db import Database, open_database
 from comfyfleet.db.tenant import outbox
+from comfyfleet.files.model import output_key
 from comfyfleet.jobs import ending, submitting
 from comfyfleet.jobs.handing import next_job
+from comfyfleet.jobs.model import delivery_of
 from comfyfleet.jobs.settling import deliver_words
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.wire.files import DeliveredOutput
 from comfyfleet.wire.messages import Complete
 
 Given = tuple[Sides, UUID]
@@ -72,3 +75,24 @@ async def test_a_database_that_is_away_holds_up_no_other(
     assert await words(sides) == 0
     assert "2 words of the outbox are left to the sweep" in caplog.text
     await away.close()
+
+
+async def test_what_a_worker_has_put_is_gone_a_moment_after_its_copy_is_named(given: Given) -> None:
+    sides, tenant_id = given
+    user_id = await give_tokens(sides, tenant_id, 10)
+    await submitting.submit_many(sides, tenant_id, {sides.new_id(): asked(user_id=user_id)})
+    handed = await next_job(sides, waiter(), wait_seconds=0)
+    assert handed
+    put = output_key(
+        tenant_id, handed.job_id, delivery_of(handed.lease_token, handed.job_id), "a.png"
+    )
+    await sides.store.put(put, b"picture", "image/png")
+    output = DeliveredOutput(name="a.png", size=7, content_type="image/png", is_stripped=True)
+    said = Complete(
+        dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, outputs=(output,)
+    )
+    await ending.complete(sides, said)
+    assert put in [key async for key in sides.store.keys("")]
+    await sides.deferred.flush()
+    [kept] = [key async for key in sides.store.keys("")]
+    assert await sides.store.get(kept) == b"picture"
