@@ -102,6 +102,7 @@ class Plane:
         self.draining: set[str] = set()  # worker ids
         self.reason: str | None = None  # why nobody is given a job
         self.answers_polls_of_words = True  # an older one does not
+        self.relieves = False  # a poll that waits to prefetch counts as idle after a last word
         self.requeues_again = True  # a requeued job goes back into the queue
         self.errors: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()

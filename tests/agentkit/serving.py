@@ -89,6 +89,7 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
             plane.end(word.model_copy(update={"poll": None}) if poll else word)
             if poll and plane.answers_polls_of_words:
                 return Completed(next=await plane.poll(poll, key, request.is_disconnected))
+            return Completed(polls_on=plane.relieves)
     return Done()
 
 

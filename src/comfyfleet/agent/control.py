@@ -93,7 +93,7 @@ class Control:
         patience = _patience(message.wait_seconds + ANSWER_SECONDS)
         return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), patience)
 
-    async def end(self, word: LastWord) -> None:
+    async def end(self, word: LastWord) -> Completed:
         """Says it until it is answered, however long that takes: the result is made and paid for.
 
         Raises LeaseLost, and Refused when it was understood and not accepted.
@@ -102,19 +102,16 @@ class Control:
         while True:
             attempt += 1
             try:
-                await self.say(word)
+                return await self.say(word)
             except (Unavailable, Unauthenticated) as error:
                 await self._wait(attempt, word, error)
-            else:
-                return
 
-    async def say(self, word: LastWord) -> Polled | None:
-        """Once; what is answered to the poll of a Complete. One who knows no such poll says nothing to it."""
+    async def say(self, word: LastWord) -> Completed:
+        """Once. One who knows no poll in a Complete says nothing to it."""
         try:
-            answer = await self._ask(WORDS[type(word)], word, Completed, self._bearer())
+            return await self._ask(WORDS[type(word)], word, Completed, self._bearer())
         except (WorkerRevoked, Conflict) as error:
             raise LeaseLost(error.message) from error
-        return answer.next
 
     async def deregister(self, worker_id: str) -> bool:
         """Whether it was heard; who leaves has little time, so not for long."""

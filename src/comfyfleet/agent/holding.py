@@ -62,7 +62,7 @@ class Holding:
         workshop: Workshop,
         make_heart: Callable[["Holding"], Heart],
         ailing: Callable[[Fault, str], None],
-        say: Callable[[LastWord], Awaitable[None]] | None = None,
+        say: Callable[[LastWord], Awaitable[object]] | None = None,
     ) -> None:
         self.lease = lease
         self.halted: Halt | None = None

@@ -47,6 +47,9 @@ WAIT_SECONDS = 30.0
 EMPTY_PAUSE_SECONDS = 1.0
 # So long a prefetch waits for the last word of a lease whose outputs go up.
 TOGETHER_SECONDS = 1.0
+# So long a poll that waits to prefetch waits on when its backend is idle: the last word that follows may
+# make it the poll of an idle worker. After that it is told by another poll.
+RELIEF_SECONDS = 0.25
 # How often a backend is asked what it has: a long list takes it a while, so that is then done less.
 FACTS_SECONDS = 60.0
 CLOUD_FACTS_SECONDS = 900.0
@@ -197,28 +200,38 @@ class Worker:
             with contextlib.suppress(Unavailable, Unauthenticated):
                 await self._end_and_poll(word)
                 return
-        await self._control.end(word)
+        answer = await self._control.end(word)
+        if answer.polls_on and self._is_polling:
+            # This lease is still among them.
+            self._polled_load = min(self._polled_load, len(self._holdings) - 1)
 
     async def _end_and_poll(self, word: Complete) -> None:
         with self._asking():
             message = await self._poll_message(wait_seconds=0, ended=word.lease_token)
-            polled = await self._control.say(word.model_copy(update={"poll": message}))
-            if polled is not None:
-                self._heed(polled)
-                await self._take_from(polled)
+            answer = await self._control.say(word.model_copy(update={"poll": message}))
+            if answer.next is not None:
+                self._heed(answer.next)
+                await self._take_from(answer.next)
 
     def _may_poll(self) -> bool:
         """A prefetch waits a moment for a result that is on its way: the two then go together."""
         is_prefetch = self._load() >= self._settings.max_concurrency
-        since = time.monotonic() - TOGETHER_SECONDS
-        is_ending = any(each.lease.delivers_since > since for each in self._holdings)
-        return self._has_room() and not self._is_asking and not (is_prefetch and is_ending)
+        waits = is_prefetch and self._is_ending(TOGETHER_SECONDS)
+        return self._has_room() and not self._is_asking and not waits
+
+    def _is_ending(self, seconds: float) -> bool:
+        """A result is on its way, and has been for less than so long."""
+        since = time.monotonic() - seconds
+        return any(each.lease.delivers_since > since for each in self._holdings)
 
     def _polls_as_another(self) -> bool:
         """What the backend has, and that it is idle, decide what it is given: told at once."""
         most = self._settings.max_concurrency
         is_idle_now = self._load() < most <= self._polled_load
-        return self._is_polling and (is_idle_now or self._facts is not self._polled_facts)
+        is_other = self._facts is not self._polled_facts
+        return self._is_polling and (
+            is_other or (is_idle_now and not self._is_ending(RELIEF_SECONDS))
+        )
 
     def _has_room(self) -> bool:
         """For one more than run; and those that deliver must not pile up behind a slow line."""
@@ -519,7 +532,8 @@ class Worker:
 
     def _moved(self) -> None:
         self._wake()
-        asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._wake)
+        for seconds in (RELIEF_SECONDS, TOGETHER_SECONDS):
+            asyncio.get_running_loop().call_later(seconds, self._wake)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():

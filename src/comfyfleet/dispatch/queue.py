@@ -186,6 +186,15 @@ class Queue:
                 if not asked.in_hand:
                     self._answer(asked, None)
 
+    def relieve(self, worker_id: str) -> bool:
+        """A lease of this worker has ended: its wait to prefetch ends with nothing, to be looked at
+        anew. False if it does not wait here."""
+        asked = self._waiting.prefetching(worker_id)
+        if asked is None or asked.in_hand:
+            return False
+        self._answer(asked, None)
+        return True
+
     def waiting(self) -> int:
         return len(self._waiting) + len(self._asking)
 

@@ -83,6 +83,7 @@ class Waiting:
         self._by_lane: dict[Lane, set[Kind]] = {}
         self._by_affinity: dict[str, set[Asked]] = {}
         self._all: set[Asked] = set()
+        self._prefetching: dict[str, Asked] = {}  # by worker; its latest
 
     def __len__(self) -> int:
         return len(self._all)
@@ -105,11 +106,15 @@ class Waiting:
         for affinity in asked.waiter.affinities:
             self._by_affinity.setdefault(affinity, set()).add(asked)
         self._all.add(asked)
+        if asked.waiter.is_prefetch:
+            self._prefetching[asked.waiter.worker_id] = asked
 
     def discard(self, asked: Asked) -> None:
         if asked not in self._all:
             return
         self._all.discard(asked)
+        if self.prefetching(asked.waiter.worker_id) is asked:
+            del self._prefetching[asked.waiter.worker_id]
         line = self._lines[kind_of(asked.waiter)]
         line.remove(asked)
         if not line.best:
@@ -125,6 +130,10 @@ class Waiting:
             self._by_lane[lane].discard(line.kind)
             if not self._by_lane[lane]:
                 del self._by_lane[lane]
+
+    def prefetching(self, worker_id: str) -> Asked | None:
+        """The worker's wait for a job that it would not run at once."""
+        return self._prefetching.get(worker_id)
 
     def lanes(self) -> Iterable[Lane]:
         return self._by_lane.keys()

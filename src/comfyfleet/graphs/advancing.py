@@ -156,9 +156,9 @@ class _Step:
         refused: Sequence[JobFailed],
         outcome: _Outcome,
     ) -> None:
-        if not self.pool.is_sqlite:
+        if self.advance.actions:
             # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
-            await jobs.some(tx, self.kept.head.tenant_id, list(self.kept.jobs), lock=True)
+            await jobs.lock(tx, self.kept.head.tenant_id, list(self.kept.jobs))
         await self._cancel(tx, self.advance, outcome)
         affordable, unpaid = await self._affordable(tx, orders)
         if affordable:

@@ -37,7 +37,7 @@ async def admit(sides: Sides, pool: Database, tenant_id: UUID, user_id: UUID) ->
         at_once = await store.active_by_batch(tx, tenant_id, user_id)
         first = chosen(held, sides.active_max.of_user, at_once)
         # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
-        await store.some(tx, tenant_id, first, lock=True)
+        await store.lock(tx, tenant_id, first)
         await ledger.lock_wallet(tx, tenant_id, user_id, now=sides.clock())
         room = await service.active_room(tx, tenant_id, user_id, sides.active_max)
         few = first[: max(0, room)]

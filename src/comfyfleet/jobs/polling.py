@@ -30,6 +30,7 @@ class Standing:
     lanes: frozenset[Lane]
     offer: Offer | None
     held: tuple[int, ...]  # ids of dispatches
+    load: int  # how many jobs it has before it
     is_alone: bool
     maintenance: bool
     no_lanes: str  # why it may run nothing, if so
@@ -111,7 +112,7 @@ class Polling:
             return self._waits(Wait(left, wait.as_of, wait.waiter))
         if job or self._new_key or not left:
             return await self._polled(sides, asked, job)
-        return await self._look(sides, await self._worker(sides), asked)
+        return await self._look(sides, await self._worker(sides), asked, is_old=True)
 
     async def _worker(self, sides: Sides) -> Worker:
         async with sides.central.look() as tx:
@@ -120,8 +121,10 @@ class Polling:
     def _left(self) -> float:
         return max(0.0, self._until - asyncio.get_running_loop().time())
 
-    async def _look(self, sides: Sides, worker: Worker, asked: Poll) -> Polled | Wait:
-        standing = await _standing(sides, worker, asked)
+    async def _look(
+        self, sides: Sides, worker: Worker, asked: Poll, *, is_old: bool = False
+    ) -> Polled | Wait:
+        standing = await _standing(sides, worker, asked, is_old=is_old)
         worker, left = standing.worker, self._left()
         self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
         self._is_draining = worker.is_draining
@@ -176,7 +179,7 @@ async def _at_once(sides: Sides, waiter: Waiter, as_of: int, *, waits: bool) -> 
     return job
 
 
-async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
+async def _standing(sides: Sides, worker: Worker, asked: Poll, *, is_old: bool) -> Standing:
     now, as_of = sides.clock(), sides.queue.dismissals
     known = await _seen(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
@@ -196,6 +199,7 @@ async def _standing(sides: Sides, worker: Worker, asked: Poll) -> Standing:
         lanes=frozenset(Lane(*lane) for lane in lanes),
         offer=offer,
         held=found.held,
+        load=load_of(found.held, asked, is_old=is_old),
         is_alone=alone,
         maintenance=found.in_maintenance,
         no_lanes="" if lanes else why_no_lanes(known, found.assigned),
@@ -243,28 +247,29 @@ def _why_nothing(standing: Standing, asked: Poll) -> str | None:
         return "maintenance: no new leases are given"
     if not standing.lanes:
         return standing.no_lanes
-    load = load_of(standing.held, asked)
-    if load > asked.max_concurrency:
-        return f"this worker holds {load} jobs, as many as it may"
+    if standing.load > asked.max_concurrency:
+        return f"this worker holds {standing.load} jobs, as many as it may"
     return None
 
 
-def load_of(held: Collection[int], asked: Poll) -> int:
+def load_of(held: Collection[int], asked: Poll, *, is_old: bool = False) -> int:
     """How many jobs the worker has before it, by dispatch id as we know them and as it says.
 
     A lease whose prompt has ended is still held while its outputs go up, and the backend must not
     wait for that: a worker that names what it holds is believed which of it is work, for as many
-    again as it may hold. Leases that it doesn't name are on their way to it.
+    again as it may hold. Leases that it doesn't name are on their way to it. Of those that it named a
+    while ago some may have ended since: only what it still holds can be work.
     """
     if asked.held is None:
         return max(asked.current_load, len(held))
     named = {each.dispatch_id for each in asked.held}
     delivering_max = asked.max_concurrency + 1
-    return max(asked.current_load + len(set(held) - named), len(held) - delivering_max)
+    at_work = min(asked.current_load, len(named & set(held))) if is_old else asked.current_load
+    return max(at_work + len(set(held) - named), len(held) - delivering_max)
 
 
 def _waiter(standing: Standing, asked: Poll) -> Waiter:
-    reading, load = asked.reading, load_of(standing.held, asked)
+    reading, load = asked.reading, standing.load
     free = 0
     if reading and reading.gpu_memory_total_bytes is not None:
         free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)

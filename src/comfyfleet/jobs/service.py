@@ -40,11 +40,14 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
     return job
 
 
-async def some(
-    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], *, lock: bool = False
-) -> dict[UUID, Job]:
-    """Those of them that exist. Whoever changes several locks them first, before any wallet."""
-    return {job.id: job for job in await store.some(tx, tenant_id, job_ids, lock=lock)}
+async def some(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+    """Those of them that exist."""
+    return {job.id: job for job in await store.some(tx, tenant_id, job_ids)}
+
+
+async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
+    """Whoever changes several locks them first, before any wallet."""
+    await store.lock(tx, tenant_id, job_ids)
 
 
 async def submit(

@@ -75,24 +75,27 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
     return job_of(row) if row else None
 
 
-def _some(is_one: Any) -> Select[Any]:
-    mine = select(ai_jobs).where(ai_jobs.c.tenant_id == bindparam("of_tenant"), is_one)
+def _some(is_one: Any, *what: Any) -> Select[Any]:
+    mine = select(*what).where(ai_jobs.c.tenant_id == bindparam("of_tenant"), is_one)
     return mine.order_by(ai_jobs.c.id)
 
 
-_SOME = OfSeveral(ai_jobs.c.id, lambda tx, is_one: _some(is_one))
-_LOCK_SOME = OfSeveral(ai_jobs.c.id, lambda tx, is_one: locked(tx, _some(is_one)))
+_SOME = OfSeveral(ai_jobs.c.id, lambda tx, is_one: _some(is_one, ai_jobs))
+_LOCK = OfSeveral(ai_jobs.c.id, lambda tx, is_one: locked(tx, _some(is_one, ai_jobs.c.id)))
 
 
-async def some(
-    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID], *, lock: bool = False
-) -> list[Job]:
-    """Those of them that exist, by their ids; locked in that order, so that two don't cross."""
+async def some(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
+    """Those of them that exist, by their ids."""
     if not job_ids:
         return []
-    statement = _LOCK_SOME if lock else _SOME
-    found = await statement.of(tx, job_ids, {"of_tenant": tenant_id})
+    found = await _SOME.of(tx, job_ids, {"of_tenant": tenant_id})
     return sorted((job_of(row) for row in found), key=lambda job: job.id)
+
+
+async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
+    """In the order of their ids, so that two don't cross. On SQLite whoever writes is alone anyway."""
+    if job_ids and not is_sqlite(tx):
+        await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
 
 
 async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str) -> Job | None:

@@ -298,9 +298,14 @@ class Done(Message):
 
 
 class Completed(Done):
-    """The answer to complete. `next` answers its `poll`; without it, the worker has to poll."""
+    """The answer to complete. `next` answers its `poll`; without it, the worker has to poll.
+
+    `polls_on`: a poll of this worker waits here, and no longer counts the lease that has ended. Without
+    it, a poll that waits to prefetch does so until the worker asks anew.
+    """
 
     next: Polled | None = None
+    polls_on: bool = False
 
 
 def reason_of(said: Requeue) -> tuple[str, str | None]:

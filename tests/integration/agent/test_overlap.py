@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.agentkit.plane import GivenFile, Plane, eventually
 from tests.agentkit.prompts import passing, steps
 from tests.agentkit.workers import settings_for, working
@@ -46,6 +47,22 @@ async def test_with_two_at_once_there_are_three(
         await eventually(lambda: all(job.word for job in jobs))
     watching.cancel()
     assert max(seen) == 3
+
+
+@pytest.mark.parametrize(("relieves", "idle_polls"), [(True, 1), (False, 2)])
+async def test_a_poll_that_waits_goes_on_if_its_plane_knows_that_the_worker_is_idle(
+    plane: Plane, engine: Engine, tmp_path: Path, *, relieves: bool, idle_polls: int
+) -> None:
+    plane.relieves = relieves
+    first = plane.add(steps(4, 50))
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: first.started and len(plane.polls) == 2)
+        await eventually(lambda: first.word and not list((tmp_path / "leases").iterdir()))
+        if not relieves:
+            await eventually(lambda: len(plane.polls) == 3)
+        second = plane.add(steps(1, 1))
+        await eventually(lambda: second.word)
+    assert [poll.current_load for poll in plane.polls[:3]].count(0) == idle_polls
 
 
 async def test_outputs_go_up_while_the_next_prompt_runs(

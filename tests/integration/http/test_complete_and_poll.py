@@ -16,6 +16,7 @@ from tests.jobskit.fuse import Fuse, fused
 from tests.planekit import URL, plane_on
 from tests.planekit.fleet import Calling, Yard, yard_on
 
+from comfyfleet.dispatch import service as dispatch
 from comfyfleet.http.app import create_app
 
 STEPS_MAX = 80
@@ -70,6 +71,47 @@ async def test_the_poll_of_a_complete_may_wait(yard: Yard) -> None:
         await parked(yard.plane.queue, 1)
         later = await yard.submit()
         assert (await ending).json()["next"]["job"]["job_id"] == str(later)
+
+
+def lease_of(job: dict[str, Any]) -> dict[str, Any]:
+    return {name: job[name] for name in ("dispatch_id", "lease_token")}
+
+
+async def prefetched(yard: Yard) -> bool:
+    async with yard.plane.central.look() as tx:
+        return await dispatch.has_prefetched(tx, not_of="nobody")
+
+
+async def test_a_poll_that_waits_to_prefetch_is_that_of_an_idle_worker_once_its_lease_has_ended(
+    yard: Yard,
+) -> None:
+    async with yard.worker() as worker:
+        await yard.submit()
+        job = await worker.job(held=[])
+        said = {"held": [lease_of(job)], "current_load": 1, "wait_seconds": 30}
+        waiting = asyncio.create_task(worker.poll(**said))
+        await parked(yard.plane.queue, 1)
+        assert (await finish(worker, job)).json()["polls_on"] is True
+        await parked(yard.plane.queue, 1)
+        later = await yard.submit()
+        assert (await waiting)["job"]["job_id"] == str(later)
+        assert not await prefetched(yard)
+
+
+async def test_a_poll_waits_on_to_prefetch_while_the_worker_has_another_lease(yard: Yard) -> None:
+    async with yard.worker() as worker:
+        await yard.submit()
+        delivered = await worker.job(held=[])
+        await yard.submit()
+        runs = await worker.job(held=[lease_of(delivered)], current_load=0)
+        said = {"held": [lease_of(delivered), lease_of(runs)], "current_load": 1}
+        waiting = asyncio.create_task(worker.poll(**said, wait_seconds=30))
+        await parked(yard.plane.queue, 1)
+        assert (await finish(worker, delivered)).json()["polls_on"] is True
+        await parked(yard.plane.queue, 1)
+        later = await yard.submit()
+        assert (await waiting)["job"]["job_id"] == str(later)
+        assert await prefetched(yard)
 
 
 @pytest.mark.parametrize(

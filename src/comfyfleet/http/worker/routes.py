@@ -39,6 +39,7 @@ from comfyfleet.wire.messages import (
 
 router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
 DONE = Done()
+POLLS_ON = Completed(polls_on=True)
 logger = logging.getLogger(__name__)
 
 
@@ -68,13 +69,16 @@ async def heartbeat(plane: GivenPlane, worker: CallingWorker, said: Heartbeat) -
 async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> Response:
     """The result is accepted once; the same word with the same token is heard again.
 
-    With a `poll`, the answer's `next` is what /poll would answer to it.
+    With a `poll`, the answer's `next` is what /poll would answer to it. A poll that waits to prefetch
+    waits on as one with this lease less to do, and `polls_on` tells so.
     """
     await attempts.note(plane.sides, said, worker_id=worker.worker_id)
     await ending.complete(plane.sides, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
-    return as_json(DONE) if said.poll is None else Late(_next(plane, worker, said.poll))
+    if said.poll is not None:
+        return Late(_next(plane, worker, said.poll))
+    return as_json(POLLS_ON if plane.queue.relieve(worker.worker_id) else DONE)
 
 
 async def _next(plane: Plane, worker: Worker, said: Poll) -> Completed:
