@@ -1,6 +1,7 @@
 """`comfyfleet serve --processes 2`: several processes behind one port, killed and replaced under load."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.mmap_dict import MmapedDict
 from tests.acceptancekit.admin import until
 from tests.acceptancekit.stage import Stage
 from tests.planekit.customers import DRAWN
@@ -26,6 +28,7 @@ PRICE, TOKENS = 2, 100_000
 AWAY_SECONDS_MAX = 30
 RESTART_SECONDS_MAX = 60
 WAITING_MAX = 10
+WOKEN = {"graph_words", "pipeline_results"}
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,26 @@ def test_all_of_them_answer_and_their_counters_are_told_together(fleet: Fleet) -
         told = fleet.metrics("comfyfleet_api_calls_total")
         assert told[labels] - before.get(labels, 0) == 40
         assert fleet.metrics("comfyfleet_figures_readable") == {"": 1.0}
+
+
+def test_only_the_first_of_them_runs_the_sweeps(fleet: Fleet) -> None:
+    """But for those that are woken by what happens in a process."""
+    until(
+        lambda: _sweeps_of(fleet, 0) >= {"outbox", "files", "graphs", "ledger", *WOKEN},
+        seconds=AWAY_SECONDS_MAX,
+    )
+    until(lambda: _sweeps_of(fleet, 1) >= {"graph_words"}, seconds=AWAY_SECONDS_MAX)
+    assert _sweeps_of(fleet, 1) <= WOKEN
+
+
+def _sweeps_of(fleet: Fleet, number: int) -> set[str]:
+    """Those of which the process with that number has counted a pass, whatever came of it."""
+    environ = dict(
+        each.partition("=")[::2] for each in _proc(fleet.children()[0], "environ").split("\0")
+    )
+    counters = Path(environ["PROMETHEUS_MULTIPROC_DIR"]) / f"counter_{number}.db"
+    keys = [json.loads(each[0]) for each in MmapedDict.read_all_values_from_file(str(counters))]
+    return {labels["sweep"] for name, _, labels, _ in keys if name == "comfyfleet_sweep_passes"}
 
 
 def test_a_process_that_is_killed_is_replaced_and_no_job_is_lost(fleet: Fleet) -> None:
