@@ -14,8 +14,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +26,16 @@ from service_load.before import ROOT, before_at
 from service_load.calls import Connections
 from service_load.figures import AFTER, BEFORE, FLOOR, Figures, print_tables
 from service_load.idle import idle
-from service_load.life import ROUTES, Floor, Life, set_up
+from service_load.life import CONNECTIONS, ROUTES, Floor, Life, living
 from service_load.measures import CpuMeter, StatementMeter, latencies, throughput
 from service_load.processes import Several, watched
-from service_load.server import ServerProcess, control_plane, floor_server, running
+from service_load.server import control_plane, floor_server, running
 from service_load.statements import relay
 
 sys.path.append(str(ROOT))
 from tests.dbkit.postgres import create_database, running_postgres
 
 console = Console(width=120)
-CONNECTIONS = 8
 SQLITE, POSTGRES = "sqlite", "postgres"
 CPU, LATENCY, THROUGHPUT, IDLE = PARTS = ("cpu", "latency", "throughput", "idle")
 WARM_CYCLES = 2
@@ -70,7 +69,7 @@ async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, 
             command, environ = await asyncio.to_thread(
                 control_plane, tree, folder / f"counted-{side}", urls, "--no-loops"
             )
-            async with _lives(command, environ, plan.calls) as (_, life):
+            async with living(command, environ, plan.calls) as (_, life):
                 meter = StatementMeter(counted, life.connections)
                 for _ in range(WARM_CYCLES):
                     await life.cycle(meter, plan.calls)
@@ -84,21 +83,6 @@ def _named(relay_url: str, database_url: str) -> str:
     return make_url(relay_url).set(database=name).render_as_string(hide_password=False)
 
 
-@asynccontextmanager
-async def _lives(
-    command: list[str | Path], environ: dict[str, str], workers: int
-) -> AsyncIterator[tuple[ServerProcess, Life]]:
-    # In a thread: while a server starts, a relay of ours must answer it.
-    process = running(command, environ)
-    server = await asyncio.to_thread(process.__enter__)
-    connections = Connections(server.url, CONNECTIONS)
-    try:
-        yield server, await set_up(connections, workers)
-    finally:
-        connections.close()
-        await asyncio.to_thread(process.__exit__, None, None, None)
-
-
 async def measure(
     plan: Plan, database: str, server_url: str, folder: Path, profile: str, figures: Figures
 ) -> None:
@@ -110,7 +94,7 @@ async def measure(
             command, environ = control_plane(
                 tree, folder / f"{database}-{side}", urls if database == POSTGRES else []
             )
-            server, life = await stack.enter_async_context(_lives(command, environ, plan.calls))
+            server, life = await stack.enter_async_context(living(command, environ, plan.calls))
             lives[side], meters[side] = life, CpuMeter(server, life.connections, plan.wanted)
         if plan.has_floor:
             url = await create_database(server_url) if database == POSTGRES else ""
@@ -175,7 +159,7 @@ async def several(plan: Plan, server_url: str, folder: Path) -> list[Several]:
         command, environ = control_plane(
             ROOT, folder / f"processes-{count}", urls, "--processes", str(count)
         )
-        async with _lives(command, environ, plan.calls) as (server, life):
+        async with living(command, environ, plan.calls) as (server, life):
             jobs = plan.throughput_jobs
             await throughput(server, life, jobs=jobs // 5, clients=16, workers=32)
             async with watched(server_url) as (waits, looks):

@@ -9,8 +9,6 @@ CPU is this process's own, without what an empty answer costs. Read: rows on Pos
 
 import argparse
 import asyncio
-import gc
-import resource
 import statistics
 import sys
 import tempfile
@@ -23,14 +21,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.append(str(Path(__file__).parents[1]))
+from service_load.before import ROOT
+from service_load.life import living
+from service_load.measures import throughput
+from service_load.server import control_plane
+
+sys.path.append(str(ROOT))
 from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import running_postgres
+from tests.dbkit.postgres import create_database, running_postgres
 from tests.scalekit.reads import Read
 from tests.scalekit.routes import Filled, filled_on
 
 FEW = 600
 GROWTH_MAX = 1.5
+CLIENTS, WORKERS = 8, 16
+MB = 1024**2
 console = Console(width=120)
 
 
@@ -39,7 +44,9 @@ def main() -> None:
     options.add_argument("jobs", nargs="?", type=int, default=1_000_000)
     options.add_argument("--only", choices=("sqlite", "postgres"))
     options.add_argument("--rounds", type=int, default=20)
-    options.add_argument("--memory", type=int, help="so many jobs go through; what grows?")
+    options.add_argument(
+        "--memory", type=int, help="so many jobs go through a server; does it grow?"
+    )
     given = options.parse_args()
     for kind in ("sqlite", "postgres"):
         if given.only in (None, kind):
@@ -50,29 +57,20 @@ def main() -> None:
 
 
 async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> None:
-    """Objects alive and resident memory of this process, clients included, after each tenth."""
-    table = Table("jobs", "MB", "objects", "objects a job since", title=f"{kind}, memory")
-    async with filled_on(databases, folder, FEW) as filled:
-        for _ in range(given.memory // 20):  # caches fill
-            await filled.finish_one()
-        before = _objects()
-        for tenth in range(11):
-            for _ in range(given.memory // 10 if tenth else 0):
-                await filled.finish_one()
-            done, alive = tenth * (given.memory // 10), _objects()
-            since = f"{(alive - before) / done:.2f}" if done else ""
-            table.add_row(f"{done:,}", f"{_resident_mb():.0f}", f"{alive:,}", since)
+    """Resident memory of a server of its own, after each tenth. Caches fill with the first."""
+    table = Table("jobs", "MB", "bytes a job since the first tenth", title=f"{kind}, memory")
+    url, tenth = databases.server_url, given.memory // 10
+    urls = [await create_database(url) for _ in range(2)] if url else []
+    command, environ = control_plane(ROOT, folder / "server", urls)
+    async with living(command, environ, WORKERS) as (server, life):
+        sizes = []
+        for number in range(1, 11):
+            await throughput(server, life, jobs=tenth, clients=CLIENTS, workers=WORKERS)
+            sizes.append(server.memory_bytes())
+            since = (sizes[-1] - sizes[0]) / (tenth * (number - 1)) if number > 1 else 0
+            table.add_row(f"{tenth * number:,}", f"{sizes[-1] / MB:.1f}", f"{since:,.0f}")
+            console.print(kind, tenth * number, f"{sizes[-1] / MB:.1f} MB")
     console.print(table)
-
-
-def _objects() -> int:
-    gc.collect()
-    return len(gc.get_objects())
-
-
-def _resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1024**2
 
 
 async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> None:

@@ -3,14 +3,17 @@
 It speaks what every version understands.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from service_load.calls import Call, Connections, json_call
-from service_load.server import ADMIN_KEY
+from service_load.server import ADMIN_KEY, ServerProcess, running
 
 # Sends the calls of one route and hands back their answers in order.
 Measure = Callable[[str, Sequence[Call]], Awaitable[list[Any]]]
@@ -25,6 +28,7 @@ ROUTES = (
     "healthz",
     "complete, next job",
 )
+CONNECTIONS = 8
 TENANTS = 8
 VIDEOS = 8
 TOKENS = 10_000_000
@@ -239,3 +243,18 @@ async def _applied(life: Life, number: int, video_id: str) -> dict[str, Any]:
     await ask(worker.put(job))
     answer: dict[str, Any] = await ask(worker.complete_and_poll(job))
     return answer
+
+
+@asynccontextmanager
+async def living(
+    command: list[str | Path], environ: dict[str, str], workers: int
+) -> AsyncIterator[tuple[ServerProcess, Life]]:
+    # In a thread: while a server starts, a relay of ours must answer it.
+    process = running(command, environ)
+    server = await asyncio.to_thread(process.__enter__)
+    connections = Connections(server.url, CONNECTIONS)
+    try:
+        yield server, await set_up(connections, workers)
+    finally:
+        connections.close()
+        await asyncio.to_thread(process.__exit__, None, None, None)

@@ -238,7 +238,8 @@ def _sweeps_of(fleet: Fleet, number: int) -> set[str]:
         each.partition("=")[::2] for each in _proc(fleet.children()[0], "environ").split("\0")
     )
     counters = Path(environ["PROMETHEUS_MULTIPROC_DIR"]) / f"counter_{number}.db"
-    keys = [json.loads(each[0]) for each in MmapedDict.read_all_values_from_file(str(counters))]
+    read = MmapedDict.read_all_values_from_file(str(counters))  # type: ignore[no-untyped-call]
+    keys = [json.loads(each[0]) for each in read]
     return {labels["sweep"] for name, _, labels, _ in keys if name == "comfyfleet_sweep_passes"}
 
 

@@ -133,8 +133,8 @@ async def _say(database: Database, statements: Iterator[str]) -> None:
     """Indexes are made anew when all rows are there: row by row, a million takes half an hour."""
     async with database.begin() as tx:
         found = (await tx.exec_driver_sql(INDEXES[database.is_sqlite])).all()
-        drops = [f"DROP INDEX {name}" for name, _ in found]
-        makes = [make for _, make in found]
+        drops = [f"DROP INDEX {each[0]}" for each in found]
+        makes = [each[1] for each in found]
         kept = (await tx.exec_driver_sql(CACHE)).scalar() if database.is_sqlite else None
         wide, as_before = [f"{CACHE} = {WIDE}"], [f"{CACHE} = {kept}"]
         if kept is None:
