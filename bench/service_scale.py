@@ -78,10 +78,12 @@ async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> 
         few = await stack.enter_async_context(filled_on(databases, folder / "few", FEW))
         many = await stack.enter_async_context(filled_on(databases, folder / "many", given.jobs))
         read = [await each.read_by_route() for each in (few, many)]
-        costs = [Costs(each) for each in (few, many)]
+        turn = (
+            asyncio.Lock()
+        )  # whoever has waited longer has it next: they alternate, route by route
+        costs = [Costs(each, turn) for each in (few, many)]
         for _ in range(given.rounds):
-            for each in costs:
-                await each.measure()
+            await asyncio.gather(*(each.measure() for each in costs))
     table = Table(
         "route", "CPU ms", "after", "ratio", "read", "after", "pages", "after", title=kind
     )
@@ -101,16 +103,18 @@ def _sums(reads: list[Read]) -> tuple[int, int]:
 class Costs:
     """CPU seconds by route."""
 
-    def __init__(self, filled: Filled) -> None:
+    def __init__(self, filled: Filled, turn: asyncio.Lock) -> None:
         self.filled = filled
+        self.turn = turn
         self.taken: dict[str, list[float]] = {}
 
     async def measure(self) -> None:
         async def noted(name: str, act: Callable[[], Awaitable[Any]]) -> Any:
-            begun = process_time()
-            answer = await act()
-            self.taken.setdefault(name, []).append(process_time() - begun)
-            return answer
+            async with self.turn:
+                begun = process_time()
+                answer = await act()
+                self.taken.setdefault(name, []).append(process_time() - begun)
+                return answer
 
         await noted("nothing", self.filled.nothing)
         await self.filled.each_route(noted)

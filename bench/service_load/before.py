@@ -18,7 +18,7 @@ def before_at(given: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="comfyfleet-before-") as folder:
         tree = Path(folder) / "tree"
-        _run("git", "worktree", "add", "--detach", tree, COMMIT, folder=ROOT)
+        _run("git", "worktree", "add", "--quiet", "--detach", tree, COMMIT, folder=ROOT)
         try:
             _run("sh", "tools/setup.sh", ".venv", "postgres", folder=tree)
             yield tree

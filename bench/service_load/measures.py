@@ -17,6 +17,7 @@ MILLISECONDS = 1_000
 # So long a poll gets to arrive before a job is submitted to it.
 POLL_ARRIVES_SECONDS = 0.03
 POLL_SECONDS = 20
+THROUGHPUT_SECONDS_MAX = 600
 
 
 @dataclass
@@ -135,7 +136,7 @@ async def throughput(
         connection.close()
 
     begun, cpu = time.perf_counter(), server.cpu_seconds()
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(THROUGHPUT_SECONDS_MAX), asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(customer())
         for worker in life.workers[:workers]:
