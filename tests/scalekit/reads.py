@@ -110,7 +110,7 @@ def _name(database: Database) -> str:
 
 
 def _steps(path: str, text: str) -> Read:
-    connection = sqlite3.connect(path, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None)
     steps = 0
 
     def step() -> int:
@@ -119,7 +119,7 @@ def _steps(path: str, text: str) -> Read:
         return 0
 
     try:
-        connection.execute("BEGIN")
+        connection.execute("BEGIN IMMEDIATE")  # else it fails if somebody writes meanwhile
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")]
         connection.set_progress_handler(step, 1)
         with suppress(sqlite3.IntegrityError):  # it has been said before
