@@ -29,7 +29,7 @@ JOB, FILE, MEDIA, LEASE = 1, 2, 3, 4
 # By whether it is SQLite. Those that a constraint has made stay.
 INDEXES = {
     True: "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL",
-    False: """SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'
+    False: """SELECT indexname AS name, indexdef AS sql FROM pg_indexes WHERE schemaname = 'public'
         AND indexname NOT IN (SELECT conname FROM pg_constraint)""",
 }
 CACHE, WIDE = "PRAGMA cache_size", -1_500_000  # KiB
@@ -132,9 +132,9 @@ async def copy_job(plane: Plane, job_id: UUID, count: int) -> None:
 async def _say(database: Database, statements: Iterator[str]) -> None:
     """Indexes are made anew when all rows are there: row by row, a million takes half an hour."""
     async with database.begin() as tx:
-        found = (await tx.exec_driver_sql(INDEXES[database.is_sqlite])).all()
-        drops = [f"DROP INDEX {each[0]}" for each in found]
-        makes = [each[1] for each in found]
+        found = (await tx.exec_driver_sql(INDEXES[database.is_sqlite])).mappings().all()
+        drops = [f"DROP INDEX {each['name']}" for each in found]
+        makes = [each["sql"] for each in found]
         kept = (await tx.exec_driver_sql(CACHE)).scalar() if database.is_sqlite else None
         wide, as_before = [f"{CACHE} = {WIDE}"], [f"{CACHE} = {kept}"]
         if kept is None:
