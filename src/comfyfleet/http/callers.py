@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.http.errors import answer_to, status_of
 from comfyfleet.http.given import plane_of
+from comfyfleet.http.parked import connection_of
 from comfyfleet.http.wrong_keys import WrongKeys
 from comfyfleet.kernel.errors import FleetError, Unauthenticated, said_to_customers
 
@@ -54,6 +55,8 @@ class Callers:
         try:
             caller = await check(request)
         except Unauthenticated:
+            if (connection := connection_of(request.scope)) is not None:
+                connection.let_go()
             await wrong.slow_down(address)
             raise
         wrong.note_right(key)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import h11
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from comfyfleet.http.admission import Admission
 from comfyfleet.http.parked import CONNECTION, Parked
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ HEADER_SECONDS_MAX = 20.0
 LINGER_SECONDS = 5.0
 CONNECTIONS_MAX = 20_000
 WARN_SECONDS = 60.0
+_POLL_PATH = "/api/worker/poll"
+_POLL = f"POST {_POLL_PATH} ".encode()
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n"
     b"content-length: 0\r\n\r\n"
@@ -51,6 +55,9 @@ class Connection(H11Protocol):
     _warned_at = -WARN_SECONDS
     _deadline: asyncio.TimerHandle | None = None
     is_lost = False
+    admission = Admission()
+    _entered: object = None  # the request that was let in last
+    _is_inside = False
     on_lost: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,6 +68,30 @@ class Connection(H11Protocol):
             self._close_in(self.header_seconds_max)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_poll(data) and not self.admission.ask(partial(self._begin, data)):
+            # It has said enough to be no idler.
+            self._forget_deadline()
+            self._unset_keepalive_if_required()
+            self.transport.pause_reading()
+            return
+        self._read(data)
+
+    def _is_poll(self, data: bytes) -> bool:
+        is_first = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        return is_first and data.startswith(_POLL)
+
+    def _begin(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self._read(data)
+
+    def let_go(self) -> None:
+        """What is still done for the poll keeps no other out."""
+        if self._is_inside:
+            self._is_inside = False
+            self.admission.leave()
+
+    def _read(self, data: bytes) -> None:
         was_lingering = self._is_lingering
         super().data_received(data)
         if self._is_reading_headers:
@@ -75,8 +106,13 @@ class Connection(H11Protocol):
     def handle_events(self) -> None:
         """Of which a new request may be one: what answers it may ask for the connection."""
         super().handle_events()
-        if self.scope is not None:
-            self.scope["state"][CONNECTION] = self
+        if self.scope is None:
+            return
+        self.scope["state"][CONNECTION] = self
+        is_new = self.cycle is not self._entered
+        if is_new and not self.cycle.more_body and self.scope["path"] == _POLL_PATH:
+            self._entered, self._is_inside = self.cycle, True
+            self.admission.enter()
 
     @property
     def made_with(self) -> MadeWith:
@@ -112,12 +148,14 @@ class Connection(H11Protocol):
             self.data_received(early)
 
     def on_response_complete(self) -> None:
+        self.let_go()
         super().on_response_complete()
         if self._is_lingering:
             self._close_in(self.linger_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
+        self.let_go()
         super().connection_lost(exc)
         self.is_lost = True
         if self.on_lost is not None:
@@ -158,5 +196,5 @@ class Connection(H11Protocol):
 
 
 def with_limits(**limits: float) -> type[Connection]:
-    """The same with other limits."""
-    return type("Connection", (Connection,), dict(limits))
+    """The same with other limits, and polls of its own."""
+    return type("Connection", (Connection,), {"admission": Admission(), **limits})

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from comfyfleet.http.connections import Connection
+from comfyfleet.http.connections import Connection, with_limits
 from comfyfleet.kernel.errors import ServerUnavailable
 
 # Long polls that wait at the stop get so long to be answered; then they are cut off.
@@ -100,7 +100,7 @@ async def serve(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ws="none",
-            http=connection,
+            http=with_limits() if connection is Connection else connection,
         ),
         shared.at_ready if shared else lambda: None,
     )

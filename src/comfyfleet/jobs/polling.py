@@ -112,7 +112,8 @@ class Polling:
             return self._waits(Wait(left, wait.as_of, wait.waiter))
         if job or self._new_key or not left:
             return await self._polled(sides, asked, job)
-        return await self._look(sides, await self._worker(sides), asked, is_old=True)
+        async with sides.looks:
+            return await self._look(sides, await self._worker(sides), asked, is_old=True)
 
     async def _worker(self, sides: Sides) -> Worker:
         async with sides.central.look() as tx:

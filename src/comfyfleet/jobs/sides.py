@@ -1,5 +1,6 @@
 """The two sides that a job joins, the tenant's and the central one, and what acting on them takes."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from comfyfleet.storage import ObjectStore
 from comfyfleet.tenants import service as tenants
 
 log = logging.getLogger(__name__)
+LOOKS_AT_ONCE = 32
 ALONE_FRESH = timedelta(seconds=2)
 SHORTAGE_FRESH = timedelta(seconds=2)
 
@@ -54,6 +56,8 @@ class Sides:
     live_workers: Lately[frozenset[str]] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # Whether nobody can run jobs of a kind.
     shortages: Lately[Shortage | None] = field(default_factory=lambda: Lately(SHORTAGE_FRESH))
+    # All who wait may be woken at once; only so many are then looked at side by side.
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKS_AT_ONCE))
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

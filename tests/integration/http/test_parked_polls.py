@@ -15,6 +15,7 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.storagekit.serving import free_listener
 
+from comfyfleet.http import admission
 from comfyfleet.http import parked as parking
 from comfyfleet.http.app import create_app
 from comfyfleet.http.serving import serve
@@ -222,3 +223,57 @@ async def test_a_server_that_stops_answers_who_is_parked_and_ends_at_once(served
     assert await line.end() == b""
     async with asyncio.timeout(PATIENCE_SECONDS):
         await served.serving
+
+
+@pytest.fixture
+def one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "POLLS_AT_ONCE", 1)
+
+
+@pytest.mark.usefixtures("one_at_once")
+async def test_polls_that_come_at_once_are_let_in_one_after_the_other(served: Served) -> None:
+    lines = [await served.line(f"w{number}") for number in range(6)]
+    for number, line in enumerate(lines):
+        line.send("poll", worker_id=f"w{number}", wait_seconds=WAIT_SECONDS)
+    await served.waits(6)
+    served.yard.plane.queue.dismiss()
+    await served.waits(6)
+    await served.yard.submit()
+    answers = [asyncio.create_task(line.answer()) for line in lines]
+    done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result()[2]["job"] is not None for each in done] == [True]
+    for each in waiting:
+        each.cancel()
+
+
+@pytest.mark.usefixtures("one_at_once")
+async def test_half_a_poll_keeps_nobody_out(served: Served) -> None:
+    half, whole = await served.line(), await served.line("w2")
+    half.writer.write(half.request("poll", wait_seconds=WAIT_SECONDS)[:-5])
+    await half.writer.drain()
+    whole.send("poll", worker_id="w2", wait_seconds=WAIT_SECONDS)
+    await served.waits(1)
+    half.writer.write(half.request("poll", wait_seconds=WAIT_SECONDS)[-5:])
+    await served.waits(2)
+
+
+@pytest.mark.usefixtures("one_at_once")
+async def test_a_poll_with_a_wrong_key_keeps_nobody_out(served: Served) -> None:
+    wrong, right = await served.line(), await served.line("w2")
+    wrong.key = "wrong"
+    for _ in range(3):
+        wrong.send("poll", wait_seconds=WAIT_SECONDS)
+        assert (await wrong.answer())[0] == 401
+    wrong.send("poll", wait_seconds=WAIT_SECONDS)
+    right.send("poll", worker_id="w2", wait_seconds=WAIT_SECONDS)
+    await served.waits(1)
+
+
+@pytest.mark.usefixtures("one_at_once")
+async def test_a_poll_that_is_answered_or_waits_unparked_makes_room(served: Served) -> None:
+    of_old, other = await served.line(), await served.line("w2")
+    of_old.send("poll", version="1.0", wait_seconds=WAIT_SECONDS)
+    await served.waits(1)
+    for _ in range(3):
+        other.send("poll", worker_id="w2", wait_seconds=0)
+        assert (await other.answer())[0] == 200

@@ -59,6 +59,7 @@ class PollAnswer(Response):
             ParkedPoll(plane, going, parked, is_brief=said.is_brief).wait(found)
             return
         if isinstance(found, Wait):
+            connection.let_go()
             await Late(polled(plane, worker, said))(scope, receive, send)
             return
         await as_json(as_asked(found, is_brief=said.is_brief))(scope, receive, send)
