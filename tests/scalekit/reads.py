@@ -3,6 +3,7 @@
 On PostgreSQL these are the rows that its scans touched, and pages; on SQLite the steps of its machine.
 """
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -101,7 +102,8 @@ class Reads:
     async def read(self) -> list[Read]:
         spoken = [each for each in self.taken if each[1].lstrip()[:6].strip().upper() in SPOKEN]
         if self.plane.central.is_sqlite:
-            return [_steps(path, text) for path, text, _ in spoken]
+            # In a thread: a transaction of the control plane's must be able to end meanwhile.
+            return [await asyncio.to_thread(_steps, path, text) for path, text, _ in spoken]
         return await _rows(spoken)
 
 
