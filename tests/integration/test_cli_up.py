@@ -119,6 +119,13 @@ def test_which_workers_can_run_a_workflow_is_listed(admin: Admin) -> None:
     assert "missing models" in result.out
 
 
+def test_what_a_fleet_no_longer_runs_is_told(admin: Admin) -> None:
+    assert admin("fleets", "create", "narrow").code == 0
+    assert admin("fleets", "assign", "narrow", "soften").lines[-1].endswith("runs soften")
+    result = admin("fleets", "assign", "narrow", "negative")
+    assert result.lines[-1] == "fleet narrow/production runs negative, and no longer soften"
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

@@ -48,6 +48,8 @@ DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
 # What may be answered differently the next time.
 PASSING = frozenset({408, 425, 429})
+# Others are about one job: what holds it up, a pool of tenants that is down, may hold up no other.
+ABOUT_NO_JOB = frozenset({"register", "poll", "deregister"})
 
 LastWord: TypeAlias = Complete | Fail | Requeue
 WORDS: Mapping[type[Message], str] = {Complete: "complete", Fail: "fail", Requeue: "requeue"}
@@ -161,8 +163,9 @@ class Control:
             is_away = self._is_away
             raise
         except Unavailable as error:
-            is_away = True
-            if not self._is_away:
+            is_unanswered = error.__cause__ is not None
+            is_away = self._is_away or is_unanswered or endpoint in ABOUT_NO_JOB
+            if is_away and not self._is_away:
                 logger.warning("the control plane at %s doesn't answer: %s", self._url, error)
             raise
         finally:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from comfyfleet.db import Database
 from comfyfleet.db.notify import PAYLOAD_BYTES_MAX, Hints
+from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service
 from comfyfleet.dispatch.coalesce import BATCH_MAX, Coalesced
 from comfyfleet.dispatch.giving import Given, Giving
@@ -386,7 +387,7 @@ class Queue:
             try:
                 bound = await self._hot.bound(limit=AFFINITIES_RECHECKED_MAX)
             except FleetError as error:
-                logger.warning("the queue can't be looked at: %s", error)
+                logger.log(level_of(error), "the queue can't be looked at: %s", error)
                 continue
             self._wake_bound_here(bound)
 
@@ -395,7 +396,7 @@ class Queue:
             try:
                 await self.learn()
             except FleetError as error:
-                logger.warning("the costs of switches can't be learned: %s", error)
+                logger.log(level_of(error), "the costs of switches can't be learned: %s", error)
             await asyncio.sleep(LEARN_SECONDS)
 
     async def learn(self) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.http.errors import answer
+from comfyfleet.http.json_body import CALLER_GONE
 from comfyfleet.http.parked import Parked, parked_in
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.plane import Meters
@@ -23,6 +24,8 @@ _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,100}")
 POLL = "/api/worker/poll"
 _QUIET = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat")
 ELSEWHERE = "unknown"
+# A worker hangs up as soon as an answer is of no more use to it, with almost every job.
+_USUAL = (200, None)
 # Anybody can make up others, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER_METHOD = "OTHER"
@@ -66,10 +69,11 @@ class Access:
         self._note("POST", POLL, POLL, status, self._clock() - parked.begun)
 
     def _note(self, method: str, route: str, path: str, status: int | None, seconds: float) -> None:
+        status = None if status == CALLER_GONE else status
         self._meters.calls.labels(method, route, str(status or "gone")).inc()
         self._meters.call_seconds.labels(method, route).observe(seconds)
         logger.log(
-            logging.DEBUG if route in _QUIET and status == 200 else logging.INFO,
+            logging.DEBUG if route in _QUIET and status in _USUAL else logging.INFO,
             "%s %s %s %.0f ms",
             method,
             path,

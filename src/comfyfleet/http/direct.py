@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from comfyfleet.http.errors import ANSWERED, answer_to_any
-from comfyfleet.http.json_body import parse_tolerantly, read_json
+from comfyfleet.http.json_body import caller_gone, parse_tolerantly, read_json
 from comfyfleet.plane import Plane
 
 BODY = ("body",)
@@ -98,7 +98,7 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionError("the caller is gone")
+            raise caller_gone()
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

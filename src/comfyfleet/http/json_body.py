@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
@@ -25,6 +25,8 @@ from comfyfleet.kernel.texts import problem_with_text
 DEPTH_MAX = 100
 VALUES_MAX = 1_000_000
 DIGITS_MAX = 400
+# As proxies call it: answered to one who has hung up before all of the body had come.
+CALLER_GONE = 499
 # A larger body takes long enough to parse for others to notice.
 SMALL_BYTES = 256 * 1024
 # Not the shared pool: its threads read and write files.
@@ -37,14 +39,14 @@ _NOT_KEPT = re.compile("[\0\ud800-\udfff]")
 class JsonRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = await read_json(await self.body(), parse)
+            self._json = await read_json(await _body(self), parse)
         return self._json
 
 
 class ToleratedJsonRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = await read_json(await self.body(), parse_tolerantly)
+            self._json = await read_json(await _body(self), parse_tolerantly)
         return self._json
 
 
@@ -66,6 +68,18 @@ class WorkerRoute(JsonRoute):
     """Of workers, who pass on what backends say: odd texts must not cost a job its result."""
 
     request_kind = ToleratedJsonRequest
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise caller_gone() from None
+
+
+def caller_gone() -> HTTPException:
+    """Nobody reads it; any other error would be taken for a wrong body."""
+    return HTTPException(CALLER_GONE, "the caller has hung up")
 
 
 async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:

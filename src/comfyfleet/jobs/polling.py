@@ -127,6 +127,8 @@ class Polling:
     ) -> Polled | Wait:
         standing = await _standing(sides, worker, asked, is_old=is_old)
         worker, left = standing.worker, self._left()
+        if worker.is_draining and self._wait and not self._is_draining:
+            left = 0.0  # told at once; one that asks while it drains waits
         self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
         self._is_draining = worker.is_draining
         if self._new_key is not None:

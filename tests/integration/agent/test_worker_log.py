@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.agentkit.plane import SECRET, Plane, eventually
@@ -15,7 +16,7 @@ from comfyfleet.agent.control import Control
 from comfyfleet.engine import serving
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.kernel.errors import InvalidInput, Unavailable
-from comfyfleet.wire.messages import Register
+from comfyfleet.wire.messages import Heartbeat, Poll, Register
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -61,6 +62,32 @@ async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
     await control.register(said, SECRET)
     await control.aclose()
     assert lines(caplog, "control plane")[-1] == f"the control plane at {plane.url} answers again"
+
+
+async def test_a_part_of_the_service_that_is_away_is_no_control_plane_that_does_not_answer(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool of tenants is down: their jobs' results are not taken, all else goes on."""
+    control = Control(plane.url)
+    await control.register(Register(worker_id="w", fleet_slug="gpus"), SECRET)
+    plane.errors["heartbeat"] = 2
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await control.heartbeat(Heartbeat(dispatch_id=1, lease_token=uuid4()))
+        await control.poll(Poll(worker_id="w"))
+    assert lines(caplog, "control plane") == []
+    plane.errors["poll"] = plane.errors["heartbeat"] = 1
+    with pytest.raises(Unavailable):
+        await control.poll(Poll(worker_id="w"))
+    with pytest.raises(Unavailable):
+        await control.heartbeat(Heartbeat(dispatch_id=1, lease_token=uuid4()))
+    await control.poll(Poll(worker_id="w"))
+    await control.aclose()
+    told = lines(caplog, "control plane")
+    assert [each.rpartition(plane.url)[2].partition(":")[0] for each in told] == [
+        " doesn't answer",
+        " answers again",
+    ]
 
 
 async def test_a_worker_without_a_secret_says_that_it_is_not_set(

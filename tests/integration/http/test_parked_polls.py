@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,8 +86,8 @@ class Served:
     async def waits(self, number: int = 1) -> None:
         await parked(self.yard.plane.queue, number)
 
-    def calls(self, status: str) -> float:
-        counted = self.yard.plane.meters.calls.labels("POST", "/api/worker/poll", status)
+    def calls(self, status: str, word: str = "poll") -> float:
+        counted = self.yard.plane.meters.calls.labels("POST", f"/api/worker/{word}", status)
         return float(counted._value.get())
 
 
@@ -201,6 +202,37 @@ async def test_a_worker_that_is_revoked_while_it_waits_is_told_so(served: Served
     status, headers, told = await line.answer()
     assert (status, told["error"]["code"]) == (401, "worker_revoked")
     assert headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_worker_that_is_drained_while_it_waits_is_told_at_once_and_only_once(
+    served: Served,
+) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    await served.yard.act("workers/w1/drain")
+    told = (await line.answer())[2]
+    assert (told["drain"], told["reason"]) == (True, "this worker is draining")
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await line.reader.readexactly(1)
+
+
+async def test_one_that_hangs_up_before_it_was_read_is_no_wrong_call(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="comfyfleet.access")
+    line = await served.line()
+    whole = line.request("heartbeat", dispatch_id=1)
+    line.writer.write(whole[:-5])
+    await line.writer.drain()
+    line.writer.close()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not served.calls("gone", "heartbeat"):
+            await asyncio.sleep(0.01)
+    assert served.calls("400", "heartbeat") == 0
+    assert "heartbeat" not in caplog.text, "it happens with every job"
 
 
 async def test_a_wait_that_is_over_says_why_there_is_no_job(served: Served) -> None:

@@ -137,7 +137,10 @@ def assign(
         return
     for warning in answer.get("warnings", ()):
         world.warn(warning)
-    world.say(f"fleet {slug}/{stage} runs {', '.join(wanted) or 'nothing'}")
+    told = f"fleet {slug}/{stage} runs {', '.join(wanted) or 'nothing'}"
+    if removed := answer["removed"]:
+        told += f", and no longer {', '.join(removed)}"
+    world.say(told)
 
 
 def _show_secret(answer: dict[str, Any], asking: Asking, world: World) -> None:
