@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.agentkit.plane import eventually
 from tests.dbkit.databases import Databases
 from tests.dbkit.dispatches import parked
 from tests.planekit import plane_on
@@ -228,9 +229,7 @@ async def test_one_that_hangs_up_before_it_was_read_is_no_wrong_call(
     line.writer.write(whole[:-5])
     await line.writer.drain()
     line.writer.close()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not served.calls("gone", "heartbeat"):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: served.calls("gone", "heartbeat"))
     assert served.calls("400", "heartbeat") == 0
     assert "heartbeat" not in caplog.text, "it happens with every job"
 
