@@ -1,5 +1,5 @@
 """Only so many polls are let in at once. Those that wait to be let in are not read: when ten thousand
-workers come back at the same moment, they take no more memory than when they wait for a job.
+workers come back at the same moment, not all of them hold a request in memory.
 
 A place is taken by a poll that has come in full, until it is parked or answered, or its key turns out to
 be wrong: whoever sends half a request, or a wrong key, keeps nobody out.
