@@ -72,4 +72,4 @@ constraints:  ## Pin the newest versions of everything into constraints.txt (nee
 		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file constraints.txt pyproject.toml
 
 clean:  ## Remove what make has made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output gpu-bench

@@ -1,5 +1,7 @@
 """What `comfyfleet worker` refuses before it starts anything, and what it then says."""
 
+import socket
+
 import pytest
 from tests.integration.commands import comfyfleet
 
@@ -22,6 +24,7 @@ def said_to(*arguments: str, **environ: str) -> str:
         ((*COMMAND, "--per-gpu", "0"), "--per-gpu takes a whole number, 1 to 16, or auto; not '0'"),
         ((*COMMAND, "--per-gpu", "many"), "not 'many'"),
         ((*COMMAND, "--gpus", "0,1,0"), "--gpus names a GPU twice"),
+        ((*COMMAND, "--gpus", "first"), "--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not 'first'"),
         ((*COMMAND, "--metrics", "9100"), "--metrics takes HOST:PORT"),
         (("--comfyui-command", "comfyui", "--per-gpu", "2"), "has no {port}"),
         (("--comfyui-command", " "), "--comfyui-command is empty"),
@@ -44,3 +47,11 @@ def test_auto_without_a_figure_of_the_memory_says_what_to_give() -> None:
     said = said_to(*COMMAND, "--per-gpu", "auto", CUDA_VISIBLE_DEVICES="")
     assert "must know how much memory of GPU 0 is used" in said
     assert "--gpu-memory-command" in said
+
+
+def test_a_port_for_metrics_that_is_taken_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = said_to(*COMMAND, "--metrics", address)
+    assert f"--metrics: {address} can't be listened on: Address already in use" in said
+    assert "choose another port" in said

@@ -1,11 +1,12 @@
 """The GPU as NVIDIA's driver sees it, through NVML; every figure that can't be read is left out."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+UUID_STARTS = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def chosen_gpu(environ: Mapping[str, str]) -> int | str | None:
     if text is None:
         return 0
     first = text.split(",")[0].strip()
-    if first.startswith(("GPU-", "MIG-")):
+    if first.startswith(UUID_STARTS):
         return first
     return int(first) if first.isascii() and first.isdigit() else None
 
@@ -37,13 +38,25 @@ def all_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())
+    return tuple(map(str, range(_count(nvml) or 0)))
+
+
+def unknown_gpus(gpus: Sequence[str], nvml: Any) -> tuple[str, ...]:
+    """Those of `gpus` whose index is beyond what the driver knows; none where nobody tells."""
+    count = _count(nvml)
+    if count is None:
+        return ()
+    return tuple(each for each in gpus if each.isdigit() and int(each) >= count)
+
+
+def _count(nvml: Any) -> int | None:
     with contextlib.suppress(nvml.NVMLError, OSError):
         nvml.nvmlInit()
         try:
-            return tuple(map(str, range(nvml.nvmlDeviceGetCount())))
+            return int(nvml.nvmlDeviceGetCount())
         finally:
             nvml.nvmlShutdown()
-    return ()
+    return None
 
 
 class Gpu:

@@ -10,7 +10,7 @@ from pathlib import Path
 from comfyfleet.agent.healing import Fault, Ill
 from comfyfleet.agent.owning import OwnedProcess
 from comfyfleet.comfy import Backend
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.kernel.errors import FleetError, UnexpectedAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Health:
         self._probe = probe
         self._place = place
         self._trouble = ""
+        self._is_other = False  # what answers there is no ComfyUI
         self._stranger_told = False
         self._folder = folder
         self._owned = owned
@@ -93,17 +94,27 @@ class Health:
         if self._owned is not None and self._owned.take_up():
             logger.info("ComfyUI runs from before, and is ours", extra={"pid": self._owned.pid})
             since = time.monotonic()  # it has had its time to start
-        told = False
+        told: bool | None = None
         while not await self._answers():
             await self._keep_owned(since=since)
-            if not told:
-                logger.warning("waiting for the backend at %s: %s", self._place, self._trouble)
-                told = True
+            if told is not self._is_other:
+                self._tell_of_wait()
+                told = self._is_other
             await asyncio.sleep(self._look_seconds)
         if self._owned is not None and not self._owned.is_running:
             self._tell_of_stranger()
-        if told:
+        if told is not None:
             logger.warning("the backend at %s answers", self._place)
+
+    def _tell_of_wait(self) -> None:
+        if not self._is_other:
+            logger.warning("waiting for the backend at %s: %s", self._place, self._trouble)
+            return
+        logger.error(
+            "what answers at %s is no ComfyUI: end it, or choose another port with --backend",
+            self._place,
+            extra={"detail": self._trouble},
+        )
 
     async def _falls_ill_within(self, seconds: float) -> bool:
         try:
@@ -148,8 +159,8 @@ class Health:
         if self._owned is None:
             return
         if not self._owned.is_running:
-            # Never beside another one: it could not have the address.
-            if not await self._answers():
+            # Never beside another one, or another program: it could not have the address.
+            if not await self._answers() and not self._is_other:
                 await self._owned.start()
         elif since is not None:
             since = max(since, self._owned.started_at)
@@ -186,6 +197,7 @@ class Health:
             await self._probe.queue_length()
         except FleetError as error:
             self._trouble = error.message
+            self._is_other = isinstance(error, UnexpectedAnswer)
             return False
         return True
 

@@ -66,6 +66,7 @@ class OwnedProcess:
         self._known: Known | None = None
         self.started_at = 0.0  # of the monotonic clock
         self._short_lives = 0
+        self._was_told = False  # to end, by us
 
     @property
     def is_running(self) -> bool:
@@ -88,6 +89,7 @@ class OwnedProcess:
     async def start(self) -> None:
         if self.is_running:
             return
+        self._tell_of_end()
         await self._space_out()
         try:
             self._child = await asyncio.create_subprocess_exec(
@@ -101,6 +103,7 @@ class OwnedProcess:
                 f"{self._arguments[0]} can't be started: {error.strerror}"
             ) from error
         self.started_at = time.monotonic()
+        self._was_told = False
         self._known = _known(self._child.pid)
         await asyncio.to_thread(_write, self._note, self._known)
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
@@ -108,6 +111,7 @@ class OwnedProcess:
     async def stop(self) -> None:
         if self._known is None or not self.is_running:
             return
+        self._was_told = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._signal(number)
             try:
@@ -138,6 +142,15 @@ class OwnedProcess:
         while self.is_running:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
 
+    def _tell_of_end(self) -> None:
+        if self._child is None or self._was_told:
+            return
+        logger.warning(
+            "ComfyUI has ended by itself (%s) and is started again; what it said stands above",
+            _outcome(self._child.returncode),
+            extra={"pid": self._child.pid, "seconds": round(time.monotonic() - self.started_at)},
+        )
+
     async def _space_out(self) -> None:
         if self._child is None:
             return
@@ -153,6 +166,13 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name.startswith(THE_ENGINES) or not name.startswith(OURS)
     }
+
+
+def _outcome(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
 
 
 def _known(pid: int) -> Known | None:

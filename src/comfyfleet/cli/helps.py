@@ -61,13 +61,14 @@ and is one worker of the fleet. `auto` tries one more while jobs wait and the GP
 a minute are finished, and takes one away when there is too little to do or memory ran out.
 
 ```
-export COMFYFLEET_FLEET_SECRET=…     # as `POST /api/admin/fleets` showed it
+export COMFYFLEET_FLEET_SECRET=…     # as `comfyfleet admin fleets create gpus` showed it
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188
 comfyfleet worker --control https://fleet.example.com --fleet cloud --cloud
 comfyfleet worker --control https://fleet.example.com --fleet gpus --backend http://127.0.0.1:8188 \\
     --comfyui-command "python /opt/ComfyUI/main.py --port 8188"
 comfyfleet worker --control https://fleet.example.com --fleet gpus --per-gpu auto --gpus all \\
-    --comfyui-command "python /opt/ComfyUI/main.py --port {port} --output-directory {folder}/output --temp-directory {folder}"
+    --comfyui-command "python /opt/ComfyUI/main.py --port {port} --output-directory {folder}/output \\
+      --temp-directory {folder} --database-url sqlite:///{folder}/comfyui.db"
 ```
 """
 

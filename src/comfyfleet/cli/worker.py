@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pynvml
 from cyclopts import Group, Parameter
 
-from comfyfleet.agent.gpu import all_gpus
+from comfyfleet.agent.gpu import UUID_STARTS, all_gpus, unknown_gpus
 from comfyfleet.agent.naming import default_worker_id
 from comfyfleet.agent.pack import Pack, gpus_of
 from comfyfleet.agent.pack_layout import PackSettings
@@ -198,7 +198,10 @@ async def _work(
             try:
                 stack.enter_context(serving_metrics(pack, *metrics))
             except OSError as error:
-                raise InvalidInput(f"--metrics {metrics[0]}:{metrics[1]}: {error}") from error
+                raise InvalidInput(
+                    f"--metrics: {metrics[0]}:{metrics[1]} can't be listened on: {error.strerror}",
+                    hint="Another process, or another worker, may have it: choose another port.",
+                ) from error
         heed_signals(pack.stop, settings.grace_seconds)
         await pack.work()
 
@@ -231,6 +234,14 @@ def _gpus(text: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
         )
     if len(set(gpus)) != len(gpus):
         raise InvalidInput(f"--gpus names a GPU twice: {text}")
+    for each in gpus:
+        if not (each.isascii() and each.isdigit()) and not each.startswith(UUID_STARTS):
+            raise InvalidInput(f"--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not {each!r}")
+    if unknown := unknown_gpus(gpus, pynvml):
+        raise InvalidInput(
+            f"--gpus: NVIDIA's driver knows no GPU {', '.join(unknown)}",
+            hint="`nvidia-smi -L` lists those that there are, counted from 0; `--gpus all` takes all.",
+        )
     return gpus
 
 

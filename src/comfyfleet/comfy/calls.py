@@ -27,7 +27,8 @@ NETWORK_ERRORS = (httpx.TransportError,)
 class Call:
     """One request. `route` is its path without ids, for logs and metrics; neither has the query.
 
-    `files`: field to (name, open file).
+    `files`: field to (name, open file). `is_look`: it is made again and again while something is wrong;
+    whoever looks tells of it, once.
     """
 
     method: str
@@ -38,6 +39,7 @@ class Call:
     files: Mapping[str, tuple[str, BinaryIO]] | None = None
     data: Mapping[str, str] | None = None
     headers: Mapping[str, str] | None = None
+    is_look: bool = False
 
     @property
     def operation(self) -> str:
@@ -88,7 +90,7 @@ class Calls:
     async def ask_json(self, call: Call) -> Any:
         """The JSON of a 200. Raises UnexpectedAnswer, too."""
         response = await self.ask(call)
-        with self.reading(call.operation):
+        with self.reading(call.operation, logging.INFO if call.is_look else logging.ERROR):
             return json_of(call, response)
 
     @contextlib.asynccontextmanager
@@ -107,14 +109,16 @@ class Calls:
                 await response.aclose()
 
     @contextlib.contextmanager
-    def reading(self, operation: str) -> Iterator[None]:
+    def reading(self, operation: str, level: int = logging.ERROR) -> Iterator[None]:
         """Counts and logs an answer of an unexpected shape that is found inside."""
         try:
             yield
         except UnexpectedAnswer as error:
             self.meter.unexpected(operation)
-            logger.error(  # noqa: TRY400  where it was raised says nothing about the server
-                "unexpected answer", extra={"operation": operation, "received": error.message}
+            logger.log(
+                level,
+                "unexpected answer",
+                extra={"operation": operation, "received": error.message},
             )
             raise
 
@@ -189,8 +193,8 @@ def json_of(call: Call, response: httpx.Response) -> Any:
 
 
 def _log(call: Call, place: str, status: int | None, failure: str | None, seconds: float) -> None:
-    """That nobody answers is told by whoever waits, once; not with every attempt."""
-    level = logging.WARNING if (status or 0) >= 400 else logging.INFO
+    """That nobody answers, or not what should, is told by whoever waits, once; not with every attempt."""
+    level = logging.WARNING if (status or 0) >= 400 and not call.is_look else logging.INFO
     logger.log(
         level,
         "backend call",

@@ -4,6 +4,7 @@ The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded tal
 0.28.0 are read in tests.
 """
 
+import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -89,9 +90,9 @@ class ComfyServer:
             return describe_server({}, mapping_in(answer, "the system stats")).devices
 
     async def queue_length(self) -> int:
-        call = Call("GET", "/prompt")
+        call = Call("GET", "/prompt", is_look=True)
         answer = await self._calls.ask_json(call)
-        with self._calls.reading(call.operation):
+        with self._calls.reading(call.operation, logging.INFO):
             what = "the queue's length"
             info = mapping_at(mapping_in(answer, what), "exec_info", what)
             return int(number_at(info, "queue_remaining", what))

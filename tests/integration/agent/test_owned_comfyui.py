@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -195,3 +196,55 @@ async def test_a_second_signal_ends_a_comfyui_that_heeds_none(
         worker.stop.ask("shutdown", 0)
         await asyncio.wait_for(work, 30)
     assert not place.living
+
+
+async def test_a_comfyui_that_ends_by_itself_is_told_with_how_it_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owned = OwnedProcess("sh -c 'exit 3'", tmp_path / "comfyui.json")
+    await owned.start()
+    await eventually(lambda: not owned.is_running)
+    await owned.start()
+    assert "ComfyUI has ended by itself (exit code 3) and is started again" in caplog.text
+
+
+async def test_a_comfyui_that_was_stopped_has_not_ended_by_itself(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    owned = place.owned()
+    for _ in range(2):
+        await owned.start()
+        await owned.stop()
+    assert "by itself" not in caplog.text
+
+
+async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
+    asked = place.folder / "asked"
+    with asked.open("w") as log:
+        other = subprocess.Popen(command, stderr=log, stdout=log, cwd=place.folder)
+    place.url = f"http://127.0.0.1:{port}"
+    owned = place.owned()
+    try:
+        async with place.health(owned) as health:
+            await eventually(lambda: _listens(port))
+            waiting = asyncio.create_task(health.until_answering())
+            await eventually(lambda: asked.read_text().count("GET /prompt") > 5)
+            waiting.cancel()
+    finally:
+        other.kill()
+        other.wait()
+    assert f"what answers at {place.url} is no ComfyUI" in caplog.text
+    assert owned.pid is None
+    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert "GET /prompt was answered 404" in vars(told[0])["detail"]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 from tests.awskit.nvml import Card, CardReader
 
-from comfyfleet.agent.gpu import Gpu, all_gpus, chosen_gpu
+from comfyfleet.agent.gpu import Gpu, all_gpus, chosen_gpu, unknown_gpus
 from comfyfleet.agent.gpu_memory import driver_memory
 from comfyfleet.agent.machine import Machine
 from comfyfleet.comfy.backend import Device
@@ -183,6 +183,13 @@ def test_all_gpus_are_those_that_may_be_seen_else_those_that_the_driver_tells() 
     assert all_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-x"}, cards) == ("3", "GPU-x")
     assert all_gpus({"CUDA_VISIBLE_DEVICES": ""}, cards) == ()
     assert all_gpus({}, CardReader(has_driver=False)) == ()
+
+
+def test_a_gpu_is_unknown_if_the_driver_tells_of_fewer() -> None:
+    cards = CardReader(Card("one", "GPU-1"), Card("two", "GPU-2"))
+    assert unknown_gpus(("0", "9", "1", "2", "GPU-7"), cards) == ("9", "2")
+    assert cards.opened == 0
+    assert unknown_gpus(("9",), CardReader(has_driver=False)) == ()
 
 
 async def test_the_memory_of_a_gpu_is_what_the_driver_tells_of_that_gpu(tmp_path: Path) -> None:
