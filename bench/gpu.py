@@ -233,7 +233,12 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--engine", action="store_true", help="the built-in engine instead: a smoke run")
     add("--python", default=sys.executable, help="the Python that runs ComfyUI; else this one")
     add("--args", default="", help='for ComfyUI, such as "--cache-lru 20"; --args="…"')
-    add("--per-gpu", type=int, default=1, help="so many ComfyUIs on the GPU; 2 or more add queues and fleets")
+    add(
+        "--per-gpu",
+        type=int,
+        default=1,
+        help="so many ComfyUIs on the GPU; 2 or more add queues and fleets",
+    )
     add("--gpu", type=int, default=0, help="whose utilisation is read, by its index")
     add("--jobs", type=int, default=60, help="of the backlog (60)")
     add("--size", type=int, default=512, help="of the pictures, each side (512)")

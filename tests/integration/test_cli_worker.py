@@ -24,7 +24,10 @@ def said_to(*arguments: str, **environ: str) -> str:
         ((*COMMAND, "--per-gpu", "0"), "--per-gpu takes a whole number, 1 to 16, or auto; not '0'"),
         ((*COMMAND, "--per-gpu", "many"), "not 'many'"),
         ((*COMMAND, "--gpus", "0,1,0"), "--gpus names a GPU twice"),
-        ((*COMMAND, "--gpus", "first"), "--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not 'first'"),
+        (
+            (*COMMAND, "--gpus", "first"),
+            "--gpus takes indexes and UUIDs, as 0,1 or GPU-…; not 'first'",
+        ),
         ((*COMMAND, "--metrics", "9100"), "--metrics takes HOST:PORT"),
         (("--comfyui-command", "comfyui", "--per-gpu", "2"), "has no {port}"),
         (("--comfyui-command", " "), "--comfyui-command is empty"),
