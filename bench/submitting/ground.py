@@ -63,6 +63,7 @@ async def ground_on(databases: Databases, folder: Path) -> AsyncIterator[Ground]
         "max_queued_per_tenant": 10_000_000,
         "max_queued_total": 10_000_000,
         "max_active_jobs_per_user": 1_000,
+        "max_active_jobs_per_tenant": 10_000_000,
         "calls_per_second": 1_000_000,
         "calls_at_once": 1_000_000,
     }

@@ -226,6 +226,12 @@ def test_failed_jobs_are_made_again_when_somebody_says_so(tmp_path: Path, ada: C
     assert "no failed job" in unknown.err
 
 
+def test_a_pipeline_that_is_not_there_says_where_they_are_listed(ada: Customer) -> None:
+    said = ada.says("run", "nosuch", code=1).err
+    assert "there is no pipeline 'nosuch'" in said
+    assert "comfyfleet pipeline list" in said
+
+
 def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer) -> None:
     run_id = ada.says("run", written(tmp_path, FAILING)).out.strip()
     eve = Customer(shop)

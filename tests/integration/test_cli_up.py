@@ -86,6 +86,7 @@ def test_what_was_registered_is_assigned_by_itself(admin: Admin) -> None:
         shown = admin(*command).out
         assert "default" in shown
         assert "negative" in shown
+    assert "not known yet" in shown
     assert admin("fleets", "show", "default", "--json").json["model_switches"] == []
 
 

@@ -135,7 +135,10 @@ async def _require_size(sides: Sides, source: str, output: DeliveredOutput) -> N
 
 
 def _never_uploaded(output: DeliveredOutput) -> InvalidInput:
-    return InvalidInput(f"output {output.name!r} was never uploaded", field="outputs")
+    return InvalidInput(
+        f"output {output.name!r} was never uploaded: PUT it first, to the URL that came with that name",
+        field="outputs",
+    )
 
 
 async def _stripped(

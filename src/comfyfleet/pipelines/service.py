@@ -104,7 +104,10 @@ async def pipeline_named(sides: Sides, tenant_id: UUID, user_id: UUID, text: str
     async with pool.look() as tx:
         found = await runs.pipelines_named(tx, tenant_id, user_id, text, limit=1)
     if not found:
-        raise NotFound(f"there is no pipeline {text!r:.100}")
+        raise NotFound(
+            f"there is no pipeline {text!r:.100}",
+            hint="`comfyfleet pipeline list` shows those that there are.",
+        )
     return found[0].id
 
 

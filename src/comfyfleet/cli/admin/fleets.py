@@ -41,9 +41,11 @@ def show(
         return
     switches = answer.pop("model_switches", [])
     print_fields(answer, world)
+    world.out.print("\nSwitches of models")
     if switches:
-        world.out.print("\nSwitches of models")
         print_rows(switches, SWITCH_COLUMNS, world, none="")
+    else:
+        world.out.print("What they cost is not known yet: it takes some tens of runs.")
 
 
 @app.command
