@@ -226,7 +226,7 @@ async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
     command = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
     asked = place.folder / "asked"
     with asked.open("w") as log:
-        other = subprocess.Popen(command, stderr=log, stdout=log, cwd=place.folder)
+        other = subprocess.Popen(command, stderr=log, stdout=log)  # noqa: ASYNC220
     place.url = f"http://127.0.0.1:{port}"
     owned = place.owned()
     try:
