@@ -86,6 +86,7 @@ async def test_old_runs_lose_their_files_and_keep_their_index(studio: Studio) ->
     assert [each.id for each in after] == [each.id for each in before]
     assert all((each.file or {})["path"] for each in after)
     assert all((each.file or {})["file_id"] is None for each in after)
+    await studio.sides.deferred.flush()
     kept = [key async for key in studio.sides.store.keys(f"tenants/{studio.tenant_id}/")]
     assert kept == []
     stored = await service.get_run(studio.sides, *studio.whose, run.id)
