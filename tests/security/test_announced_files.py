@@ -135,6 +135,7 @@ async def test_a_file_taken_by_two_doors_at_once_is_one_file(shop: Shop, ada: Cu
     runs = [run_with(ada, {"file_id": file_id}) for _ in range(3)]
     answers = await asyncio.gather(link, *runs)
     assert [each.status_code for each in answers] == [201] * 4
+    await shop.plane.sides.deferred.flush()
     kept = [key async for key in shop.plane.store.keys(f"tenants/{ada.tenant_id}/")]
     assert kept == [(await row_of(shop, ada, file_id)).path]
 

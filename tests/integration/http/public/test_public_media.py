@@ -20,6 +20,7 @@ PUBLIC_ADDRESS = "93.184.216.34"
 
 async def stored(shop: Shop, customer: Customer) -> list[str]:
     prefix = f"tenants/{customer.tenant_id}/files/"
+    await shop.plane.sides.deferred.flush()
     return [key async for key in shop.plane.store.keys(prefix)]
 
 
