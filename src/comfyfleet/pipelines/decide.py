@@ -113,9 +113,12 @@ class _Demand:
         for candidate in tree.candidates.values():
             self.used[candidate.id] += candidate.child_count
             self.used[None] += candidate.step == 0
-        jobs: list[JobInFlight | FailedJob] = [*in_flight, *tree.failed]
-        for job in jobs:
+        self.failed: Counter[UUID | None] = Counter()
+        for lost in tree.failed:
+            self.failed[lost.parent] += pipeline.steps[lost.step].images_per_job
+        for job in in_flight:
             self.used[job.parent] += pipeline.steps[job.step].images_per_job
+        self.used += self.failed
         self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
 
     def generations(self, without: Collection[int] = ()) -> Iterator[Generation]:
@@ -135,10 +138,10 @@ class _Demand:
         return wanted_of(self.pipeline, self.run, number) - self.used[parent]
 
     def gain(self, generation: Generation) -> int:
-        """How many candidates its job will bring at most."""
+        """How many candidates its job will bring at most: failed jobs bring none."""
         parent = generation.parent if isinstance(generation, ChildGeneration) else None
         images = self.pipeline.steps[generation.step].images_per_job
-        return min(images, self.lacking(parent, generation.step))
+        return min(images, self.lacking(parent, generation.step) + self.failed[parent])
 
     def refusal(self, generation: Generation) -> Reason | None:
         limits = self.run.limits

@@ -364,6 +364,11 @@ def test_it_always_comes_to_an_end_and_then_nobody_who_may_have_children_lacks_a
     check_end(pipeline, limits, base, seed, failing)
 
 
+def test_failed_jobs_make_no_room_for_more_candidates_than_the_limit() -> None:
+    pipeline = steps({"images_per_job": 2, "children_per_parent": 2})
+    check_end(pipeline, Limits(candidates=3, concurrent_jobs=2), base=5, seed=483, failing=0.3)
+
+
 def check_end(pipeline: Pipeline, limits: Limits, base: int, seed: int, failing: float) -> None:
     loop = Loop(pipeline, PipelineRun(UUID(int=1), base, limits=limits), Random(seed))
     for _ in range(2_000):
