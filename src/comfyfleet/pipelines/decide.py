@@ -12,7 +12,6 @@ from uuid import UUID
 
 from comfyfleet.pipelines.model import (
     Candidate,
-    FailedJob,
     JobInFlight,
     Pipeline,
     PipelineRun,
