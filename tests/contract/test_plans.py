@@ -56,7 +56,7 @@ MEDIA = """
 
 @asynccontextmanager
 async def _filled(databases: Databases, history: History, *statements: str) -> AsyncIterator[Tx]:
-    database = await databases.open(history)
+    database = await databases.open(history, is_new=True)
     try:
         async with database.begin() as tx:
             for statement in (*statements, "ANALYZE"):

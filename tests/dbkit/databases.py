@@ -39,7 +39,8 @@ class Databases:
     _free: dict[str, list[str]] = field(default_factory=dict)
     _lent: dict[str, str] = field(default_factory=dict)
 
-    async def url(self, history: History) -> str:
+    async def url(self, history: History, *, is_new: bool = False) -> str:
+        """`is_new`: nobody has used it. One that was emptied has larger indexes, and other plans."""
         template = self._templates.get(history) or await self._template(history)
         if not self.server_url:
             copy = self.folder / f"{uuid.uuid4().hex}.sqlite3"
@@ -48,12 +49,12 @@ class Databases:
         free = self._free.setdefault(history, [])
         name = make_url(template.url).database
         assert name
-        url = free.pop() if free else await create_database(self.server_url, template=name)
+        url = free.pop() if free and not is_new else await create_database(self.server_url, template=name)
         self._lent[url] = history
         return url
 
-    async def open(self, history: History) -> Database:
-        return open_database(await self.url(history))
+    async def open(self, history: History, *, is_new: bool = False) -> Database:
+        return open_database(await self.url(history, is_new=is_new))
 
     async def give_back(self, *urls: str) -> None:
         """Whoever needs one no longer may say so: it is emptied for the next test."""
