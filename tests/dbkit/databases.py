@@ -49,7 +49,11 @@ class Databases:
         free = self._free.setdefault(history, [])
         name = make_url(template.url).database
         assert name
-        url = free.pop() if free and not is_new else await create_database(self.server_url, template=name)
+        url = (
+            free.pop()
+            if free and not is_new
+            else await create_database(self.server_url, template=name)
+        )
         self._lent[url] = history
         return url
 
