@@ -135,12 +135,14 @@ class Connection(H11Protocol):
         return parked
 
     def take_over(self, transport: asyncio.Transport, early: bytes) -> None:
-        """After an answer: what comes next, or has come already, is another request."""
-        self.connection_made(transport)
+        """After an answer: what comes next, or has come already, is another request.
+
+        It was let in when it came, and is not turned away now, however many there are.
+        """
+        super().connection_made(transport)
         transport.set_protocol(self)
         if not transport.is_reading():
             transport.resume_reading()
-        self._forget_deadline()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )

@@ -20,6 +20,7 @@ from tests.storagekit.serving import free_listener
 from comfyfleet.http import admission
 from comfyfleet.http import parked as parking
 from comfyfleet.http.app import create_app
+from comfyfleet.http.connections import Connection
 from comfyfleet.http.serving import serve
 
 WAIT_SECONDS = 30
@@ -174,6 +175,19 @@ async def test_one_that_hangs_up_as_its_job_comes_gives_it_back(served: Served) 
     other.send("poll", worker_id="w2", wait_seconds=WAIT_SECONDS)
     polled = (await other.answer())[2]
     assert polled["job"]["attempt"] == 1
+
+
+async def test_one_that_was_parked_is_not_turned_away_after_its_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = await served.line()
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    monkeypatch.setattr(Connection, "connections_max", 0)
+    await served.yard.submit()
+    assert (await line.answer())[2]["job"]
+    line.send("poll", current_load=1)
+    assert (await line.answer())[0] == 200
 
 
 async def test_one_that_wants_its_connection_closed_gets_that(served: Served) -> None:
