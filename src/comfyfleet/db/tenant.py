@@ -199,6 +199,7 @@ outbox = Table(
     Column("not_before", Moment, nullable=False),
     Column("created_at", Moment, nullable=False),
     Index(None, "not_before", "id"),
+    sqlite_autoincrement=True,  # rows are deleted by id, a moment later
 )
 
 users = Table(

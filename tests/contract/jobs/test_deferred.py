@@ -12,7 +12,7 @@ from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
 from comfyfleet.db import Database, open_database
 from comfyfleet.db.tenant import outbox
 from comfyfleet.files.model import output_key
-from comfyfleet.jobs import ending, submitting
+from comfyfleet.jobs import ending, store, submitting
 from comfyfleet.jobs.handing import next_job
 from comfyfleet.jobs.model import delivery_of
 from comfyfleet.jobs.settling import deliver_words
@@ -62,6 +62,21 @@ async def test_words_that_were_not_forgotten_change_nothing_when_delivered_again
     await deliver_words(sides, sides.pools["main"], limit=10)
     assert await words(sides) == 0
     assert await next_job(sides, waiter(), wait_seconds=0) is None
+
+
+async def test_forgetting_late_takes_no_newer_word_with_it(given: Given) -> None:
+    sides, tenant_id = given
+    pool = sides.pools["main"]
+    user_id = await give_tokens(sides, tenant_id, 10)
+    [job] = await submitting.submit_many(
+        sides, tenant_id, {sides.new_id(): asked(user_id=user_id)}
+    )
+    await deliver_words(sides, pool, limit=10)  # the sweep was faster
+    async with pool.begin() as tx:
+        [newer] = await store.leave_word(tx, [job], now=sides.clock())
+    await sides.deferred.flush()
+    async with pool.look() as tx:
+        assert list(await tx.scalars(select(outbox.c.id))) == [newer]
 
 
 async def test_a_database_that_is_away_holds_up_no_other(
