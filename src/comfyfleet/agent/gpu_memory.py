@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pynvml
 
+from comfyfleet.agent.command_words import filled_words
 from comfyfleet.agent.machine import Machine
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -38,7 +38,7 @@ def driver_memory(folder: Path, environ: Mapping[str, str], nvml: Any = pynvml) 
 
 def command_memory(command: str, gpu: str) -> ReadMemory:
     """A command that prints the used and the total bytes of the GPU that it is told as `{gpu}`."""
-    arguments = [word.replace("{gpu}", gpu) for word in shlex.split(command)]
+    arguments = filled_words("--gpu-memory-command", command, {"gpu": gpu})
 
     async def read() -> Memory | None:
         return memory_in(await _output(arguments))

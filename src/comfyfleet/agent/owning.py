@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 import os
-import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from comfyfleet.agent.command_words import command_words
 from comfyfleet.kernel.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,15 @@ class Known:
         except psutil.Error:
             return False
 
+    @property
+    def may_be_ours(self) -> bool:
+        """Whether it leads a group of processes, as all that we start do, and not the one we are in.
+        Signals go to the group: 0 and -1 would mean our own and everybody."""
+        try:
+            return self.pid > 1 and os.getpgid(self.pid) == self.pid != os.getpgrp()
+        except (OSError, OverflowError):
+            return False
+
 
 class OwnedProcess:
     """In a session of its own: what it has started ends with it.
@@ -54,12 +63,7 @@ class OwnedProcess:
     """
 
     def __init__(self, command: str, note: Path, environ: Mapping[str, str] | None = None) -> None:
-        try:
-            self._arguments = shlex.split(command)
-        except ValueError as error:
-            raise InvalidInput(f"--comfyui-command can't be read: {error}") from error
-        if not self._arguments:
-            raise InvalidInput("--comfyui-command is empty")
+        self._arguments = command_words("--comfyui-command", command)
         self._note = note
         self._environ = {**_inherited(os.environ), **(environ or {})}
         self._child: asyncio.subprocess.Process | None = None
@@ -81,7 +85,7 @@ class OwnedProcess:
     def take_up(self) -> bool:
         """Whether the process that an earlier worker started lives; then it is ours again."""
         known = _read(self._note)
-        if known is None or not known.is_alive:
+        if known is None or not known.may_be_ours or not known.is_alive:
             return False
         self._known = known
         return True
@@ -186,7 +190,7 @@ def _read(note: Path) -> Known | None:
     try:
         data = json.loads(note.read_bytes())
         return Known(int(data["pid"]), float(data["created"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

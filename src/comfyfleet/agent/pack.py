@@ -129,9 +129,13 @@ class Pack:
         self._members: dict[Gpu, list[Member]] = {gpu: [] for gpu in gpus}
         self._work: set[asyncio.Task[None]] = set()
         self._problem: Exception | None = None
+        self._left_in_order = False  # whether a worker did, and not because it was one too many
 
     async def work(self) -> None:
-        """Until told to stop, or until nobody works any more; raises why, if it was not asked for."""
+        """Until told to stop, or until nobody works any more; raises why, if it was not asked for.
+
+        WorkerRevoked means that all were sent away: it is not raised where others worked on to the end.
+        """
         sizing: list[asyncio.Task[None]] = []
         try:
             await self._stop_left_over()
@@ -148,8 +152,10 @@ class Pack:
             for each in (*sizing, *self._work):
                 each.cancel()
             await asyncio.gather(*sizing, *self._work, return_exceptions=True)
-        if self._problem is not None:
-            raise self._problem
+        was_asked = self.stop.asked or self._left_in_order
+        if self._problem is None or (isinstance(self._problem, WorkerRevoked) and was_asked):
+            return
+        raise self._problem
 
     @property
     def members(self) -> dict[str, list[Member]]:
@@ -188,6 +194,7 @@ class Pack:
                     elif member.is_leaving:
                         worker.stop.ask("shutdown", 0)
                     await worker.work()
+                    self._left_in_order |= not member.is_leaving
         except WorkerRevoked as error:
             # No reason for the others to stop.
             self._problem = self._problem or error

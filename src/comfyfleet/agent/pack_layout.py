@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from comfyfleet.agent.command_words import filled_words
 from comfyfleet.agent.naming import WORKER_ID_CHARACTERS_MAX
 from comfyfleet.agent.pack_size import MOST
 from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.kernel.errors import InvalidInput
 
+OPTION = "--comfyui-command"
 PORT_MAX = 65535
 FOLDERS = ("input", "output", "temp", "user")
 # Of a worker's own folder inside the state folder of all.
@@ -77,17 +79,6 @@ def layout(base: WorkerSettings, pack: PackSettings, default_gpu: str = "0") -> 
     ]
 
 
-def filled_command(command: str, values: Mapping[str, str]) -> str:
-    """With `{port}` and the like filled in, also where a value has spaces."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise InvalidInput(f"--comfyui-command can't be read: {error}") from error
-    for name, value in values.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
-    return shlex.join(words)
-
-
 def _slot(
     base: WorkerSettings, pack: PackSettings, gpus: tuple[str, ...], place: int, number: int
 ) -> Slot:
@@ -103,7 +94,7 @@ def _slot(
         worker_id=_named(base.worker_id, name),
         state=state,
         backend_url=url,
-        comfyui_command=filled_command(command, values),
+        comfyui_command=shlex.join(filled_words(OPTION, command, values)),
         comfyui_environ=_gpu_environ(gpus[place]) if pack.gpus else {},
         backend_folder=base.backend_folder or own,
         cache_bytes=base.cache_bytes // (pack.most * len(gpus)),
@@ -133,8 +124,6 @@ def _gpu_environ(gpu: str) -> dict[str, str]:
 
 
 def _check_command(command: str, pack: PackSettings) -> None:
-    if not command.strip():
-        raise InvalidInput("--comfyui-command is empty")
     if not pack.is_one and "{port}" not in command:
         raise InvalidInput(
             "several ComfyUIs need a port each, and --comfyui-command has no {port}",

@@ -180,6 +180,28 @@ async def test_a_note_of_a_process_whose_id_another_one_has_now_is_not_believed(
     assert not place.owned().take_up()
 
 
+async def test_a_note_of_what_no_worker_can_have_started_is_not_believed(
+    place: Place, tmp_path: Path
+) -> None:
+    created = psutil.Process().create_time()
+    follower = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220  in our own group
+    try:
+        first = psutil.Process(1).create_time()
+        told = [(pid, created) for pid in (0, -1, -os.getpid(), 2**31, 2**70, 1e999, "x", None)]
+        told += [(os.getpgrp(), psutil.Process(os.getpgrp()).create_time()), (1, first)]
+        told.append((follower.pid, psutil.Process(follower.pid).create_time()))
+        for pid, since in told:
+            (tmp_path / "comfyui.json").write_text(json.dumps({"pid": pid, "created": since}))
+            owned = place.owned()
+            assert not owned.take_up(), pid
+            owned.kill()
+            await owned.stop()
+        assert follower.poll() is None
+    finally:
+        follower.kill()
+        follower.wait()
+
+
 async def test_a_second_signal_ends_a_comfyui_that_heeds_none(
     place: Place, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

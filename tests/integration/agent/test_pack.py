@@ -145,6 +145,27 @@ async def test_one_that_is_revoked_leaves_the_others_and_the_last_one_tells_it(b
     assert not box.living
 
 
+async def test_a_stop_that_was_asked_for_is_no_revocation_though_one_was_revoked(box: Box) -> None:
+    async with box.pack() as (pack, work):
+        await box.until_polled_by("gpu-1", "gpu-2")
+        box.plane.revoked.add("gpu-2")
+        await eventually(lambda: len(box.living) == 1)
+        pack.stop.ask("shutdown", 5)
+        await asyncio.wait_for(work, SECONDS_MAX)
+    assert not box.living
+
+
+async def test_a_notice_to_the_last_one_is_no_revocation_of_all(box: Box) -> None:
+    async with box.pack() as (pack, work):
+        await box.until_polled_by("gpu-1", "gpu-2")
+        box.plane.revoked.add("gpu-2")
+        await eventually(lambda: len(box.living) == 1)
+        (left,) = pack.members["0"]
+        assert left.worker is not None
+        left.worker.stop.ask("spot", 5)
+        await asyncio.wait_for(work, SECONDS_MAX)
+
+
 async def test_one_that_can_not_be_started_ends_all_and_says_why(box: Box) -> None:
     async with box.pack(2, "/nowhere/comfyui {port}") as (_, work):
         with pytest.raises(InvalidInput, match="/nowhere/comfyui can't be started"):

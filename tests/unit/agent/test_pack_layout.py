@@ -1,12 +1,15 @@
 """Where the ComfyUIs of one worker process are."""
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from comfyfleet.agent.pack_layout import PackSettings, filled_command, layout
+from comfyfleet.agent.command_words import filled_words
+from comfyfleet.agent.gpu_memory import command_memory
+from comfyfleet.agent.pack_layout import PackSettings, layout
 from comfyfleet.agent.settings import WorkerSettings
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -86,8 +89,25 @@ def test_a_key_in_the_address_stays_in_it() -> None:
     assert gpu.slots[1].settings.backend_url == "http://me:key@127.0.0.1:9001/x"
 
 
+def test_an_unknown_placeholder_is_refused_by_its_name() -> None:
+    for wrong in ("{prt}", "--port={Port}", "x{port}{other}"):
+        misspelt = dataclasses.replace(BASE, comfyui_command=f"python main.py {wrong}")
+        name = wrong[wrong.rindex("{") :]
+        with pytest.raises(InvalidInput, match=re.escape(f"has {name}, which is not filled in")):
+            layout(misspelt, PackSettings())
+    with pytest.raises(InvalidInput, match=r"--gpu-memory-command has \{gpus\}.* known: \{gpu\}"):
+        command_memory("memory --of {gpus}", "0")
+
+
+def test_a_command_that_can_not_be_read_is_refused() -> None:
+    for command, said in (("run 'half", "can't be read"), (" ", "is empty")):
+        with pytest.raises(InvalidInput, match=f"--comfyui-command {said}"):
+            layout(dataclasses.replace(BASE, comfyui_command=command), PackSettings())
+        with pytest.raises(InvalidInput, match=f"--gpu-memory-command {said}"):
+            command_memory(command, "0")
+
+
 def test_other_braces_of_a_command_are_left_alone() -> None:
-    command = filled_command("run '{\"a\": 1}' {folder}/x {other}", {"folder": "/a b"})
-    assert shlex.split(command) == ["run", '{"a": 1}', "/a b/x", "{other}"]
-    with pytest.raises(InvalidInput, match="can't be read"):
-        filled_command("run 'half", {})
+    command = "run '{\"a\": 1}' {folder}/x '${HOME} {a,b} { print }' {gpu}"
+    words = filled_words("--x", command, {"folder": "/a {gpu}", "gpu": "1"})
+    assert words == ["run", '{"a": 1}', "/a {gpu}/x", "${HOME} {a,b} { print }", "1"]
