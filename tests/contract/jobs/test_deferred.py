@@ -68,9 +68,7 @@ async def test_forgetting_late_takes_no_newer_word_with_it(given: Given) -> None
     sides, tenant_id = given
     pool = sides.pools["main"]
     user_id = await give_tokens(sides, tenant_id, 10)
-    [job] = await submitting.submit_many(
-        sides, tenant_id, {sides.new_id(): asked(user_id=user_id)}
-    )
+    [job] = await submitting.submit_many(sides, tenant_id, {sides.new_id(): asked(user_id=user_id)})
     await deliver_words(sides, pool, limit=10)  # the sweep was faster
     async with pool.begin() as tx:
         [newer] = await store.leave_word(tx, [job], now=sides.clock())
