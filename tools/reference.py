@@ -1,8 +1,12 @@
-"""Writes what can be read off the code into docs/reference. `make docs` runs it; a test checks for drift
-(in a process of its own: the commands' help looks at how Python was started)."""
+"""Writes what can be read off the code: docs/reference, and what the built-in engine can do.
+
+`make docs` runs it; a test checks for drift (in a process of its own: the commands' help looks at how
+Python was started).
+"""
 
 import asyncio
 import inspect
+import json
 import re
 import sys
 import tempfile
@@ -12,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from comfyfleet.cli.main import app as commands
+from comfyfleet.effects.objectinfo import ENGINE_FILE
+from comfyfleet.engine.node import Folders
+from comfyfleet.engine.nodes import registry
 from comfyfleet.http.app import create_app
 from comfyfleet.http.errors import STATUS_OF
 from comfyfleet.kernel import errors
@@ -19,18 +26,29 @@ from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.settings import Settings, variable_of
 from comfyfleet.plane import open_plane
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- Made by `make docs` from {source}: change it there. -->\n"
 
 
-def pages() -> dict[str, str]:
-    """File names and their whole text."""
+def pages() -> dict[Path, str]:
+    """Files and their whole text."""
     return {
-        "settings.md": settings_page(),
-        "errors.md": errors_page(),
-        "api.md": api_page(),
-        "commands.md": commands_page(),
+        FOLDER / "settings.md": settings_page(),
+        FOLDER / "errors.md": errors_page(),
+        FOLDER / "api.md": api_page(),
+        FOLDER / "commands.md": commands_page(),
+        ENGINE_FILE: engine_object_info(),
     }
+
+
+def engine_object_info() -> str:
+    """What the built-in engine's nodes tell of themselves, for who does not want to import them."""
+    # Folders without files: what lies in an engine's folders is no part of what it can do.
+    nowhere = Path("/nonexistent")
+    folders = Folders(nowhere, nowhere, nowhere)
+    told = {name: kind.describe(folders) for name, kind in registry().items()}
+    return json.dumps(told, indent=1) + "\n"
 
 
 def settings_page() -> str:
@@ -128,11 +146,11 @@ def commands_page() -> str:
 
 
 def drifted() -> list[str]:
-    """Names of pages that are not as the code would have them."""
+    """Names of files that are not as the code would have them."""
     return [
-        name
-        for name, text in pages().items()
-        if not (FOLDER / name).exists() or (FOLDER / name).read_text(encoding="utf-8") != text
+        file.name
+        for file, text in pages().items()
+        if not file.exists() or file.read_text(encoding="utf-8") != text
     ]
 
 
@@ -140,9 +158,9 @@ def main() -> None:
     if "--check" in sys.argv:
         sys.exit(" ".join(drifted()) or 0)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
-        sys.stdout.write(f"docs/reference/{name}\n")
+    for file, text in pages().items():
+        file.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{file.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":
