@@ -1,6 +1,7 @@
 """Workers that wait are looked at together, and only those whom it concerns are woken."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.upkeepkit import Ahead
 
+from comfyfleet.dispatch.waiting import Asked
 from comfyfleet.fleets import service as fleets
-from comfyfleet.jobs.waiting_workers import look_at
+from comfyfleet.jobs.waiting_workers import PASS_SECONDS, WaitingWorkers, look_at
 
 PATIENCE_SECONDS = 10
 WAIT_SECONDS = 30
@@ -147,3 +149,32 @@ async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) 
     for worker_id in room.polls:
         assert await room.seen_for(worker_id) < timedelta(seconds=30)
     assert len(room.yard.plane.queue.parked_ones()) == len(room.polls), "nobody was woken"
+
+
+async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room) -> None:
+    waiting = WaitingWorkers(room.yard.plane.sides)
+    await room.enter("w1")
+    await room.enter("w2")
+    with counting(room.yard.plane.central) as sent:
+        await waiting.look()
+    assert not sent, "both have just been let in"
+    for each in room.yard.plane.queue.parked_ones():
+        each.looked_at -= PASS_SECONDS
+    await ORDERS["revoke"](room.yard)
+    await waiting.look()
+    assert (await room.answer("w1")).status_code == 401
+    with counting(room.yard.plane.central) as sent:
+        await waiting.look()
+    assert not sent
+
+
+async def test_a_poll_that_was_answered_is_not_kept_until_the_next_look(room: Room) -> None:
+    await room.enter("w1")
+    looking = asyncio.create_task(WaitingWorkers(room.yard.plane.sides).run())
+    await asyncio.sleep(0)
+    room.yard.plane.queue.dismiss(["w1"])
+    await room.wait(1)
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, Asked) and each.future.done()]
+    looking.cancel()
+    assert kept == []

@@ -206,6 +206,9 @@ class Queue:
     def parked_ones(self) -> list[Asked]:
         return list(self._waiting)
 
+    def not_looked_at_since(self, when: float) -> list[Asked]:
+        return [asked for asked in self._waiting if asked.looked_at <= when]
+
     def another_waits(self, waiter: Waiter) -> bool:
         return self._waiting.another(waiter)
 
@@ -305,6 +308,7 @@ class Queue:
             self._answer(asked, None)
         elif asked not in self._waiting:
             self._waiting.add(asked)
+            asked.looked_at = loop.time()
             asked.timer = loop.call_at(asked.deadline, self._timed_out, asked)
 
     def _timed_out(self, asked: Asked) -> None:

@@ -19,12 +19,13 @@ _numbers = count()
 class Asked:
     """One who asks, and the place where the answer goes."""
 
-    __slots__ = ("deadline", "future", "in_hand", "key", "timer", "waiter")
+    __slots__ = ("deadline", "future", "in_hand", "key", "looked_at", "timer", "waiter")
 
     def __init__(self, waiter: Waiter, future: "asyncio.Future[Lease | None]", deadline: float):
         self.waiter = waiter
         self.future = future
         self.deadline = deadline
+        self.looked_at = 0.0  # by the loop's time: when its worker's rights were read last
         self.timer: asyncio.TimerHandle | None = None
         self.in_hand = False  # a statement that may give it a job is on its way
         self.key: tuple[float, ...] = ()  # when it has to wait: most get a job at once

@@ -6,12 +6,11 @@ ask anew. The hints between control planes are quicker; they may be lost.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from comfyfleet.db import Tx
 from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch.model import Waiter
-from comfyfleet.dispatch.waiting import Asked
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.decide import part_of
 from comfyfleet.fleets.model import Lane, Worker
@@ -24,10 +23,11 @@ logger = logging.getLogger(__name__)
 # A change of which another control plane told us in vain is noticed after so long.
 PASS_SECONDS = 30.0
 WORKERS_PER_LOOK = 500
+LOOKS_PER_PASS = 10
 
 
 class WaitingWorkers:
-    """One pass over all of them takes as long as one may go unseen; it goes on in small steps."""
+    """Each is looked at when it has waited for as long as one may go unseen, and again after as long."""
 
     def __init__(self, sides: Sides) -> None:
         self._sides = sides
@@ -37,10 +37,19 @@ class WaitingWorkers:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            pages = _pages(self._sides.queue.parked_ones()) or [[]]
-            for page in pages:
-                await asyncio.sleep(self._pass_seconds / len(pages))
-                await self._look([asked.waiter for asked in page if not asked.future.done()])
+            await asyncio.sleep(self._pass_seconds / LOOKS_PER_PASS)
+            await self.look()
+
+    async def look(self) -> None:
+        """At those who are due. None of them is held from here to the next time: polls that were
+        answered long ago would stay in memory."""
+        now = asyncio.get_running_loop().time()
+        due = self._sides.queue.not_looked_at_since(now - self._pass_seconds)
+        for start in range(0, len(due), WORKERS_PER_LOOK):
+            page = [each for each in due[start:][:WORKERS_PER_LOOK] if not each.future.done()]
+            await self._look([each.waiter for each in page])
+            for each in page:
+                each.looked_at = now
 
     async def close(self) -> None:
         """Nothing is kept open."""
@@ -50,11 +59,6 @@ class WaitingWorkers:
             await look_at(self._sides, waiters)
         except FleetError as error:
             logger.log(level_of(error), "who waits can't be looked at: %s", error.message)
-
-
-def _pages(waiting: Sequence[Asked]) -> list[Sequence[Asked]]:
-    starts = range(0, len(waiting), WORKERS_PER_LOOK)
-    return [waiting[start : start + WORKERS_PER_LOOK] for start in starts]
 
 
 async def look_at(sides: Sides, waiters: Iterable[Waiter]) -> None:
