@@ -1,7 +1,10 @@
 """Customers from the command line: tenants, their keys and wallets, effects, the books."""
 
+import json
+
 import pytest
 from tests.integration.commands import NEGATIVE, Admin
+from tests.integration.small_http import Answer, serving
 
 
 @pytest.fixture
@@ -88,3 +91,38 @@ def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
     assert "is withdrawn" in admin("effects", "withdraw", "dark").err
     unknown = admin("effects", "create", "x", "negative", "--set", "nothing=1")
     assert (unknown.code, "nothing" in unknown.err) == (1, True)
+
+
+TENANT_ID = "00000000-0000-0000-0000-000000000001"
+AWAY = Answer(b'{"error": {"code": "unavailable", "message": "it can\'t be reached"}}', 503)
+
+
+def test_a_tenant_whose_pool_is_down_is_shown_as_far_as_known() -> None:
+    path = f"/api/admin/tenants/{TENANT_ID}"
+    known = json.dumps({"id": TENANT_ID, "name": "Ada & Co", "pool": "eu"}).encode()
+    with serving({path: Answer(known), f"{path}/users": AWAY}) as plane:
+        shown = Admin(plane.url, "key")("tenants", "show", TENANT_ID)
+        as_json = Admin(plane.url, "key")("tenants", "show", TENANT_ID, "--json")
+    assert shown.code == as_json.code == 1
+    assert "Ada & Co" in shown.out
+    assert "in the pool eu: it can't be reached" in shown.err
+    assert (as_json.json["pool"], as_json.json["users"]) == ("eu", None)
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_books_that_could_not_be_read_are_named_and_are_not_sound(found: int) -> None:
+    drift = {"fault": "balance", "tenant_id": TENANT_ID, "message": "5 and not 6"}
+    books = {
+        "is_sound": False,
+        "found": found,
+        "drifts": [drift] * found,
+        "pools_left_out": ["eu", "us"],
+    }
+    with serving({"/api/admin/ledger": Answer(json.dumps(books).encode())}) as plane:
+        verified = Admin(plane.url, "key")("ledger", "verify")
+    assert verified.code == 1
+    assert "can't be reached: the pools eu, us" in verified.err
+    assert ("5 and not 6" in verified.out, "1 thing does not add up" in verified.err) == (
+        bool(found),
+        bool(found),
+    )

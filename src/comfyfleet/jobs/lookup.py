@@ -118,13 +118,21 @@ async def _of_worker(sides: Sides, wanted: Wanted, *, after: str | None, limit: 
             limit=limit,
         )
     jobs = []
+    down: set[str] = set()
     for row in rows:
-        pool = await sides.pool_of(row.tenant_id)
-        async with pool.look() as tx:
-            job = await store.get(tx, row.tenant_id, row.job_id)
+        name = await sides.pool_name_of(row.tenant_id)
+        if name is None or name in down:
+            continue
+        try:
+            async with sides.pools[name].look() as tx:
+                job = await store.get(tx, row.tenant_id, row.job_id)
+        except FleetError as error:
+            log.warning("jobs of pool %s are left out: %s", name, error.message)
+            down.add(name)
+            continue
         if job is not None and _fits(job, wanted):
             jobs.append(job)
-    return Page(jobs, str(rows[-1].id) if len(rows) == limit else None)
+    return Page(jobs, str(rows[-1].id) if len(rows) == limit else None, sorted(down))
 
 
 def _fits(job: Job, wanted: Wanted) -> bool:

@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.audit import service as audit
 from comfyfleet.db import Database
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import FleetError
 from comfyfleet.ledger import service as ledger
 from comfyfleet.ledger.model import Drift, JobFacts
 from comfyfleet.upkeep import store
@@ -19,10 +21,28 @@ AUDITED_MAX = 100
 ACTION = "ledger_drift"
 
 
-async def verify(sides: Sides, tenant_id: UUID | None = None) -> list[Drift]:
-    """Of one tenant or of all. An error of one pool is the caller's: unseen is not the same as sound."""
-    pools = [await sides.pool_of(tenant_id)] if tenant_id else [p for _, p in sides.pools.items()]
-    return [drift for pool in pools for drift in await _verify_pool(pool, tenant_id)]
+class Verified(NamedTuple):
+    """`pools_left_out`: those that could not be read, with why. Unseen is not the same as sound."""
+
+    drifts: list[Drift]
+    pools_left_out: dict[str, FleetError]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.drifts and not self.pools_left_out
+
+
+async def verify(sides: Sides, tenant_id: UUID | None = None) -> Verified:
+    """Of one tenant or of all. A pool that is down keeps no other from being verified."""
+    only = await sides.pool_of(tenant_id) if tenant_id else None
+    verified = Verified([], {})
+    for name, pool in sides.pools.items():
+        if only is None or pool is only:
+            try:
+                verified.drifts.extend(await _verify_pool(pool, tenant_id))
+            except FleetError as error:
+                verified.pools_left_out[name] = error
+    return verified
 
 
 async def _verify_pool(pool: Database, tenant_id: UUID | None) -> list[Drift]:

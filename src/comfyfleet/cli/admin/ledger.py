@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 from comfyfleet.cli.admin.client import USUALLY, Asking, control
 from comfyfleet.cli.admin.showing import print_json, print_rows
 from comfyfleet.cli.world import InWorld, counted
-from comfyfleet.kernel.errors import Conflict
+from comfyfleet.kernel.errors import Conflict, Unavailable
 
 app = App(name="ledger", help="Wallets, their transactions, and whether they add up.")
 COLUMNS = ("fault", "tenant:tenant_id", "user:user_id", "job:job_id", "message")
@@ -22,7 +22,7 @@ def verify(
 ) -> None:
     """Check balances against transactions and transactions against jobs. Changes nothing.
 
-    Ends with 1 if something does not add up.
+    Ends with 1 if something does not add up, or a pool can't be reached; the others are verified.
     """
     with control(asking, world) as plane:
         answer = plane.get("ledger", tenant_id=tenant)
@@ -31,7 +31,15 @@ def verify(
     elif answer["is_sound"]:
         world.say("all adds up")
     else:
-        print_rows(answer["drifts"], COLUMNS, world, none="")
+        print_rows(answer["drifts"], COLUMNS, world, none="all that could be read adds up")
+    down = ", ".join(answer.get("pools_left_out", ()))
+    if down and answer["found"]:
+        world.warn(f"not verified, because they can't be reached: the pools {down}")
+    elif down:
+        raise Unavailable(
+            f"not verified, because they can't be reached: the pools {down}",
+            hint="The control plane's log says why; verify again when they are back.",
+        )
     if not answer["is_sound"]:
         raise Conflict(
             f"{counted(answer['found'], 'thing does', 'things do')} not add up",

@@ -10,7 +10,7 @@ from comfyfleet.cli.admin.client import USUALLY, Asking, Control, control
 from comfyfleet.cli.admin.people import TenantId, UserId, user_of
 from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
 from comfyfleet.cli.world import InWorld, World
-from comfyfleet.kernel.errors import InvalidInput, RunTimedOut
+from comfyfleet.kernel.errors import InvalidInput, RunTimedOut, Unavailable
 
 app = App(name="tenants", help="Who owns jobs and pays for them: make, limit, credit, erase.")
 app.command(keys.app)
@@ -59,17 +59,30 @@ def show(tenant: TenantId, /, *, asking: Asking = USUALLY, world: InWorld) -> No
     """A tenant, its limits, and its users with their balances."""
     with control(asking, world) as plane:
         answer = plane.get("tenants", tenant)
-        answer["users"] = [
-            {**user, "balance": plane.get("tenants", tenant, "wallets", user["id"])["balance"]}
-            for user in plane.get("tenants", tenant, "users")["users"]
-        ]
+        users, problem = _users(plane, tenant)
     if asking.as_json:
-        print_json(answer, world)
-        return
-    users = answer.pop("users")
-    print_fields(answer, world)
-    world.out.print()
-    print_rows(users, USER_COLUMNS, world, none="it has no users")
+        print_json({**answer, "users": users}, world)
+    else:
+        print_fields(answer, world)
+    if problem is not None:
+        raise Unavailable(
+            f"its users and balances are in the pool {answer['pool']}: {problem.message}",
+            hint="The control plane's log says why.",
+        )
+    if not asking.as_json:
+        world.out.print()
+        print_rows(users or (), USER_COLUMNS, world, none="it has no users")
+
+
+def _users(plane: Control, tenant: str) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
+    """With their balances; or None, and why their pool can't be read."""
+    try:
+        users = plane.get("tenants", tenant, "users")["users"]
+        wallets = [plane.get("tenants", tenant, "wallets", each["id"]) for each in users]
+    except Unavailable as error:
+        return None, error
+    pairs = zip(users, wallets, strict=True)
+    return [{**user, "balance": wallet["balance"]} for user, wallet in pairs], None
 
 
 @app.command

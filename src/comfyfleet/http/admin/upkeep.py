@@ -25,9 +25,10 @@ class DriftAnswer(Answer):
 
 
 class Books(Answer):
-    is_sound: bool
+    is_sound: bool = Field(description="All was verified, and all adds up.")
     found: int = Field(description="How many drifts there are.")
     drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_MAX:,} of them.")
+    pools_left_out: list[str] = Field(description="They are down: their books were not verified.")
 
 
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
@@ -46,9 +47,14 @@ async def verify(
     tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
 ) -> Books:
     """Wallets against their transactions, transactions against jobs. Changes nothing."""
-    drifts = await verifying.verify(plane.sides, tenant_id)
+    verified = await verifying.verify(plane.sides, tenant_id)
     shown = [
         DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
-        for each in drifts[:SHOWN_MAX]
+        for each in verified.drifts[:SHOWN_MAX]
     ]
-    return Books(is_sound=not drifts, found=len(drifts), drifts=shown)
+    return Books(
+        is_sound=verified.is_sound,
+        found=len(verified.drifts),
+        drifts=shown,
+        pools_left_out=sorted(verified.pools_left_out),
+    )

@@ -14,6 +14,7 @@ from tests.planekit.fleet import Yard
 
 from comfyfleet.db import open_database
 from comfyfleet.kernel.clock import utc_now
+from comfyfleet.loops.upkeep import check_ledger
 
 
 class Scene(Yard):
@@ -155,5 +156,31 @@ async def test_a_list_says_which_pools_it_leaves_out(
     away = open_database("postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setitem(scene.plane.pools._databases, "other", away)
     some = (await scene.admin.get("/api/admin/jobs")).json()
+    of_worker = (await scene.admin.get("/api/admin/jobs?worker=w0")).json()
     await away.close()
     assert (len(some["jobs"]), some["pools_left_out"]) == (3, ["other"])
+    assert (len(of_worker["jobs"]), of_worker["pools_left_out"]) == (1, ["other"])
+
+
+async def test_a_pool_that_is_down_keeps_no_other_from_being_verified(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await scene.admin.get("/api/admin/ledger")).json()
+    assert (whole["is_sound"], whole["pools_left_out"]) == (True, [])
+    paths = []
+    for tenant_id in scene.tenants:
+        pool = await scene.plane.sides.pool_of(tenant_id)
+        async with pool.begin() as tx:
+            await tx.exec_driver_sql("UPDATE token_wallets SET balance = balance + 1")
+        paths.append(f"/api/admin/ledger?tenant_id={tenant_id}")
+    away = open_database("postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setitem(scene.plane.pools._databases, "other", away)
+    some = (await scene.admin.get("/api/admin/ledger")).json()
+    alone = [(await scene.admin.get(path)).json() for path in paths]
+    await check_ledger(scene.plane)  # the sweep reports what it sees
+    await away.close()
+    assert (some["is_sound"], some["pools_left_out"]) == (False, ["other"])
+    assert some["found"] == 1
+    assert sorted(each["pools_left_out"] for each in alone) == [[], ["other"]]
+    assert not any(each["is_sound"] for each in alone)
+    assert scene.plane.meters.drifts._value.get() == 1
