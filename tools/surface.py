@@ -1,0 +1,121 @@
+"""Writes tests/tidy/surface.txt: the shape of everything that programs outside of this repository use.
+
+Routes with their fields, commands with their options, messages of the worker protocol, exported names
+with their parameters, error codes: one line each, without any wording. A test compares it with the
+code, so nothing of it changes by accident. After a change that is meant, run `python tools/surface.py`.
+"""
+
+import asyncio
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from comfyfleet import client, workflow
+from comfyfleet.cli.main import app as commands
+from comfyfleet.http.app import create_app
+from comfyfleet.kernel import errors
+from comfyfleet.kernel.clock import utc_now
+from comfyfleet.kernel.settings import Settings
+from comfyfleet.plane import open_plane
+
+FILE = Path(__file__).parents[1] / "tests" / "tidy" / "surface.txt"
+WORDING = {"description", "summary", "title", "examples", "example", "tags", "info"}
+NAMED = {"properties", "paths", "schemas"}  # whose keys are names of ours, not of the format
+
+
+def surface() -> str:
+    lines = [*_http(), *_commands(), *_members(workflow), *_members(client), *_errors()]
+    return "\n".join(sorted(set(lines))) + "\n"
+
+
+def _http() -> Iterator[str]:
+    return _flat("http", asyncio.run(_openapi()), is_named=False)
+
+
+async def _openapi() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
+            return create_app(plane).openapi()
+
+
+def _flat(place: str, value: Any, *, is_named: bool) -> Iterator[str]:
+    """One line for each value; lists that have no order of their own are sorted."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            if is_named or name not in WORDING:
+                yield from _flat(f"{place} {name}", below, is_named=name in NAMED and not is_named)
+        if not value:
+            yield place
+    elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+        yield f"{place} = {', '.join(sorted(value))}"
+    elif isinstance(value, list):
+        for number, below in enumerate(value):
+            yield from _flat(f"{place} {number}", below, is_named=False)
+    else:
+        yield f"{place} = {value}"
+
+
+def _commands() -> Iterator[str]:
+    """Each command with the names that its help gives to parameters."""
+    command = ""
+    for line in str(commands.generate_docs(heading_level=2)).splitlines():
+        if line.startswith("#"):
+            command = line.lstrip("# ")
+            if command.startswith("comfyfleet"):
+                yield f"command {command}"
+        elif line.startswith("* ") and command.startswith("comfyfleet"):
+            yield f"command {command} {' '.join(re.findall(r'`([^`]+)`', line.split(':')[0]))}"
+
+
+def _members(module: ModuleType) -> Iterator[str]:
+    for name in sorted(set(getattr(module, "__all__", None) or _public(vars(module)))):
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue
+        place = f"python {module.__name__}.{name}"
+        yield f"{place}{_parameters(value)}"
+        if inspect.isclass(value):
+            for part in _public(vars(value)):
+                yield f"{place}.{part}{_parameters(getattr(value, part))}"
+
+
+def _public(names: Mapping[str, Any]) -> list[str]:
+    return [name for name in names if not name.startswith("_") and name != "model_config"]
+
+
+def _parameters(value: Any) -> str:
+    try:
+        given = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    return f"({', '.join(map(_parameter, given))})"
+
+
+def _parameter(given: inspect.Parameter) -> str:
+    """Of a default that is no plain value only that there is one."""
+    is_plain = isinstance(given.default, str | int | float | tuple | None)
+    default = given.default if is_plain or given.default is given.empty else ...
+    return str(given.replace(annotation=given.empty, default=default))
+
+
+def _errors() -> Iterator[str]:
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, Exception):
+            bases = ", ".join(each.__name__ for each in kind.__bases__)
+            yield f"error {name}({bases}) {getattr(kind, 'code', '')}"
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        is_same = FILE.exists() and FILE.read_text(encoding="utf-8") == surface()
+        sys.exit(0 if is_same else "run: python tools/surface.py, and look at what has changed")
+    FILE.write_text(surface(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
