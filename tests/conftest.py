@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.awskit.fixtures import aws, aws_url
+from tests.dbkit.compiled import share_compiled
 from tests.dbkit.databases import Databases
 
 from comfyfleet.db import Database, open_database
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # the others inherit what it sets
         _keep_bytecode(config)
         _use_memory_disk(config)
+    share_compiled()
 
 
 def pytest_collection() -> None:
@@ -52,9 +54,10 @@ def pytest_collection_finish() -> None:
 def _keep_bytecode(config: pytest.Config) -> None:
     """Tests start hundreds of processes. Where Python may write nothing beside the sources, each
     would compile them anew."""
-    if sys.dont_write_bytecode and config.cache:
+    cache: pytest.Cache | None = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    if sys.dont_write_bytecode and cache:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        folder = str(config.cache.mkdir("bytecode"))
+        folder = str(cache.mkdir("bytecode"))
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
         sys.dont_write_bytecode = False
 

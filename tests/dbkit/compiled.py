@@ -1,0 +1,36 @@
+"""What SQLAlchemy has compiled for one database serves all of its kind.
+
+Each test opens databases of its own, and each would compile every statement anew: a fifth of the
+time of a test over HTTP.
+"""
+
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import LRUCache
+
+from comfyfleet.db import engine as product
+
+COMPILED_MAX = 4000
+# By the name of the driver: what a first connection has made ready.
+_dialects: dict[str, Dialect] = {}
+# A statement is found by its dialect too, so those of both kinds may lie here.
+_compiled: LRUCache[Any, Any] = LRUCache(COMPILED_MAX)
+
+
+def share_compiled() -> None:
+    """For all databases that are opened from now on in this process."""
+    product.create_async_engine = _create_engine  # type: ignore[attr-defined]
+
+
+def _create_engine(url: Any, **options: Any) -> AsyncEngine:
+    created = create_async_engine(url, execution_options={"compiled_cache": _compiled}, **options)
+    engine = created.sync_engine
+    kind = f"{engine.dialect.name}+{engine.dialect.driver}"
+    if kind in _dialects:
+        engine.dialect = _dialects[kind]
+    else:
+        event.listen(engine, "connect", lambda *_: _dialects.setdefault(kind, engine.dialect))
+    return created
