@@ -169,6 +169,10 @@ async def test_a_pool_that_is_down_keeps_no_other_from_being_verified(
     assert (whole["is_sound"], whole["pools_left_out"]) == (True, [])
     paths = []
     for tenant_id in scene.tenants:
+        users = await scene.admin.get(f"/api/admin/tenants/{tenant_id}/users")
+        wallet = f"tenants/{tenant_id}/wallets/{users.json()['users'][0]['id']}"
+        body = {"amount": 5, "provider_transaction_id": "x"}
+        await scene.admin.post(f"/api/admin/{wallet}/credits", json=body)
         pool = await scene.plane.sides.pool_of(tenant_id)
         async with pool.begin() as tx:
             await tx.exec_driver_sql("UPDATE token_wallets SET balance = balance + 1")
