@@ -15,7 +15,8 @@ from comfyfleet.audit import service as audit
 from comfyfleet.db import Tx
 from comfyfleet.db.migrating import History
 from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import Status
+from comfyfleet.dispatch.model import Lane, Status
+from comfyfleet.dispatch.store import rows
 from comfyfleet.jobs import store as jobs
 from comfyfleet.jobs.model import JobStatus
 from comfyfleet.plane import store as plane
@@ -78,10 +79,14 @@ async def require_index(tx: Tx, asking: Awaitable[Any]) -> None:
     with statements_of(tx) as sent:
         await asking
     for statement, given in sent:
-        plan = await tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
-        told = str(plan.scalar_one())
-        assert "Seq Scan" not in told, told
-        assert _removed(told) < ROWS // 10, told
+        await _require_index(tx, statement, given)
+
+
+async def _require_index(tx: Tx, statement: str, given: Any) -> None:
+    plan = await tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", given)
+    told = str(plan.scalar_one())
+    assert "Seq Scan" not in told, told
+    assert _removed(told) < ROWS // 10, told
 
 
 def _removed(plan: str) -> int:
@@ -128,3 +133,22 @@ async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> N
 async def test_media_are_found_by_their_files_along_indexes(postgres_databases: Databases) -> None:
     async with _filled(postgres_databases, "tenant", MEDIA) as tx:
         await require_index(tx, upkeep.named_by_media(tx, TENANT, [uuid4(), uuid4()]))
+
+
+HELD = """
+    INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, provider, status, priority,
+        rank, created_at, queued_at, leased_at, worker_id, is_prefetched, recall_requested)
+    SELECT gen_random_uuid(), gen_random_uuid(), 1, 'self_hosted', 'leased', 0, n, now(), now(),
+        now(), 'worker-' || n % 200, n % 10000 = 0, n % 20000 = 0
+    FROM generate_series(1, ROWS) n"""
+
+
+async def test_what_is_prefetched_is_found_along_an_index_among_many_leases(
+    postgres_databases: Databases,
+) -> None:
+    lanes = [Lane(1, "production", "self_hosted")]
+    async with _filled(postgres_databases, "central", WORKFLOW, HELD) as tx:
+        await _require_index(tx, rows._HAS_PREFETCHED.compiled(tx).text, ("worker-0", 1))
+        await require_index(tx, dispatch.is_any_prefetched(tx, lanes, not_of="worker-0"))
+        assert await dispatch.has_prefetched(tx, not_of="worker-1")
+        assert not await dispatch.has_prefetched(tx, not_of="worker-0")

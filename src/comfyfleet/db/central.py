@@ -231,6 +231,8 @@ _part("bound", "backend_affinity", *_lane, where=BOUND)
 _part("due", "not_before", where=f"{QUEUED} AND not_before IS NOT NULL")
 _part("expiry", "lease_expires_at", where="status = 'leased'")
 _part("held", "worker_id", where="status = 'leased'")
+PREFETCHED = "status = 'leased' AND is_prefetched AND NOT recall_requested AND started_at IS NULL"
+_part("prefetched", "leased_at", where=PREFETCHED)
 _part("share", "tenant_id", "workflow_id", "stage", "provider", "priority", "rank", where=QUEUED)
 IS_ENDED = "ended_at IS NOT NULL"
 IS_RARE = "status IN ('failed', 'cancelled')"

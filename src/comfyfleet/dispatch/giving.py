@@ -166,4 +166,11 @@ class _Pass:
     def _claim(self, choice: Choice) -> Claim:
         waiter = self._waiters[choice.waiter]
         token = self._giving._new_token()
-        return Claim(choice.candidate, token, waiter.worker_id, waiter.is_prefetch, waiter.key_hash)
+        return Claim(
+            choice.candidate,
+            token,
+            waiter.worker_id,
+            waiter.is_prefetch,
+            waiter.key_hash,
+            waiter.held_max,
+        )

@@ -138,6 +138,9 @@ class Waiter:
     tells_leases: bool = False  # it says with each poll which leases it knows
     offer: Offer | None = None  # what its backend has; None: not known
     lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file
+    # With how many leases it may get another. The claim holds it against the database: a worker that
+    # polls several times at once gets no more than it may hold.
+    held_max: int | None = None
 
 
 class Candidate(NamedTuple):

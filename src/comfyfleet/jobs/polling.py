@@ -290,6 +290,7 @@ def _waiter(standing: Standing, asked: Poll) -> Waiter:
         fleet_id=standing.worker.fleet_id,
         tells_leases=asked.held is not None,
         offer=standing.offer,
+        held_max=len(standing.held) + max(0, asked.max_concurrency - load - 1),
     )
 
 

@@ -25,6 +25,7 @@ class Claim(NamedTuple):
     worker_id: str
     is_prefetched: bool
     key_hash: str | None = None  # None: no orders to a worker stand against it
+    held_max: int | None = None  # refused if the worker holds more leases by now
 
 
 class Claimed(NamedTuple):

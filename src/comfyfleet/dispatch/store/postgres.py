@@ -1,5 +1,6 @@
 """The hot path on PostgreSQL. Beside it: `sqlite.py`, the same in SQLite's words."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from operator import itemgetter
@@ -68,15 +69,17 @@ _ENTITLED = f"""
     AND (key IS NULL OR EXISTS (
         SELECT 1 FROM comfyui_workers JOIN comfyui_workflow_fleets USING (fleet_id)
         WHERE key_hash = key AND worker_id = worker AND is_approved AND NOT is_draining
-            AND workflow_id = workflow))"""
+            AND workflow_id = workflow))
+    AND (held_max IS NULL OR held_max >= (
+        SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""
 
 # Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate has told
 # is not asked for again.
 CLAIM = f"""
 WITH wanted AS MATERIALIZED (
     SELECT *, {_ENTITLED} AS is_entitled
-    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $6::text[], $7::bigint[])
-        AS each(dispatch_id, token, worker, key, workflow)
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $6::text[], $7::bigint[], $8::int[])
+        AS each(dispatch_id, token, worker, key, workflow, held_max)
 ), mine AS MATERIALIZED (
     SELECT id, token, worker
     FROM wanted JOIN ai_job_dispatches ON id = dispatch_id
@@ -184,6 +187,7 @@ class PostgresHot:
             seconds,
             [claim.key_hash for claim in in_order],
             [claim.candidate.lane.workflow_id for claim in in_order],
+            _held_max(in_order),
         )
         return Claimed(
             [_as_lease(claims[row[0]], *row) for row in rows if row[1] is not None],
@@ -204,6 +208,17 @@ class PostgresHot:
 
     async def close(self) -> None:
         await self._direct.close()
+
+
+def _held_max(claims: Iterable[Claim]) -> list[int | None]:
+    """A statement does not see what it writes itself: each claim of a worker leaves one less."""
+    before: Counter[str] = Counter()
+    found = []
+    for claim in claims:
+        most = claim.held_max
+        found.append(None if most is None else most - before[claim.worker_id])
+        before[claim.worker_id] += 1
+    return found
 
 
 def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:

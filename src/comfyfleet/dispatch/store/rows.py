@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, text
 
 from comfyfleet.db import Tx
-from comfyfleet.db.central import QUEUED, workers
+from comfyfleet.db.central import PREFETCHED, QUEUED, workers
 from comfyfleet.db.central import dispatches as d
 from comfyfleet.db.dialect import locked
 from comfyfleet.db.statement import OfSeveral, Statement
@@ -197,13 +197,7 @@ async def due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
 _HAS_PREFETCHED = Statement(
     lambda tx: (
         select(d.c.id)
-        .where(
-            text("status = 'leased'"),  # as the index says it
-            d.c.is_prefetched,
-            ~d.c.recall_requested,
-            d.c.started_at.is_(None),
-            d.c.worker_id != bindparam("not_of"),
-        )
+        .where(text(PREFETCHED), d.c.worker_id != bindparam("not_of"))  # as the index says it
         .limit(1)
     )
 )
@@ -227,10 +221,7 @@ async def is_any_prefetched(tx: Tx, lanes: Iterable[Lane], *, not_of: str) -> bo
 
 def _is_prefetched(lanes: Iterable[Lane], not_of: str) -> ColumnElement[bool]:
     return and_(
-        d.c.status == Status.LEASED,
-        d.c.is_prefetched,
-        ~d.c.recall_requested,
-        d.c.started_at.is_(None),
+        text(PREFETCHED),
         d.c.worker_id != not_of,
         or_(*(in_lane(lane) for lane in lanes)),
     )

@@ -50,7 +50,10 @@ _IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_activ
 _IS_ENTITLED = """(:key IS NULL OR EXISTS (
         SELECT 1 FROM comfyui_workers AS w JOIN comfyui_workflow_fleets AS a USING (fleet_id)
         WHERE w.key_hash = :key AND w.worker_id = :worker AND w.is_approved AND NOT w.is_draining
-            AND a.workflow_id = :workflow))"""
+            AND a.workflow_id = :workflow))
+    AND (:held_max IS NULL OR :held_max >= (
+        SELECT count(*) FROM ai_job_dispatches AS h
+        WHERE h.status = 'leased' AND h.worker_id = :worker))"""
 IS_REFUSED = f"SELECT NOT ({_IS_OPEN} AND {_IS_ENTITLED})"
 CLAIM = f"""
 UPDATE ai_job_dispatches SET
@@ -214,6 +217,7 @@ def _values(claim: Claim, now: int, ends: int) -> dict[str, Any]:
         "worker": claim.worker_id,
         "is_prefetched": claim.is_prefetched,
         "key": claim.key_hash,
+        "held_max": claim.held_max,
         "workflow": claim.candidate.lane.workflow_id,
         "now": now,
         "ends": ends,
