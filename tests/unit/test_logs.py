@@ -1,10 +1,13 @@
 """Log lines for programs and for people."""
 
+import asyncio
+import io
 import json
 import logging
 import sys
+import weakref
 
-from comfyfleet.cli.logs import ForPeople, JsonLine
+from comfyfleet.cli.logs import LINES_MAX, ForPeople, JsonLine, LinesTogether
 from comfyfleet.kernel.tracing import bound
 
 
@@ -33,3 +36,68 @@ def test_an_exception_is_told_in_the_same_line() -> None:
         entry = JsonLine().format(record("failed", exc_info=sys.exc_info()))
     assert "on purpose" in json.loads(entry)["exception"]
     assert "\n" not in entry
+
+
+class Stream(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+
+
+def said(handler: logging.Handler, message: str, level: int = logging.INFO) -> None:
+    handler.handle(logging.makeLogRecord({"msg": message, "levelno": level}))
+
+
+def handler_on(stream: io.StringIO) -> LinesTogether:
+    handler = LinesTogether(stream)
+    handler.setFormatter(JsonLine())
+    return handler
+
+
+async def test_lines_of_one_moment_are_written_together_with_the_ids_of_each() -> None:
+    stream = Stream()
+    handler = handler_on(stream)
+    for number in range(3):
+        with bound(request_id=f"r{number}"):
+            said(handler, f"line {number}")
+    assert stream.getvalue() == ""
+    await asyncio.wait_for(stream.written.wait(), 10)
+    assert lines_of(stream) == ["line 0", "line 1", "line 2"]
+    assert [json.loads(each)["request_id"] for each in stream.getvalue().splitlines()] == [
+        "r0",
+        "r1",
+        "r2",
+    ]
+
+
+async def test_a_warning_is_written_at_once_behind_what_came_before() -> None:
+    stream = io.StringIO()
+    handler = handler_on(stream)
+    said(handler, "before")
+    said(handler, "odd", logging.WARNING)
+    assert lines_of(stream) == ["before", "odd"]
+
+
+async def test_nothing_is_kept_back_when_the_process_ends_or_lines_are_many() -> None:
+    stream = io.StringIO()
+    handler = handler_on(stream)
+    for number in range(LINES_MAX):
+        said(handler, str(number))
+    assert len(lines_of(stream)) == LINES_MAX
+    said(handler, "last")
+    logging.shutdown([weakref.ref(handler)])
+    assert lines_of(stream)[-1] == "last"
+
+
+def test_without_an_event_loop_a_line_is_written_at_once() -> None:
+    stream = io.StringIO()
+    said(handler_on(stream), "early")
+    assert lines_of(stream) == ["early"]

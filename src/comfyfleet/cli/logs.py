@@ -1,9 +1,11 @@
 """Logs of the commands that serve: lines for people on a terminal, JSON lines anywhere else."""
 
+import asyncio
 import json
 import logging
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import IO, Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -15,6 +17,8 @@ LogLevel: TypeAlias = Annotated[
     Parameter(help="What goes to stderr: lines on a terminal, JSON lines anywhere else."),
 ]
 ACCESS = "comfyfleet.access"
+DELAY_SECONDS = 0.05
+LINES_MAX = 1_000
 # What every record has; the rest was given with `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What they say below a warning, only their authors want to know.
@@ -25,13 +29,53 @@ _TALKATIVE = (
 
 
 def set_up_logs(level: str, err: Console) -> None:
-    handler = logging.StreamHandler(err.file)
+    handler = logging.StreamHandler(err.file) if err.is_terminal else LinesTogether(err.file)
     handler.setFormatter(ForPeople() if err.is_terminal else JsonLine())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+class LinesTogether(logging.StreamHandler[IO[str]]):
+    """Lines below a warning are written a moment later, several at once: each write wakes the reader.
+
+    A warning is written at once, with all that came before it; so is what a thread without an event
+    loop says. The end of the process writes the rest; only a kill can lose lines, those of a moment.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            if record.levelno >= logging.WARNING or len(self._lines) >= LINES_MAX:
+                self.flush()
+            elif self._timer is None:
+                self._start()
+        except RecursionError:
+            raise
+        except Exception:  # noqa: BLE001 — as the handlers of the standard library do
+            self.handleError(record)
+
+    def _start(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.flush()
+        else:
+            self._timer = loop.call_later(DELAY_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            lines, self._lines, self._timer = self._lines, [], None
+            if lines:
+                self.stream.write("".join(lines))
+            super().flush()
 
 
 class JsonLine(logging.Formatter):

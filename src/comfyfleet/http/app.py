@@ -90,7 +90,8 @@ def create_app(plane: Plane) -> FastAPI:
     if isinstance(plane.store, LocalStore):
         app.router.routes.extend(objects_routes(plane.store))
     app.router.routes.extend(_OF_PEOPLE)
-    app.add_middleware(DirectRoutes, plane=plane, declared=worker.CALLED_OFTEN)
+    often = (*worker.CALLED_OFTEN, *public.CALLED_OFTEN)
+    app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(Bodies, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(Callers, checks=CHECKS)
     app.add_middleware(Access, meters=plane.meters)

@@ -1,14 +1,18 @@
 """Routes that are called all day, without the framework's way to them: a body, and a call.
 
-They are declared like all others: the declaration describes them in the API's document, and says which
-body they take. The answers are the same either way, those to mistakes too.
+They are declared like all others: the declaration describes them in the API's document, says which body
+they take, and what a caller's key must allow. The answers are the same either way, those to mistakes too.
+What is unusual, such as a query, goes the framework's way.
 """
 
 import email.message
 import json
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple, get_type_hints
+from uuid import UUID
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -18,29 +22,63 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from comfyfleet.http.errors import ANSWERED, answer_to_any
-from comfyfleet.http.json_body import caller_gone, parse_tolerantly, read_json
+from comfyfleet.http.json_body import WorkerRoute, caller_gone, parse, parse_tolerantly, read_json
 from comfyfleet.plane import Plane
 
 BODY = ("body",)
 MISSING = {"type": "missing", "loc": BODY, "msg": "Field required", "input": None}
+# An id at the end of a path, as we write ids: one that is written otherwise goes the framework's way.
+_WITH_ID = re.compile("(.*/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ID_CHARACTERS = 36
+_PARAMETER = re.compile(r"\{\w+\}$")
+
+
+class _Call(NamedTuple):
+    plane: Plane
+    scope: Scope
+    body: Any
+    response: Response  # takes a status and headers, as the framework's own does
+
+
+# What an endpoint may ask for, by the names of its parameters; all others must have defaults.
+_GIVEN: Mapping[str, Callable[[_Call], Any]] = {
+    "plane": lambda call: call.plane,
+    "now": lambda call: call.plane.clock(),
+    "worker": lambda call: call.scope["state"]["caller"],
+    "caller": lambda call: call.scope["state"]["caller"],
+    "said": lambda call: call.body,
+    "body": lambda call: call.body,
+    "response": lambda call: call.response,
+    "job_id": lambda call: UUID(call.scope["path"][-_ID_CHARACTERS:]),
+    "if_none_match": lambda call: _header(call.scope, b"if-none-match").decode("latin-1"),
+}
 
 
 class DirectRoute:
-    """One declared route: `async def endpoint(plane, worker, said)`, answered by a model or a Response."""
+    """One declared route, whose endpoint answers with a model or a Response."""
 
     def __init__(self, declared: APIRoute) -> None:
-        if declared.body_field is None:
-            raise ValueError(f"{declared.path} takes no body")
         self.path = declared.path  # as metrics and the log name it
         self._body = declared.body_field
+        self._parse = parse_tolerantly if isinstance(declared, WorkerRoute) else parse
+        self._status = declared.status_code or 200
         self._endpoint: Callable[..., Awaitable[Any]] = declared.endpoint
+        names = signature(declared.endpoint).parameters
+        self._given = [(name, _GIVEN[name]) for name in names if name in _GIVEN]
+        self._require = _requirement(declared.endpoint)
 
     async def answer(self, plane: Plane, scope: Scope, receive: Receive) -> Response:
-        said = self._parsed(await _body_of(scope, receive))
-        found = await self._endpoint(plane=plane, worker=scope["state"]["caller"], said=said)
-        return found if isinstance(found, Response) else as_json(found)
+        body = await _body_of(scope, receive, self._parse) if self._body else None
+        if self._require is not None:
+            await self._require(scope["state"]["caller"])
+        response = Response(status_code=self._status)
+        call = _Call(plane, scope, self._parsed(body), response)
+        found = await self._endpoint(**{name: give(call) for name, give in self._given})
+        return found if isinstance(found, Response) else _filled(response, found)
 
     def _parsed(self, body: Any) -> Any:
+        if self._body is None:
+            return None
         if isinstance(body, bytes) and not body:
             raise RequestValidationError([MISSING])
         said, problems = self._body.validate(body, {}, loc=BODY)
@@ -49,17 +87,27 @@ class DirectRoute:
         return said
 
 
+def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]] | None:
+    """What the declared type of `caller` asks of a caller."""
+    declared = get_type_hints(endpoint, include_extras=True).get("caller")
+    return None if declared is None else declared.__metadata__[0].dependency
+
+
 class DirectRoutes:
     """Stands before the framework, behind whatever knows the caller and bounds the body."""
 
     def __init__(self, app: ASGIApp, plane: Plane, declared: Iterable[APIRoute]) -> None:
         self._app = app
         self._plane = plane
-        self._routes = {each.path: DirectRoute(each) for each in declared}
+        self._routes = {
+            (method, _PARAMETER.sub("", each.path)): DirectRoute(each)
+            for each in declared
+            for method in each.methods or ()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None or scope["method"] != "POST":
+        route = self._route(scope) if scope["type"] == "http" else None
+        if route is None:
             await self._app(scope, receive, send)
             return
         scope["route"] = route
@@ -71,19 +119,33 @@ class DirectRoutes:
             response = answer_to_any(error, route.path, self._plane.meters)
             await response(scope, receive, send)
 
+    def _route(self, scope: Scope) -> DirectRoute | None:
+        path: str = scope["path"]
+        if scope["query_string"] or path.endswith("/"):
+            return None
+        found = _WITH_ID.fullmatch(path)
+        return self._routes.get((scope["method"], found[1] if found else path))
+
+
+def _filled(response: Response, answer: BaseModel) -> Response:
+    response.body = answer.__pydantic_serializer__.to_json(answer)
+    response.headers["content-length"] = str(len(response.body))
+    response.headers["content-type"] = "application/json"
+    return response
+
 
 def as_json(answer: BaseModel) -> Response:
     """What we made ourselves is not validated again."""
     return Response(answer.__pydantic_serializer__.to_json(answer), media_type="application/json")
 
 
-async def _body_of(scope: Scope, receive: Receive) -> Any:
+async def _body_of(scope: Scope, receive: Receive, parse: Callable[[bytes], Any]) -> Any:
     """Parsed, if it says that it is JSON; else its bytes, which no model takes."""
     try:
         body = await _read(receive)
-        if not body or not _is_json(_content_type(scope)):
+        if not body or not _is_json(_header(scope, b"content-type")):
             return body
-        return await read_json(body, parse_tolerantly)
+        return await read_json(body, parse)
     except json.JSONDecodeError as error:
         problem = {"type": "json_invalid", "loc": (*BODY, error.pos), "ctx": {"error": error.msg}}
         raise RequestValidationError([problem]) from error
@@ -104,8 +166,8 @@ async def _read(receive: Receive) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _content_type(scope: Scope) -> bytes:
-    return next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
 @lru_cache(maxsize=100)

@@ -17,7 +17,6 @@ from sqlalchemy import (
     literal,
     select,
     text,
-    union_all,
     update,
 )
 
@@ -31,7 +30,6 @@ from comfyfleet.dispatch.store.rows import WHOLE, as_dispatch, in_lane
 
 # Databases take some 32,000 values in one statement.
 ROWS_PER_STATEMENT_MAX = 500
-PROBES_PER_STATEMENT_MAX = 100
 
 
 class Share(NamedTuple):
@@ -125,19 +123,11 @@ async def _floor(tx: Tx, share: Share) -> int:
 
 
 async def floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
-    """After which rank a tenant's next job stands: virtual time, or its own last that still waits."""
-    if len(shares) == 1:
-        return {shares[0]: await _floor(tx, shares[0])}
-    found: dict[Share, int] = {}
-    for start in range(0, len(shares), PROBES_PER_STATEMENT_MAX):
-        part = shares[start : start + PROBES_PER_STATEMENT_MAX]
-        probes = [
-            select(literal(place), _head_rank(share.lane, share.priority), _last_rank(share))
-            for place, share in enumerate(part)
-        ]
-        for place, head, last in await tx.execute(union_all(*probes)):
-            found[part[place]] = max(head or 0, last or 0)
-    return found
+    """After which rank a tenant's next job stands: virtual time, or its own last that still waits.
+
+    For SQLite, where a statement costs no round trip; PostgreSQL does it while it adds.
+    """
+    return {share: await _floor(tx, share) for share in shares}
 
 
 _ADD = Insert(

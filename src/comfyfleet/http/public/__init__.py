@@ -41,6 +41,7 @@ MODULES = (
     candidates,
 )
 ROUTERS = tuple(module.router for module in MODULES)
+CALLED_OFTEN = ai_jobs.CALLED_OFTEN
 
 
 def install(app: FastAPI, plane: Plane) -> None:

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Header, Request, Response, status
+from fastapi import Header, Response, status
+from fastapi.routing import APIRoute
 from pydantic import Field
 
 from comfyfleet.http.given import GivenNow, GivenPlane
@@ -162,7 +163,6 @@ async def show(
     plane: GivenPlane,
     now: GivenNow,
     caller: Reader,
-    request: Request,
     response: Response,
     wait: Wait = 0,
     if_none_match: Annotated[str | None, Header(description="An ETag that was answered.")] = None,
@@ -230,20 +230,24 @@ def _etag(plane: Plane, job: Job, now: datetime) -> str:
 
 
 def summary(plane: Plane, job: Job) -> JobSummary:
-    return JobSummary(
-        id=job.id,
-        status=job.shown_status,
-        effect_id=job.asked.effect_id,
-        video_id=job.asked.video_id,
-        batch_id=job.asked.batch_id,
-        retry_of=job.asked.retry_of,
-        price_tokens=job.reserved_tokens,
-        progress=showing.percent_of(plane, job),
-        error=job.error_message,
-        submitted_at=job.submitted_at,
-        started_at=job.started_at,
-        completed_at=job.completed_at,
-    )
+    return JobSummary(**_summed_up(plane, job))
+
+
+def _summed_up(plane: Plane, job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "status": job.shown_status,
+        "effect_id": job.asked.effect_id,
+        "video_id": job.asked.video_id,
+        "batch_id": job.asked.batch_id,
+        "retry_of": job.asked.retry_of,
+        "price_tokens": job.reserved_tokens,
+        "progress": showing.percent_of(plane, job),
+        "error": job.error_message,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "completed_at": job.completed_at,
+    }
 
 
 async def _answer(plane: Plane, job: Job, now: datetime, known: Applied | None = None) -> JobAnswer:
@@ -254,7 +258,7 @@ async def _answer(plane: Plane, job: Job, now: datetime, known: Applied | None =
     else:
         left = await showing.seconds_left(plane, job, now)
     return JobAnswer(
-        **summary(plane, job).model_dump(),
+        **_summed_up(plane, job),
         idempotency_key=job.asked.idempotency_key,
         properties=dict(job.asked.properties),
         estimated_seconds_left=left,
@@ -263,3 +267,9 @@ async def _answer(plane: Plane, job: Job, now: datetime, known: Applied | None =
         values=showing.values_of(job),
         text=text_of(job.values),
     )
+
+
+# At least once for each job, or again and again while it runs.
+CALLED_OFTEN = tuple(
+    each for each in router.routes if isinstance(each, APIRoute) and each.endpoint in (submit, show)
+)

@@ -1,0 +1,162 @@
+"""Submit and status go past the framework, and no customer can tell from the answers."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from tests.dbkit.databases import Databases
+from tests.integration.http.test_direct_routes import client_on, counted, declared_only, more, told
+from tests.planekit import plane_on
+from tests.planekit.customers import Shop, shop_on
+
+from comfyfleet.http.app import create_app
+from comfyfleet.tenants.keys.model import Scope
+
+JOBS = "/api/ai-jobs"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
+    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
+        yield shop
+
+
+def bodies(effect_id: UUID) -> tuple[tuple[bytes, dict[str, str]], ...]:
+    """None of them makes a job."""
+    good = b'{"effect_id": "%s"}' % str(effect_id).encode()
+
+    def with_(more: bytes) -> bytes:
+        return good[:-1] + b", " + more + b"}"
+
+    return (
+        (good.decode().encode("utf-16")[:-3], JSON),
+        (good, {"Content-Type": "text/plain"}),
+        (good, {}),
+        (good.replace(good[15:], str(uuid4()).encode() + b'"}'), JSON),
+        (good.replace(b'"effect_id"', b'"effect"'), JSON),
+        (with_(b'"properties": 3'), JSON),
+        (with_(b'"properties": {"width": 9999}'), JSON),
+        (with_(b'"properties": {"width": NaN}'), JSON),
+        (with_(b'"properties": {"prefix": "\\u0000"}'), JSON),
+        (with_(b'"properties": {}, "properties": {}'), JSON),
+        (with_(b'"idempotency_key": ""'), JSON),
+        (with_(b'"video_id": "%s"' % str(uuid4()).encode()), JSON),
+        (with_(b'"unknown": 1'), JSON),
+        (b"", JSON),
+        (b"", {}),
+        (b"{", JSON),
+        (b"\xff\xfe\xfa", JSON),
+        (b"null", JSON),
+        (b"[1, 2]", JSON),
+        (b"{}", JSON),
+        (b"[" * 150 + b"]" * 150, JSON),
+    )
+
+
+async def test_any_wrong_submit_is_answered_as_by_the_declared_route(shop: Shop) -> None:
+    key = (await shop.customer()).key
+    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+    sent = bodies(shop.draw.id)
+    async with client_on(direct, key) as here, client_on(declared, key) as there:
+        begun = counted(shop.yard)
+        answers = [await here.post(JOBS, content=body, headers=of) for body, of in sent]
+        between = counted(shop.yard)
+        wanted = [await there.post(JOBS, content=body, headers=of) for body, of in sent]
+        ended = counted(shop.yard)
+    for (body, _), answer, want in zip(sent, answers, wanted, strict=True):
+        assert told(answer) == told(want), body[:100]
+    assert more(between, begun) == more(ended, between)
+    assert {each.status_code for each in answers} == {400, 404, 422}
+
+
+def shape(answer: httpx.Response) -> tuple[Any, ...]:
+    """What is the same for all jobs that are made alike."""
+    body = answer.json()
+    fixed = ("status", "effect_id", "video_id", "price_tokens", "error", "text", "values")
+    return answer.status_code, sorted(answer.headers), list(body), [body[each] for each in fixed]
+
+
+async def test_a_job_is_submitted_the_same_way(shop: Shop) -> None:
+    key = (await shop.customer()).key
+    said = []
+    for number, app in enumerate((create_app(shop.plane), declared_only(create_app(shop.plane)))):
+        async with client_on(app, key) as client:
+            body = {"effect_id": str(shop.draw.id), "properties": {"width": 32}}
+            made = await client.post(JOBS, json=body)
+            again = {**body, "idempotency_key": f"order-{number}"}
+            twice = [await client.post(JOBS, json=again) for _ in range(2)]
+            assert [each.status_code for each in (made, *twice)] == [201, 201, 200]
+            assert made.json()["properties"]["width"] == 32
+            assert twice[0].json()["id"] == twice[1].json()["id"]
+            said.append([*map(shape, (made, *twice))])
+    assert said[0] == said[1]
+
+
+async def test_a_job_is_followed_the_same_way(shop: Shop) -> None:
+    customer = await shop.customer()
+    path = f"{JOBS}/{await customer.job(shop.draw)}"
+    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+    async with client_on(direct, customer.key) as here, client_on(declared, customer.key) as there:
+        waiting = await here.get(path)
+        assert told(waiting) == told(await there.get(path))
+        etag = {"If-None-Match": f'"other", {waiting.headers["etag"]}'}
+        unchanged = await here.get(path, headers=etag)
+        assert (unchanged.status_code, unchanged.content) == (304, b"")
+        assert told(unchanged) == told(await there.get(path, headers=etag))
+        await shop.work()
+        done = await here.get(path, headers=etag)
+        assert done.json()["status"] == "completed"
+        assert shape(done) == shape(await there.get(path))
+
+
+async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(shop: Shop) -> None:
+    customer, other = await shop.customer(), await shop.customer()
+    job_id = await customer.job(shop.draw)
+    theirs = await other.job(shop.draw)
+    paths = [
+        f"{JOBS}/{uuid4()}",
+        f"{JOBS}/{theirs}",
+        f"{JOBS}/no-id",
+        f"{JOBS}/{job_id.replace('-', '')}",
+        f"{JOBS}/{job_id.upper()}",
+        f"{JOBS}{job_id}",
+        f"{JOBS}/",
+        f"{JOBS}/{job_id}/",
+        f"{JOBS}/{job_id}?wait=-1",
+        f"{JOBS}/{job_id}?wait=no",
+    ]
+    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+    async with client_on(direct, customer.key) as here, client_on(declared, customer.key) as there:
+        for path in paths:
+            for method in ("GET", "POST", "HEAD", "PUT"):
+                want = await there.request(method, path)
+                assert told(await here.request(method, path)) == told(want), (method, path)
+
+
+async def test_a_key_may_do_past_the_framework_only_what_its_scopes_say(shop: Shop) -> None:
+    reader = await shop.customer(scopes=frozenset({Scope.READ}))
+    writer, _ = await shop.key(reader.tenant_id, reader.user_id, scopes=frozenset({Scope.WRITE}))
+    body = {"effect_id": str(shop.draw.id)}
+    for app in (create_app(shop.plane), declared_only(create_app(shop.plane))):
+        async with client_on(app, reader.key) as may_read, client_on(app, writer) as may_write:
+            assert (await may_read.post(JOBS, json=body)).status_code == 403
+            assert (await may_read.post(JOBS, json={})).status_code == 403
+            made = await may_write.post(JOBS, json=body)
+            assert made.status_code == 201
+            path = f"{JOBS}/{made.json()['id']}"
+            assert (await may_write.get(path)).status_code == 403
+            assert (await may_read.get(path)).status_code == 200
+
+
+async def test_no_key_is_answered_as_by_the_declared_route(shop: Shop) -> None:
+    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+    for key in (None, "wrong"):
+        async with client_on(direct, key) as here, client_on(declared, key) as there:
+            for method, path in (("POST", JOBS), ("GET", f"{JOBS}/{uuid4()}")):
+                answer = await here.request(method, path)
+                assert answer.status_code == 401
+                assert told(answer) == told(await there.request(method, path))
