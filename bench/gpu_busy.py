@@ -22,6 +22,8 @@ from typing import Any
 
 import httpx
 
+from signals import exit_on_sigterm
+
 ROOT = Path(__file__).parents[1]
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
 JOBS = 100
@@ -190,6 +192,7 @@ def measure(jobs: int, *, memory: bool) -> list[Span]:
 
 
 def main() -> int:
+    exit_on_sigterm()
     numbers = [int(each) for each in sys.argv[1:] if each.isdigit()]
     found = measure(numbers[0] if numbers else JOBS, memory="--memory" in sys.argv)
     makespan = found[-1].ended - found[0].started

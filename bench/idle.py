@@ -35,6 +35,7 @@ from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.keys import hashed
 from service_load.before import ROOT
 from service_load.server import ADMIN_KEY, UNLIMITED, ServerProcess, control_plane, running
+from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
 from tests.dbkit.postgres import create_database, running_postgres
@@ -212,6 +213,7 @@ def server_of(tree: Path, data: Path, urls: list[str]) -> Iterator[ServerProcess
 
 
 def main(polls: int, seconds: float, databases: list[str], before: Path | None) -> None:
+    exit_on_sigterm()
     trees = {"before": before.resolve()} if before else {}
     trees["now"] = ROOT
     found: dict[tuple[str, str], Idle] = {}

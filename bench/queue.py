@@ -7,6 +7,8 @@ What is measured, and how, is told in bench/queueing/.
 
 import sys
 
+PEERS = ("pgqueuer", "procrastinate")
+
 if __name__ == "queue":
     # Run from this folder, a bench finds this file where the standard library's queue is meant.
     from importlib.machinery import PathFinder
@@ -22,6 +24,14 @@ if __name__ == "queue":
     spec.loader.exec_module(sys.modules["queue"])
 
 if __name__ == "__main__":
-    from queueing.main import main
+    try:
+        from queueing.main import main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in PEERS:
+            raise
+        raise SystemExit(
+            f"{error.name} is not installed. The queue is measured against others, which an extra has: "
+            "pip install -e '.[bench]'"
+        ) from None
 
     main()

@@ -31,6 +31,7 @@ from service_load.measures import CpuMeter, StatementMeter, latencies, throughpu
 from service_load.processes import Several, watched
 from service_load.server import control_plane, floor_server, running
 from service_load.statements import relay
+from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
 from tests.dbkit.postgres import create_database, running_postgres
@@ -169,6 +170,7 @@ async def several(plan: Plan, server_url: str, folder: Path) -> list[Several]:
 
 
 def main() -> None:
+    exit_on_sigterm()
     given = _options().parse_args()
     wanted = [each.strip().replace("_", " ") for each in given.only.split(",")]
     if unknown := [each for each in wanted if not any(r.startswith(each) for r in ROUTES)]:

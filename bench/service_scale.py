@@ -25,6 +25,7 @@ from service_load.before import ROOT
 from service_load.life import living
 from service_load.measures import throughput
 from service_load.server import control_plane
+from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
 from tests.dbkit.databases import Databases
@@ -40,6 +41,7 @@ console = Console(width=120)
 
 
 def main() -> None:
+    exit_on_sigterm()
     options = argparse.ArgumentParser(description="What routes cost after a million jobs.")
     options.add_argument("jobs", nargs="?", type=int, default=1_000_000)
     options.add_argument("--only", choices=("sqlite", "postgres"))

@@ -1,0 +1,100 @@
+"""Benches: what they judge by, what they need, and that they leave nothing behind."""
+
+import importlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+# Two of its modules can't be found, as without the extra.
+WITHOUT_PEERS = """
+import runpy, sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("pgqueuer", "procrastinate"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Nowhere())
+sys.path.insert(0, sys.argv[1])
+runpy.run_path(sys.argv[1] + "/queue.py", run_name="__main__")
+"""
+
+WAITS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from signals import exit_on_sigterm
+exit_on_sigterm()
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+finally:
+    print("cleaned up", flush=True)
+"""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("graphs")
+
+
+def figures(*, jobs: int, start: float, peak_mb: float, first: float = 2.0) -> dict[str, float]:
+    steps = {"first": first, "last": first, "end": first}
+    return {
+        "jobs": jobs,
+        "start": start,
+        "total": start + jobs * first,
+        "peak_mb": peak_mb,
+        **steps,
+    }
+
+
+@pytest.mark.parametrize(("first", "is_well"), [(2.2, True), (4.0, False)])
+def test_a_quick_fan_out_is_judged_by_what_a_job_costs(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch, first: float, is_well: bool
+) -> None:
+    """Its start is that of 10,000 jobs and its memory too, while 100 are run."""
+    found = {
+        100: figures(jobs=100, start=50, peak_mb=100),
+        1_000: figures(jobs=100, start=500, peak_mb=110),
+        10_000: figures(jobs=100, start=5_000, peak_mb=200, first=first),
+    }
+    monkeypatch.setattr(graphs, "fan_out_of", found.__getitem__)
+    monkeypatch.setattr(sys, "argv", ["graphs.py", "fanout", "--quick"])
+    assert graphs.fanout() is is_well
+
+
+@pytest.mark.parametrize(("peak_mb", "is_well"), [(200, True), (400, False)])
+def test_a_whole_fan_out_is_judged_by_its_memory_too(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch, peak_mb: float, is_well: bool
+) -> None:
+    found = {
+        100: figures(jobs=100, start=50, peak_mb=100),
+        1_000: figures(jobs=1_000, start=500, peak_mb=110),
+        10_000: figures(jobs=10_000, start=5_000, peak_mb=peak_mb),
+    }
+    monkeypatch.setattr(graphs, "fan_out_of", found.__getitem__)
+    monkeypatch.setattr(sys, "argv", ["graphs.py", "fanout"])
+    assert graphs.fanout() is is_well
+
+
+def test_without_the_other_queues_the_extra_that_has_them_is_named() -> None:
+    command = [sys.executable, "-c", WITHOUT_PEERS, str(BENCH)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "pip install -e '.[bench]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_bench_that_is_told_to_end_cleans_up() -> None:
+    command = [sys.executable, "-c", WAITS, str(BENCH)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout
+        assert bench.stdout.readline() == "ready\n"
+        bench.terminate()
+        assert bench.stdout.read() == "cleaned up\n"
+    assert bench.returncode == 128 + signal.SIGTERM
