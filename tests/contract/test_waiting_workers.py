@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from tests.upkeepkit import Ahead
 
 from comfyfleet.dispatch.waiting import Asked
 from comfyfleet.fleets import service as fleets
+from comfyfleet.jobs import polling
 from comfyfleet.jobs.waiting_workers import PASS_SECONDS, WaitingWorkers, look_at
 
 PATIENCE_SECONDS = 10
@@ -178,3 +180,15 @@ async def test_a_poll_that_was_answered_is_not_kept_until_the_next_look(room: Ro
     kept = [each for each in gc.get_objects() if isinstance(each, Asked) and each.future.done()]
     looking.cancel()
     assert kept == []
+
+
+@pytest.mark.parametrize(("chance", "seconds"), [(0.0, 30), (1.0, 27)])
+async def test_waits_of_the_same_length_end_apart(
+    room: Room, monkeypatch: pytest.MonkeyPatch, chance: float, seconds: float
+) -> None:
+    monkeypatch.setattr(polling, "_dice", Mock(random=lambda: chance))
+    begun = asyncio.get_running_loop().time()
+    await room.enter("w1")
+    (asked,) = room.yard.plane.queue.parked_ones()
+    entered = asyncio.get_running_loop().time()
+    assert begun + seconds <= asked.deadline <= entered + seconds

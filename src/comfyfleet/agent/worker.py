@@ -43,7 +43,8 @@ from comfyfleet.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 30.0
+# Less than the minute after which many proxies cut a silent connection.
+WAIT_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
 # So long a prefetch waits for the last word of a lease whose outputs go up.
 TOGETHER_SECONDS = 1.0

@@ -178,6 +178,11 @@ async def workers_of(
     )
 
 
+async def one_of_each_kind(tx: Tx, fleet: Fleet, *, seen_since: datetime) -> list[Worker]:
+    """Workers of the fleet that stand for all: of those that can run the same, one is enough."""
+    return await store.one_of_each_kind(tx, fleet.id, seen_since=seen_since)
+
+
 async def count_workers(tx: Tx, fleet: Fleet) -> int:
     return await store.count(tx, fleet.id)
 

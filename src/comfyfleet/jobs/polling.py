@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from random import Random
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
@@ -20,6 +21,9 @@ from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import BackendFacts, Job, Poll, Polled
 
 HELD_BACK_SECONDS = 2.0
+# A wait ends by up to so much of it earlier: workers that came at one moment don't come back at one.
+WAIT_SPREAD = 0.1
+_dice = Random()  # noqa: S311 - not for secrets
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class Polling:
 
     def __init__(self, worker: Worker, asked: Poll) -> None:
         self._worker_id, self._key_hash = worker.worker_id, worker.key_hash
-        self._until = asyncio.get_running_loop().time() + asked.wait_seconds
+        seconds = asked.wait_seconds * (1 - WAIT_SPREAD * _dice.random())
+        self._until = asyncio.get_running_loop().time() + seconds
         self._said = b""
         self._wait: Wait | None = None
         self._reason: str | None = None

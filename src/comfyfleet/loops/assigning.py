@@ -44,10 +44,10 @@ class Assigning:
         self._looked_at = situation
 
     async def _workers(self, tx: Tx, fleet: Fleet) -> list[Worker]:
-        """Those that are there now."""
+        """Of those that are there now, one of each kind: there may be thousands, every second."""
         plane = self._plane
         seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
-        return await fleets.workers_of(tx, fleet, seen_since=seen_since)
+        return await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
 
     async def _assign(self, workflow_ids: set[int], new: Sequence[str]) -> None:
         plane, now = self._plane, self._plane.clock()

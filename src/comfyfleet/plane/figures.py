@@ -9,7 +9,7 @@ from comfyfleet.db import Database, Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Depth, Lane
 from comfyfleet.plane import store
-from comfyfleet.plane.store import EndedRow, FleetRow, WorkerRow
+from comfyfleet.plane.store import EndedRow, FleetRow, WorkersRow
 
 # Rows that end now may be committed a little later: the last moments are left for the next look.
 SETTLE = timedelta(seconds=5)
@@ -58,16 +58,16 @@ async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> 
     for fleet_id, workflow_id in await store.assignments(tx):
         assigned[fleet_id].add(workflow_id)
     workers = defaultdict(list)
-    for worker in await store.all_workers(tx):
-        workers[worker.fleet_id].append(worker)
     offline_before = now - timedelta(seconds=offline_after_seconds)
+    for alike in await store.workers_by_state(tx, offline_before=offline_before):
+        workers[alike.fleet_id].append(alike)
     return Figures(
         lanes=[_lane(slugs, lane, depth, now) for lane, depth in depths.items()],
         fleets=[
             _fleet(
                 fleet,
                 frozenset(assigned[fleet.id]),
-                [(worker, state_of(worker, offline_before)) for worker in workers[fleet.id]],
+                workers[fleet.id],
                 depths,
                 now,
             )
@@ -76,14 +76,14 @@ async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> 
     )
 
 
-def state_of(worker: WorkerRow, offline_before: datetime) -> str:
-    if not worker.is_approved:
+def state_of(alike: WorkersRow) -> str:
+    if not alike.is_approved:
         return REVOKED
-    if worker.last_seen_at < offline_before:
+    if alike.is_offline:
         return OFFLINE
-    if worker.is_draining:
+    if alike.is_draining:
         return DRAINING
-    return BUSY if worker.current_load else IDLE
+    return BUSY if alike.is_busy else IDLE
 
 
 def _lane(slugs: Mapping[int, str], lane: Lane, depth: Depth, now: datetime) -> LaneFigures:
@@ -96,7 +96,7 @@ def _lane(slugs: Mapping[int, str], lane: Lane, depth: Depth, now: datetime) -> 
 def _fleet(
     fleet: FleetRow,
     workflow_ids: frozenset[int],
-    workers: Sequence[tuple[WorkerRow, str]],
+    workers: Sequence[WorkersRow],
     depths: Mapping[Lane, Depth],
     now: datetime,
 ) -> FleetFigures:
@@ -105,15 +105,17 @@ def _fleet(
         for lane, depth in depths.items()
         if lane.stage == fleet.stage and lane.workflow_id in workflow_ids
     ]
-    live = (worker for worker, state in workers if state in (IDLE, BUSY))
+    by_state: Counter[str] = Counter()
+    for alike in workers:
+        by_state[state_of(alike)] += alike.workers
     return FleetFigures(
         slug=fleet.slug,
         stage=fleet.stage,
         queued=sum(depth.queued for depth in mine),
         leased=sum(depth.leased for depth in mine),
         oldest_seconds=max((_age(depth, now) for depth in mine), default=0.0),
-        workers=Counter(state for _, state in workers),
-        slots=sum(worker.max_concurrency for worker in live),
+        workers=by_state,
+        slots=sum(each.slots for each in workers if state_of(each) in (IDLE, BUSY)),
         max_workers=fleet.max_workers,
         workflow_ids=workflow_ids,
         fleet_id=fleet.id,

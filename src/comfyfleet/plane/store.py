@@ -19,13 +19,16 @@ class FleetRow(NamedTuple):
     max_workers: int | None
 
 
-class WorkerRow(NamedTuple):
+class WorkersRow(NamedTuple):
+    """Workers of a fleet that are in the same state."""
+
     fleet_id: int
     is_approved: bool
     is_draining: bool
-    current_load: int
-    max_concurrency: int
-    last_seen_at: datetime
+    is_busy: bool
+    is_offline: bool
+    workers: int
+    slots: int  # how many jobs they run at once
 
 
 class EndedRow(NamedTuple):
@@ -54,9 +57,19 @@ async def assignments(tx: Tx) -> list[tuple[int, int]]:
     return [(row.fleet_id, row.workflow_id) for row in await tx.execute(query)]
 
 
-async def all_workers(tx: Tx) -> list[WorkerRow]:
-    query = select(*(workers.c[name] for name in WorkerRow._fields))
-    return [WorkerRow(*row) for row in await tx.execute(query)]
+async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersRow]:
+    """Counted there: of ten thousand workers a few rows come here."""
+    w = workers.c
+    states = (
+        w.fleet_id,
+        w.is_approved,
+        w.is_draining,
+        case((w.current_load > 0, 1), else_=0).label("is_busy"),
+        case((w.last_seen_at < offline_before, 1), else_=0).label("is_offline"),
+    )
+    names = ("fleet_id", "is_approved", "is_draining", "is_busy", "is_offline")
+    query = select(*states, func.count(), func.sum(w.max_concurrency)).group_by(*names)
+    return [WorkersRow(*row) for row in await tx.execute(query)]
 
 
 async def ended(

@@ -1,14 +1,11 @@
 """What a worker does, as those who watch count it."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from comfyfleet.plane.figures import state_of
-from comfyfleet.plane.store import WorkerRow
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+from comfyfleet.plane.store import WorkersRow
 
 
 @dataclass(frozen=True)
@@ -16,22 +13,23 @@ class Case:
     state: str
     is_approved: bool = True
     is_draining: bool = False
-    load: int = 0
-    unseen: int = 0
+    is_busy: bool = False
+    is_offline: bool = False
 
 
 @pytest.mark.parametrize(
     "case",
     [
         Case("idle"),
-        Case("busy", load=1),
-        Case("draining", is_draining=True, load=1),
-        Case("offline", is_draining=True, unseen=91),
-        Case("revoked", is_approved=False, unseen=91),
+        Case("busy", is_busy=True),
+        Case("draining", is_draining=True, is_busy=True),
+        Case("offline", is_draining=True, is_offline=True),
+        Case("revoked", is_approved=False, is_offline=True),
     ],
     ids=lambda case: case.state,
 )
 def test_the_gravest_state_counts(case: Case) -> None:
-    seen = NOW - timedelta(seconds=case.unseen)
-    row = WorkerRow(1, case.is_approved, case.is_draining, case.load, 1, seen)
-    assert state_of(row, NOW - timedelta(seconds=90)) == case.state
+    row = WorkersRow(
+        1, case.is_approved, case.is_draining, case.is_busy, case.is_offline, workers=1, slots=1
+    )
+    assert state_of(row) == case.state

@@ -8,7 +8,9 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Select,
+    String,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -117,6 +119,17 @@ async def all_of(
     # Limited inside: outside a worker has as many rows as workflows.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
     found = await tx.execute(_ALL.where(workers.c.id.in_(page.scalar_subquery())))
+    return _workers(found.mappings())
+
+
+async def one_of_each_kind(tx: Tx, fleet_id: int, *, seen_since: datetime) -> list[Worker]:
+    """Of those whose backends have the same, and that have the same capabilities, the first."""
+    firsts = (
+        select(func.min(workers.c.id))
+        .where(workers.c.fleet_id == fleet_id, workers.c.last_seen_at >= seen_since)
+        .group_by(workers.c.facts_hash, cast(workers.c.capabilities, String))
+    )
+    found = await tx.execute(_ALL.where(workers.c.id.in_(firsts.scalar_subquery())))
     return _workers(found.mappings())
 
 

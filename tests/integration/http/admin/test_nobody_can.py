@@ -1,6 +1,7 @@
 """Operators are told when nobody, or not everybody, can run a workflow; and what they misspelt."""
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.planekit.fleet import PROMPT, Yard, yard_on
 
 from comfyfleet.fleets import service as fleets
 from comfyfleet.loops.assigning import Assigning
+from comfyfleet.plane.figures import DRAINING, IDLE, OFFLINE, read_figures
 
 ALL_TYPES = ["LoadImage", "ImageInvert", "SaveImage"]
 
@@ -55,6 +57,33 @@ async def test_what_is_assigned_by_itself_can_be_run(yard: Yard) -> None:
     await sweep()
     async with yard.plane.central.look() as tx:
         assert len(await fleets.assigned_to(tx, fleet)) == 2
+
+
+async def test_of_workers_that_can_run_the_same_one_is_looked_at(yard: Yard) -> None:
+    await yard.register("w1", backend={"node_types": ALL_TYPES})
+    await yard.register("w2", backend={"node_types": ALL_TYPES})
+    await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
+    await yard.register("w4", backend={"node_types": ["LoadImage"]})
+    async with yard.plane.central.look() as tx:
+        fleet = await fleets.get(tx, "gpu", "production")
+        an_hour_ago = yard.plane.clock() - timedelta(hours=1)
+        those = await fleets.one_of_each_kind(tx, fleet, seen_since=an_hour_ago)
+        assert [each.worker_id for each in those] == ["w1", "w3", "w4"]
+        assert not await fleets.one_of_each_kind(tx, fleet, seen_since=yard.plane.clock())
+
+
+async def test_workers_are_counted_by_state_where_they_are_kept(yard: Yard) -> None:
+    for name in ("w1", "w2", "w3"):
+        await yard.register(name, max_concurrency=2)
+    await yard.act("workers/w3/drain")
+    plane = yard.plane
+    async with plane.central.look() as tx:
+        now = await read_figures(tx, now=plane.clock(), offline_after_seconds=90)
+        later = plane.clock() + timedelta(minutes=5)
+        then = await read_figures(tx, now=later, offline_after_seconds=90)
+    (fleet,) = now.fleets
+    assert (fleet.workers, fleet.slots) == ({IDLE: 2, DRAINING: 1}, 4)
+    assert then.fleets[0].workers == {OFFLINE: 3}
 
 
 async def test_before_a_worker_has_joined_registering_is_no_reason_to_warn(yard: Yard) -> None:
