@@ -70,5 +70,5 @@ async def test_inputs_that_are_too_large_start_nothing(shop: Shop, ada: Customer
     graph = (await ada.client.post("/api/graphs", json=merges(1))).json()
     body = {"inputs": {"x": [0] * 300_001}}
     refused = await ada.client.post(f"/api/graphs/{graph['id']}/runs", json=body)
-    assert refused.status_code == 422, refused.text
+    assert refused.status_code == 413, refused.text
     assert (await ada.get("graph-runs"))["runs"] == []

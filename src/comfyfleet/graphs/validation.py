@@ -1,13 +1,14 @@
 """What is wrong with a graph, before anything runs: all of it at once, each with node and port."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 from comfyfleet.effects.model import Property
+from comfyfleet.effects.models import models_chosen
 from comfyfleet.effects.values import checked
 from comfyfleet.graphs.budget import VALUE_MAX, size_of, too_large
-from comfyfleet.graphs.catalogue import Catalogue, Need, WorkflowFacts
+from comfyfleet.graphs.catalogue import BackendState, Catalogue, Need, WorkflowFacts
 from comfyfleet.graphs.documents import read_document
 from comfyfleet.graphs.limits import DEFAULT_LIMITS, GraphLimits
 from comfyfleet.graphs.model import (
@@ -84,7 +85,7 @@ def _workflow_problems(
         else:
             yield from _literal_problems(node, workflows[node.id])
         if node.fallback_strategy == Fallback.NONE:
-            yield from _affinity_problems(node, workflows.get(node.id), catalogue)
+            yield from _affinity_problems(node, workflows.get(node.id), graph, catalogue)
 
 
 def warnings(graph: Graph, catalogue: Catalogue) -> tuple[Problem, ...]:
@@ -96,7 +97,7 @@ def warnings(graph: Graph, catalogue: Catalogue) -> tuple[Problem, ...]:
             continue
         facts = workflows.get(node.id)
         if node.fallback_strategy != Fallback.NONE:
-            found += _affinity_problems(node, facts, catalogue)
+            found += _affinity_problems(node, facts, graph, catalogue)
         if (
             facts
             and is_ours(facts)
@@ -135,7 +136,7 @@ def value_problem(each: Property, value: Any) -> str:
 
 
 def _affinity_problems(
-    node: WorkflowNode, workflow: WorkflowFacts | None, catalogue: Catalogue
+    node: WorkflowNode, workflow: WorkflowFacts | None, graph: Graph, catalogue: Catalogue
 ) -> Iterator[Problem]:
     """Being offline is no problem here. What is gone is one only without a fallback."""
     if node.backend_affinity is None:
@@ -144,9 +145,21 @@ def _affinity_problems(
     if not meant:
         message = f"there is no backend {node.backend_affinity}"
         yield Problem("unknown_backend", message, node.id, "backend_affinity")
-    elif workflow and not any(each.is_able(Need(workflow.slug)) for each in meant):
+    elif workflow and not any(each.is_able(_need(node, workflow, graph)) for each in meant):
         message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
-        yield Problem("unable_backend", message, node.id, "backend_affinity")
+        lacks = _models_lacking(node, workflow, meant)
+        yield Problem("unable_backend", message + lacks, node.id, "backend_affinity")
+
+
+def _models_lacking(
+    node: WorkflowNode, workflow: WorkflowFacts, meant: Iterable[BackendState]
+) -> str:
+    """Only models that the node itself names: which others there are is the operator's."""
+    chosen = models_chosen(workflow.properties, node.properties)
+    named = [each for each in chosen if each.file in node.properties.values()]
+    offers = [each.offer for each in meant if each.offer is not None]
+    lacking = [each.file for each in named if any(offer.lacks_choice(each) for offer in offers)]
+    return f": it lacks {', '.join(lacking)}" if lacking else ""
 
 
 def _missing_inputs(

@@ -23,7 +23,9 @@ from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
 from comfyfleet.kernel.texts import problem_with_text
 
 DEPTH_MAX = 100
-VALUES_MAX = 1_000_000
+# What parses them lets others in between; what checks, keeps and frees them does not, and takes about
+# half a second for a million. Workflows have some thousands.
+VALUES_MAX = 200_000
 DIGITS_MAX = 400
 # As proxies call it: answered to one who has hung up before all of the body had come.
 CALLER_GONE = 499

@@ -81,13 +81,14 @@ async def ground_for(tx: Tx, sides: Sides, wanted: Wanted) -> Ground:
 
 async def shortage_for(sides: Sides, asked: Submission) -> Shortage | None:
     """Of a job that is submitted. Jobs alike are looked at once in a while, as they are many."""
-    key = (asked.lane, asked.workflow_version, asked.model_set)
+    bound = asked.backend_affinity
+    key = (asked.lane, asked.workflow_version, asked.model_set, bound)
 
     async def look() -> Shortage | None:
         async with sides.central.look() as tx:
             models = models_of(asked.prompt)
             wanted = await wanted_by(tx, asked.lane, models, asked.workflow_version)
-            return await shortage_of(tx, sides, wanted)
+            return shortage(await ground_for(tx, sides, wanted), bound)
 
     return await sides.shortages.get(key, look, now=sides.clock())
 
@@ -97,8 +98,9 @@ async def shortage_of(tx: Tx, sides: Sides, wanted: Wanted) -> Shortage | None:
     return shortage(await ground_for(tx, sides, wanted))
 
 
-def shortage(ground: Ground) -> Shortage | None:
-    message = nobody_may(ground) or nobody_can(ground)
+def shortage(ground: Ground, bound: str | None = None) -> Shortage | None:
+    """`bound`: the worker or fleet that a job must be run by."""
+    message = nobody_may(ground) or _bound_can_not(ground, bound) or nobody_can(ground)
     return None if message is None else Shortage(message, told_of(ground.wanted.workflow))
 
 
@@ -122,6 +124,25 @@ def nobody_may(ground: Ground) -> str | None:
     if not any(required <= worker.capabilities for worker in ground.workers):
         return f"No worker of fleet {names} has the capabilities {listed(sorted(required))}."
     return None
+
+
+def _bound_can_not(ground: Ground, bound: str | None) -> str | None:
+    if bound is None:
+        return None
+    slug = ground.wanted.workflow.slug
+    named = [worker for worker in ground.workers if bound in worker.affinities]
+    online = [worker for worker in named if ground.is_online(worker)]
+    if not named:
+        return f"It is bound to {bound}, which is not there or can't run workflow {slug}."
+    if not online:
+        return f"It is bound to {bound}, which is offline."
+    if not any(worker.takes_jobs for worker in online):
+        return f"It is bound to {bound}, which drains or is not approved."
+    if any(ground.can_run(worker) for worker in online):
+        return None
+    lacks = [ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing]
+    what = f": missing {lacks[0].in_words()}" if lacks else ""
+    return f"It is bound to {bound}, which can't run workflow {slug}{what}."
 
 
 def nobody_can(ground: Ground) -> str | None:

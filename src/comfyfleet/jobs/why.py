@@ -9,7 +9,7 @@ from comfyfleet.effects.model import Workflow
 from comfyfleet.effects.models import models_of
 from comfyfleet.jobs import store
 from comfyfleet.jobs.shared import in_maintenance
-from comfyfleet.jobs.shortage import Ground, ground_for, nobody_can, nobody_may, wanted_by
+from comfyfleet.jobs.shortage import Ground, ground_for, shortage, wanted_by
 from comfyfleet.jobs.sides import Sides
 
 SOON = timedelta(minutes=1)
@@ -77,20 +77,15 @@ async def why_for_customers(sides: Sides, row: Dispatch) -> str:
 def sentence_for_customers(seen: Situation) -> str:
     if seen.maintenance:
         return _MAINTENANCE
-    if _held_back(seen) or nobody_may(seen.ground) or _affinity(seen) or nobody_can(seen.ground):
+    if _held_back(seen) or shortage(seen.ground, seen.dispatch.backend_affinity):
         return "Nobody can run it at the moment; it waits until somebody can."
     return _in_line(seen)
 
 
 def sentence(seen: Situation) -> str:
     """The first thing that stands in the way, from the whole system down to the line."""
-    return (
-        _held_back(seen)
-        or nobody_may(seen.ground)
-        or _affinity(seen)
-        or nobody_can(seen.ground)
-        or _in_line(seen)
-    )
+    short = shortage(seen.ground, seen.dispatch.backend_affinity)
+    return _held_back(seen) or (short.message if short else _in_line(seen))
 
 
 def _held_back(seen: Situation) -> str | None:
@@ -103,28 +98,6 @@ def _held_back(seen: Situation) -> str | None:
         return f"Workflow {slug} is paused by an operator."
     if row.not_before and row.not_before > seen.now:
         return f"It is put off until {row.not_before:%Y-%m-%d %H:%M:%S} UTC: {row.last_error or 'no reason given'}."
-    return None
-
-
-def _affinity(seen: Situation) -> str | None:
-    bound = seen.dispatch.backend_affinity
-    if bound is None:
-        return None
-    ground, slug = seen.ground, seen.workflow.slug
-    named = [worker for worker in ground.workers if bound in worker.affinities]
-    online = [worker for worker in named if ground.is_online(worker)]
-    if not named:
-        return f"It is bound to {bound}, which is not there or can't run workflow {slug}."
-    if not online:
-        return f"It is bound to {bound}, which is offline."
-    if not any(worker.takes_jobs for worker in online):
-        return f"It is bound to {bound}, which drains or is not approved."
-    if not any(ground.can_run(worker) for worker in online):
-        lacks = [
-            ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing
-        ]
-        what = f": missing {lacks[0].in_words()}" if lacks else ""
-        return f"It is bound to {bound}, which can't run workflow {slug}{what}."
     return None
 
 

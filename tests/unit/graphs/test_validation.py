@@ -16,6 +16,9 @@ from tests.unit.graphs.builders import (
     work,
 )
 
+from comfyfleet.effects.model import Property
+from comfyfleet.fleets.offers import Offer
+from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
 from comfyfleet.graphs.limits import GraphLimits
 from comfyfleet.graphs.model import Problem
 from comfyfleet.graphs.parsing import parse_graph
@@ -101,6 +104,26 @@ def test_each_mistake_is_told_where_it_is(
     given: dict[str, Any], expected: list[tuple[str, str, str]]
 ) -> None:
     assert sorted(problems(given)) == sorted(expected)
+
+
+def test_an_affinity_to_a_backend_without_the_model_that_the_node_names_is_told_with_it() -> None:
+    properties = (Property("model", "text", default="usual.safetensors", binding="1.ckpt_name"),)
+    files = {"CheckpointLoader.ckpt_name": frozenset({"other.safetensors"})}
+    slugs = frozenset({"paint"})
+    backend = BackendState("c", "f/s", workflows=slugs, offer=Offer("k", model_files=files))
+    catalogue = catalogue_of((WorkflowFacts("paint", 1, properties),), (backend,))
+    said = {}
+    for model in ("big.safetensors", "other.safetensors", None):
+        values = {} if model is None else {"model": model}
+        wanted = work("d", "paint", backend_affinity="worker:c", properties=values)
+        found = check(document(wanted, node("o", "output"), links=("d.output > o.value",)), catalogue)
+        said[model] = [(each.code, each.message) for each in found.problems]
+    unable = "worker:c can't run the workflow 'paint'"
+    assert said == {
+        "big.safetensors": [("unable_backend", f"{unable}: it lacks big.safetensors")],
+        "other.safetensors": [],
+        None: [("unable_backend", unable)],
+    }
 
 
 @pytest.mark.parametrize(

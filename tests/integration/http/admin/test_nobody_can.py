@@ -120,3 +120,23 @@ async def test_a_type_that_is_none_is_told_in_a_sentence(yard: Yard) -> None:
     assert answer.json()["error"]["message"].startswith(
         "the property width: 'integr' is no type, did you mean integer? There are: text,"
     )
+
+
+async def test_submitting_to_a_worker_that_lacks_something_says_what(yard: Yard) -> None:
+    await yard.assign("invert")
+    await yard.register("good", backend={"node_types": ALL_TYPES})
+    await yard.register("bad", backend={"node_types": ["LoadImage", "SaveImage"]})
+    said = {}
+    for name in ("good", "bad", "gone"):
+        body = {
+            "workflow_slug": "invert",
+            "files": {"input": await yard.upload()},
+            "backend_affinity": f"worker:{name}",
+        }
+        said[name] = (await yard.admin.post("/api/admin/jobs", json=body)).json()["warnings"]
+    can_not = "which can't run workflow invert: missing node ImageInvert."
+    assert said == {
+        "good": [],
+        "bad": [f"It is bound to worker:bad, {can_not}"],
+        "gone": ["It is bound to worker:gone, which is not there or can't run workflow invert."],
+    }
