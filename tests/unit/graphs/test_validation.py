@@ -116,7 +116,9 @@ def test_an_affinity_to_a_backend_without_the_model_that_the_node_names_is_told_
     for model in ("big.safetensors", "other.safetensors", None):
         values = {} if model is None else {"model": model}
         wanted = work("d", "paint", backend_affinity="worker:c", properties=values)
-        found = check(document(wanted, node("o", "output"), links=("d.output > o.value",)), catalogue)
+        found = check(
+            document(wanted, node("o", "output"), links=("d.output > o.value",)), catalogue
+        )
         said[model] = [(each.code, each.message) for each in found.problems]
     unable = "worker:c can't run the workflow 'paint'"
     assert said == {
