@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:  # the others inherit what it sets
         _keep_bytecode(config)
         _use_memory_disk(config)
+        _trust_by_folder()
     share_compiled()
 
 
@@ -71,6 +73,15 @@ def _use_memory_disk(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="comfyfleet-tests-", dir=MEMORY_DISK)
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _trust_by_folder() -> None:
+    """A file of certificates is read whole by every HTTP client that is made, which takes longer than
+    a request; in a folder only what is needed is looked up."""
+    folder = os.environ.get("SSL_CERT_DIR") or ssl.get_default_verify_paths().capath
+    if folder and Path(folder).is_dir():
+        os.environ["SSL_CERT_DIR"] = folder
+        os.environ.pop("SSL_CERT_FILE", None)
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,24 @@ def picture(color: int, *, size: int = 16, prefix: str = "contract") -> Prompt:
     }
 
 
-def slow(color: int, *, blurs: int = 2) -> Prompt:
-    """Seconds of work on a CPU, in several nodes."""
+def slow(color: int, *, nodes: int = 2) -> Prompt:
+    """Some seconds on our engine, which sleeps, in several nodes."""
+    prompt: Prompt = {"1": node("EmptyImage", width=16, height=16, batch_size=1, color=color)}
+    for number in range(2, nodes + 2):
+        source = [str(number - 1), 0]
+        steps = {"steps": 8, "step_ms": 100, "previews": False}
+        prompt[str(number)] = node("ComfyfleetSteps", image=source, **steps)
+    prompt["99"] = node("PreviewImage", images=[str(nodes + 1), 0])
+    return prompt
+
+
+def heavy(color: int, *, nodes: int = 2) -> Prompt:
+    """The same on any ComfyUI: seconds of work on a CPU."""
     prompt: Prompt = {"1": node("EmptyImage", width=1024, height=1024, batch_size=1, color=color)}
-    for number in range(2, blurs + 2):
+    for number in range(2, nodes + 2):
         source = [str(number - 1), 0]
         prompt[str(number)] = node("ImageBlur", image=source, blur_radius=31, sigma=1.0)
-    prompt["99"] = node("PreviewImage", images=[str(blurs + 1), 0])
+    prompt["99"] = node("PreviewImage", images=[str(nodes + 1), 0])
     return prompt
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from tests.comfykit.prompts import Prompt, heavy, slow
 from tests.comfykit.proxy import meddling
 from tests.comfykit.v2_server import comfy_api_proxy
 
@@ -25,12 +26,14 @@ class Stage:
 
     `another` makes a second caller of the same backend, which knows nothing of the first.
     `drop` cuts the connection that events come on; None where there is none.
+    `slow` makes a prompt that takes seconds there.
     """
 
     backend: Backend
     another: Callable[[], Backend]
     drop: Callable[[], object] | None
     abilities: Abilities = field(default_factory=Abilities)
+    slow: Callable[..., Prompt] = slow
 
     def is_under_way(self, event: Event) -> bool:
         """In the middle of a slow run, as far as the backend tells."""
@@ -43,7 +46,7 @@ StageOf = Callable[[], contextlib.AbstractAsyncContextManager[Stage]]
 
 
 @contextlib.asynccontextmanager
-async def server_stage(url: str) -> AsyncIterator[Stage]:
+async def server_stage(url: str, slow: Callable[..., Prompt] = heavy) -> AsyncIterator[Stage]:
     async with meddling(url) as proxy, contextlib.AsyncExitStack() as stack:
 
         def caller() -> ComfyServer:
@@ -51,13 +54,13 @@ async def server_stage(url: str) -> AsyncIterator[Stage]:
             stack.push_async_callback(server.aclose)
             return server
 
-        yield Stage(caller(), caller, proxy.cut_sockets)
+        yield Stage(caller(), caller, proxy.cut_sockets, slow=slow)
 
 
 @contextlib.asynccontextmanager
 async def engine_stage() -> AsyncIterator[Stage]:
     with serving() as served:
-        async with server_stage(served.url) as stage:
+        async with server_stage(served.url, slow) as stage:
             yield stage
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run, slow
+from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run
 from tests.contract.stages import (
     Stage,
     StageOf,
@@ -270,7 +270,7 @@ async def test_a_prompt_that_would_run_in_part_is_refused_and_does_not_run(
     backend: Backend,
 ) -> None:
     needs(stage, "tells_parts")
-    prompt = slow(new_color())
+    prompt = stage.slow(new_color())
     prompt["50"] = node("SaveImage", filename_prefix="x")
     prompt_id = new_id()
     with pytest.raises(PromptRefused) as caught:
@@ -330,7 +330,7 @@ async def test_a_file_that_is_not_there_is_told_as_gone(backend: Backend, tmp_pa
 
 
 async def test_a_running_run_is_cancelled_for_certain(stage: Stage, backend: Backend) -> None:
-    submitted = await backend.submit(slow(new_color(), blurs=6), prompt_id=new_id())
+    submitted = await backend.submit(stage.slow(new_color(), nodes=6), prompt_id=new_id())
     events: list[Any] = []
     async for event in backend.follow(submitted.run_id):
         events.append(event)
@@ -340,8 +340,10 @@ async def test_a_running_run_is_cancelled_for_certain(stage: Stage, backend: Bac
     assert await backend.queue_length() == 0
 
 
-async def test_a_waiting_run_is_cancelled_and_its_follower_told(backend: Backend) -> None:
-    first = await backend.submit(slow(new_color()), prompt_id=new_id())
+async def test_a_waiting_run_is_cancelled_and_its_follower_told(
+    stage: Stage, backend: Backend
+) -> None:
+    first = await backend.submit(stage.slow(new_color()), prompt_id=new_id())
     second = await backend.submit(picture(new_color()), prompt_id=new_id())
     following = asyncio.create_task(_events(backend, second.run_id))
     assert await backend.cancel(second.run_id) is Cancellation.CANCELLED
@@ -364,7 +366,7 @@ async def test_a_run_that_never_was_is_not_found(backend: Backend) -> None:
 
 
 async def test_a_run_that_waits_tells_how_many_are_ahead(stage: Stage) -> None:
-    first = await stage.backend.submit(slow(new_color()), prompt_id=new_id())
+    first = await stage.backend.submit(stage.slow(new_color()), prompt_id=new_id())
     second = await stage.backend.submit(picture(new_color()), prompt_id=new_id())
     other = stage.another()
     assert await other.queue_length() == 2
@@ -377,7 +379,7 @@ async def test_a_lost_connection_in_mid_run_loses_nothing_but_events(stage: Stag
     if stage.drop is None:
         pytest.skip("no connection is kept")
     backend = stage.backend
-    submitted = await backend.submit(slow(new_color()), prompt_id=new_id())
+    submitted = await backend.submit(stage.slow(new_color()), prompt_id=new_id())
     events: list[Any] = []
     async for event in backend.follow(submitted.run_id):
         events.append(event)
@@ -404,7 +406,7 @@ async def test_the_next_run_after_a_lost_connection_hears_everything(stage: Stag
 
 async def test_a_restarted_caller_adopts_its_run(stage: Stage) -> None:
     prompt_id = new_id()
-    submitted = await stage.backend.submit(slow(new_color()), prompt_id=prompt_id)
+    submitted = await stage.backend.submit(stage.slow(new_color()), prompt_id=prompt_id)
     await _until_started(stage.backend, submitted.run_id)
     await stage.backend.aclose()
     heir = stage.another()

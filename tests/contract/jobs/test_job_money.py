@@ -150,7 +150,9 @@ async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
 
 async def test_free_jobs_at_once_are_counted_one_by_one(till: Till) -> None:
     """Singly and two together, as batches come: whichever way, no two rest on the same count."""
-    most = till.sides.settings.max_active_jobs_per_user
+    most = 9
+    settings = replace(till.sides.settings, max_active_jobs_per_user=most)
+    till.sides = replace(till.sides, settings=settings)
     free = replace(till.priced(), price_tokens=0)
     jobs = [{uuid4(): free} for _ in range(2 * most)] + [{uuid4(): free, uuid4(): free}] * 4
     submits = [submitting.submit_many(till.sides, till.tenant_id, each) for each in jobs]
