@@ -46,24 +46,13 @@ class Database:
                 async with self._writing.begin() as tx:
                     yield tx
         else:
-            async with self._connected() as tx, _transaction(driver_of(tx)):
+            async with self.look() as tx, _transaction(driver_of(tx)):
                 yield tx
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[Tx]:
         """On PostgreSQL each statement sees what is committed by then, as in any transaction of ours:
         so none is begun, which saves two of three round trips."""
-        async with self._connected() as tx:
-            yield tx
-
-    @asynccontextmanager
-    async def say(self) -> AsyncIterator[Tx]:
-        """For one statement that writes: on PostgreSQL it is a transaction by itself."""
-        async with self.begin() if self.is_sqlite else self._connected() as tx:
-            yield tx
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Tx]:
         with self.outages.watched(), _telling_loss():
             tx = await self._connections.take()
             is_well = False
@@ -72,6 +61,12 @@ class Database:
                 is_well = True
             finally:
                 await self._connections.give(tx, is_well=is_well)
+
+    @asynccontextmanager
+    async def say(self) -> AsyncIterator[Tx]:
+        """For one statement that writes: on PostgreSQL it is a transaction by itself."""
+        async with self.begin() if self.is_sqlite else self.look() as tx:
+            yield tx
 
     async def close(self) -> None:
         await self._writing.close()

@@ -125,6 +125,12 @@ class OfSeveral(Statement):
 _IDS = "of_ids"
 
 
+def in_parts(row: Sequence[Any], *columns: Sequence[str]) -> list[dict[str, Any]]:
+    """A row of several tables as a dict for each, by the names of their columns."""
+    cells = iter(row)
+    return [dict(zip(names, cells, strict=False)) for names in columns]
+
+
 def _is_one_of(tx: Tx, column: Column[Any]) -> Any:
     if is_sqlite(tx):
         return column == bindparam(_IDS)

@@ -138,9 +138,10 @@ async def ordered(
         effect_id=offer.effect.id,
         idempotency_key=wanted.idempotency_key,
         request_hash=wanted.request_hash,
+        price_tokens=face.price_tokens,
+        video_id=wanted.video_id,
     )
-    asked = await submission(sides, tenant_id, order, known=offered.registered)
-    return replace(asked, price_tokens=face.price_tokens, video_id=wanted.video_id)
+    return await submission(sides, tenant_id, order, known=offered.registered)
 
 
 async def _files(

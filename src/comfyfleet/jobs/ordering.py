@@ -44,6 +44,8 @@ class Order:
     effect_id: UUID | None = None
     idempotency_key: str | None = None
     request_hash: str | None = None
+    price_tokens: int = 0
+    video_id: UUID | None = None
 
 
 class Registered(NamedTuple):
@@ -103,6 +105,8 @@ async def submission(
         effect_id=order.effect_id,
         idempotency_key=order.idempotency_key,
         request_hash=order.request_hash,
+        price_tokens=order.price_tokens,
+        video_id=order.video_id,
     )
 
 

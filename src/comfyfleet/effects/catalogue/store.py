@@ -11,7 +11,7 @@ from comfyfleet.db import Tx
 from comfyfleet.db.central import effects, fleets, workflow_fleets, workflows
 from comfyfleet.db.central import workflow_versions as versions
 from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.db.statement import Statement
+from comfyfleet.db.statement import Statement, in_parts
 from comfyfleet.effects.catalogue.model import Effect, Face, Offer, RunTerms
 from comfyfleet.effects.store import version_of, workflow_of
 from comfyfleet.fleets.model import Fleet
@@ -21,6 +21,7 @@ _REST = tuple(each.name for each in fields(Effect) if each.name != "face")
 # Columns of several tables in one row, told apart by the names that they get.
 _BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
 _WITH_FLEET = (*_BEHIND, (fleets, "fleet_"))
+_COLUMNS = [[each.name for each in table.c] for table, _ in _WITH_FLEET]
 
 
 def _offer_of(*tables: tuple[Table, str]) -> Select[Any]:
@@ -60,23 +61,22 @@ _OFFER_WITH_FLEET = Statement(
 
 async def offer(tx: Tx, effect_id: UUID) -> Offer | None:
     """An effect with its workflow, and the version that new jobs get."""
-    found = await _OFFER.first(tx, {"of_id": effect_id})
-    return None if found is None else _offer(found)
+    found = await _OFFER.tuples(tx, {"of_id": effect_id})
+    return _offer(*in_parts(found[0], *_COLUMNS[:-1])) if found else None
 
 
 async def offer_with_fleet(tx: Tx, effect_id: UUID) -> tuple[Offer, Fleet | None] | None:
     """The same, and the fleet whose node types decide how it becomes a prompt."""
-    found = await _OFFER_WITH_FLEET.first(tx, {"of_id": effect_id})
-    if found is None:
+    found = await _OFFER_WITH_FLEET.tuples(tx, {"of_id": effect_id})
+    if not found:
         return None
-    fleet = {each.name: found[f"fleet_{each.name}"] for each in fleets.c}
-    return _offer(found), None if fleet["id"] is None else Fleet(**fleet)
+    *behind, fleet = in_parts(found[0], *_COLUMNS)
+    return _offer(*behind), None if fleet["id"] is None else Fleet(**fleet)
 
 
-def _offer(found: Mapping[str, Any]) -> Offer:
-    effect, workflow, version = (
-        {each.name: found[prefix + each.name] for each in table.c} for table, prefix in _BEHIND
-    )
+def _offer(
+    effect: Mapping[str, Any], workflow: Mapping[str, Any], version: Mapping[str, Any]
+) -> Offer:
     return Offer(_effect_of(effect), workflow_of(workflow), version_of(version))
 
 

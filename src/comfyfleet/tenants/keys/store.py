@@ -9,7 +9,7 @@ from sqlalchemy import Row, bindparam, delete, func, insert, or_, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import api_keys, tenants
-from comfyfleet.db.statement import Statement
+from comfyfleet.db.statement import Statement, in_parts
 from comfyfleet.tenants.keys.model import NOTED_EVERY, ApiKey, Scope
 from comfyfleet.tenants.model import Tenant
 
@@ -19,6 +19,7 @@ async def add(tx: Tx, row: Mapping[str, Any]) -> ApiKey:
     return _key(found.one())
 
 
+_COLUMNS, _OF_OWNER = ([each.name for each in table.c] for table in (api_keys, tenants))
 _BY_HASH = Statement(
     lambda tx: (
         select(*api_keys.c, *(each.label(f"owner_{each.name}") for each in tenants.c))
@@ -30,11 +31,10 @@ _BY_HASH = Statement(
 
 async def by_hash(tx: Tx, key_hash: str) -> tuple[ApiKey, Tenant, str] | None:
     """The key, its tenant, and the hash that it is kept as."""
-    found = await _BY_HASH.first(tx, {"of_hash": key_hash})
-    if found is None:
+    found = await _BY_HASH.tuples(tx, {"of_hash": key_hash})
+    if not found:
         return None
-    owner = {each.name: found[f"owner_{each.name}"] for each in tenants.c}
-    mine = {each.name: found[each.name] for each in api_keys.c}
+    mine, owner = in_parts(found[0], _COLUMNS, _OF_OWNER)
     return _key_of(mine), Tenant(**owner), mine["key_hash"]
 
 
