@@ -17,6 +17,7 @@ from comfyfleet.fleets.offers import Offer
 from comfyfleet.jobs.ending import requeue
 from comfyfleet.jobs.handing import hand_out, next_job
 from comfyfleet.jobs.sides import Sides
+from comfyfleet.kernel.errors import TooManyCalls
 from comfyfleet.wire.files import OutputSlot
 from comfyfleet.wire.messages import BackendFacts, Job, Poll, Polled
 
@@ -24,6 +25,10 @@ HELD_BACK_SECONDS = 2.0
 # A wait ends by up to so much of it earlier: workers that came at one moment don't come back at one.
 WAIT_SPREAD = 0.1
 _dice = Random()  # noqa: S311 - not for secrets
+# A worker has one that waits, and a few more while lost connections are not noticed as such.
+WAITING_PER_WORKER_MAX = 8
+# What a poll has said is kept while it waits; one that said more, of a large backend, does not wait.
+KEPT_BYTES_MAX = 1024**2
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,12 @@ class Wait:
 async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
     """A job, or none with the reason."""
     polling = Polling(worker, asked)
-    found = await polling.begin(sides, worker, asked)
-    while isinstance(found, Wait):
-        found = await polling.go_on(sides, await _waited(sides, found))
+    try:
+        found = await polling.begin(sides, worker, asked)
+        while isinstance(found, Wait):
+            found = await polling.go_on(sides, await _waited(sides, found))
+    finally:
+        polling.end(sides)
     return found
 
 
@@ -74,6 +82,7 @@ class Polling:
     """
 
     __slots__ = (
+        "_is_counted",
         "_is_draining",
         "_key_hash",
         "_new_key",
@@ -93,14 +102,36 @@ class Polling:
         self._reason: str | None = None
         self._new_key: str | None = None
         self._is_draining = False
+        self._is_counted = False
 
     async def begin(self, sides: Sides, worker: Worker, asked: Poll) -> Polled | Wait:
         """The worker as it was read just now, by who let it in."""
         found = await self._look(sides, worker, asked)
-        if isinstance(found, Wait):
-            # A third of what the message takes, and read again only when the wait is over.
-            self._said = asked.model_dump_json(exclude_unset=True).encode()
+        if not isinstance(found, Wait):
+            return found
+        # A third of what the message takes, and read again only when the wait is over.
+        said = asked.model_dump_json(exclude_unset=True).encode()
+        if len(said) > KEPT_BYTES_MAX:
+            return await self._polled(sides, asked, None)
+        self._count(sides)
+        self._said = said
         return found
+
+    def _count(self, sides: Sides) -> None:
+        waiting = sides.waiting_polls
+        if waiting[self._worker_id] >= WAITING_PER_WORKER_MAX:
+            raise TooManyCalls(f"{WAITING_PER_WORKER_MAX} polls of this worker wait already")
+        waiting[self._worker_id] += 1
+        self._is_counted = True
+
+    def end(self, sides: Sides) -> None:
+        """It waits no more; to be called once it has begun, however it ends."""
+        if not self._is_counted:
+            return
+        self._is_counted = False
+        sides.waiting_polls[self._worker_id] -= 1
+        if not sides.waiting_polls[self._worker_id]:
+            del sides.waiting_polls[self._worker_id]
 
     async def go_on(self, sides: Sides, lease: Lease | None) -> Polled | Wait:
         """With what the wait has brought."""

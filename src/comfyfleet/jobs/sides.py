@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -58,6 +59,8 @@ class Sides:
     shortages: Lately[Shortage | None] = field(default_factory=lambda: Lately(SHORTAGE_FRESH))
     # All who wait may be woken at once; only so many are then looked at side by side.
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKS_AT_ONCE))
+    # How many polls of each worker wait in this process.
+    waiting_polls: Counter[str] = field(default_factory=Counter)
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

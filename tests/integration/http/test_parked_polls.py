@@ -22,6 +22,7 @@ from comfyfleet.http import parked as parking
 from comfyfleet.http.app import create_app
 from comfyfleet.http.connections import Connection
 from comfyfleet.http.serving import serve
+from comfyfleet.jobs import polling
 
 WAIT_SECONDS = 30
 PATIENCE_SECONDS = 10
@@ -72,7 +73,13 @@ class Served:
     lines: list[Line] = field(default_factory=list)
 
     async def line(self, worker_id: str = "w1") -> Line:
-        key = (await self.yard.register(worker_id)).json()["token"]
+        return await self._opened((await self.yard.register(worker_id)).json()["token"])
+
+    async def again(self, line: Line) -> Line:
+        """Another connection of the same worker."""
+        return await self._opened(line.key)
+
+    async def _opened(self, key: str) -> Line:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.lines.append(Line(reader, writer, key))
         return self.lines[-1]
@@ -322,3 +329,42 @@ async def test_a_poll_that_is_answered_or_waits_unparked_makes_room(served: Serv
     for _ in range(3):
         other.send("poll", worker_id="w2", wait_seconds=0)
         assert (await other.answer())[0] == 200
+
+
+async def test_only_so_many_polls_of_one_worker_wait(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "WAITING_PER_WORKER_MAX", 2)
+    first = await served.line()
+    # A client of old is not parked, and counts all the same.
+    lines = [first, *[await served.again(first) for _ in range(2)]]
+    first.send("poll", wait_seconds=WAIT_SECONDS)
+    lines[1].send("poll", version="1.0", wait_seconds=WAIT_SECONDS)
+    await served.waits(2)
+    lines[2].send("poll", wait_seconds=WAIT_SECONDS)
+    status, _, refused = await lines[2].answer()
+    assert (status, refused["error"]["code"]) == (429, "too_many_calls")
+    lines[2].send("poll", wait_seconds=0)
+    assert (await lines[2].answer())[0] == 200, "one that does not wait is no burden"
+    for leaving in lines[:2]:
+        leaving.writer.close()
+    await served.waits(0)
+    lines[2].send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits(1)
+    await served.yard.submit()
+    assert (await lines[2].answer())[2]["job"]
+    assert not served.yard.plane.sides.waiting_polls
+
+
+async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "KEPT_BYTES_MAX", 1_000)
+    line = await served.line()
+    backend = {"node_types": [f"Node{number}" for number in range(200)]}
+    line.send("poll", wait_seconds=WAIT_SECONDS, backend=backend)
+    status, _, polled = await line.answer()
+    assert (status, polled["job"]) == (200, None)
+    assert not served.yard.plane.sides.waiting_polls
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits(1)

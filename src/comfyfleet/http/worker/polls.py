@@ -59,6 +59,7 @@ class PollAnswer(Response):
             ParkedPoll(plane, going, parked, is_brief=said.is_brief).wait(found)
             return
         if isinstance(found, Wait):
+            going.end(plane.sides)
             connection.let_go()
             await Late(polled(plane, worker, said))(scope, receive, send)
             return
@@ -106,6 +107,7 @@ class ParkedPoll:
 
     def lost(self) -> None:
         """The worker has hung up: a job that was for it goes to another."""
+        self._polling.end(self._plane.sides)
         if isinstance(self._pending, Asked):
             self._plane.queue.leave(self._pending)
         elif self._pending is not None:
@@ -115,7 +117,7 @@ class ParkedPoll:
         """This process is about to end; the worker asks again, another one or the next."""
         if not isinstance(self._pending, asyncio.Task):
             self.lost()
-            self._parked.answer(as_json(Polled(reason="the control plane stops")))
+            self._answer(as_json(Polled(reason="the control plane stops")))
 
     def _go_on(self, waited: "asyncio.Future[Lease | None] | None") -> None:
         if self._parked.waiting is self:
@@ -127,16 +129,20 @@ class ParkedPoll:
                 lease = None if waited is None else waited.result()
                 found = await self._polling.go_on(self._plane.sides, lease)
             except ANSWERED as error:
-                self._parked.answer(answer_to_any(error, POLL, self._plane.meters))
+                self._answer(answer_to_any(error, POLL, self._plane.meters))
             except Exception:
                 logger.exception("unexpected error in POST %s", POLL)
-                self._parked.answer(apology(self._parked.request_id))
+                self._answer(apology(self._parked.request_id))
             else:
                 self._tell(found)
 
+    def _answer(self, response: Response) -> None:
+        self._polling.end(self._plane.sides)
+        self._parked.answer(response)
+
     def _tell(self, found: Polled | Wait) -> None:
         if not isinstance(found, Wait):
-            self._parked.answer(as_json(as_asked(found, is_brief=self._is_brief)))
+            self._answer(as_json(as_asked(found, is_brief=self._is_brief)))
         elif self._parked.closes:
             self._pending = None
             self.stopped()
