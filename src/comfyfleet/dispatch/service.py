@@ -298,9 +298,7 @@ async def take_expired(
         lost += [row for row in abandoned if row.id not in known]
     taken = []
     for row in lost:
-        ends = moves.later(tx, moment, seconds=seconds)
-        values = {"lease_token": token, "lease_expires_at": ends, "worker_id": None}
-        moved = await _changed(tx, row, values)
+        moved = _moved(row, await moves.take(tx, row.id, token, moment, seconds=seconds))
         taken.append(replace(moved, worker_id=row.worker_id))
         details = {"worker": row.worker_id, "started": row.started_at is not None}
         await _note(tx, moved, "expire", now, actor=SWEEP, details=details)
@@ -420,7 +418,10 @@ async def _changed(
     tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
 ) -> Dispatch:
     """Guarded by what was seen, although the row is locked: the write itself must be safe."""
-    moved = await moves.change(tx, row.id, values, status=row.status, token=token)
+    return _moved(row, await moves.change(tx, row.id, values, status=row.status, token=token))
+
+
+def _moved(row: Dispatch, moved: Dispatch | None) -> Dispatch:
     if moved is None:
         raise LeaseLost(f"dispatch {row.id} has moved on", dispatch_id=row.id)
     return moved

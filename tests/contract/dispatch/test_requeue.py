@@ -4,6 +4,7 @@ import uuid
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import event
 from tests.dbkit.dispatches import (
     ADA,
     BOB,
@@ -198,3 +199,26 @@ async def test_an_unknown_dispatch_can_not_be_requeued(central: Database) -> Non
         with pytest.raises(LeaseLost):
             await service.requeue(tx, lease.dispatch_id, uuid.uuid4(), Requeue.SPOT, now=utc_now())
     assert (await seen(central, lease.dispatch_id)).status is Status.LEASED
+
+
+async def test_requeue_end_and_cancel_are_sent_by_the_driver(central: Database) -> None:
+    """Core takes several times as long as the driver to send a statement."""
+    await submit(central, new(), new(), new())
+    async with opened(central) as queue:
+        back, failed, cancelled = [await leased(queue) for _ in range(3)]
+    by_core: list[str] = []
+    async with central.begin() as tx:
+
+        def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+            by_core.append(statement)
+
+        event.listen(tx.sync_connection, "before_cursor_execute", note)
+        now = utc_now()
+        await service.requeue(tx, back.dispatch_id, back.token, Requeue.SPOT, now=now)
+        await service.end(tx, failed.dispatch_id, failed.token, Status.FAILED, now=now)
+        await service.cancel(tx, cancelled.dispatch_id, now=now)
+        event.remove(tx.sync_connection, "before_cursor_execute", note)
+    assert by_core == []
+    assert (await seen(central, back.dispatch_id)).status is Status.QUEUED
+    assert (await seen(central, failed.dispatch_id)).status is Status.FAILED
+    assert (await seen(central, cancelled.dispatch_id)).cancel_requested

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -43,17 +44,46 @@ class Share(NamedTuple):
 async def change(
     tx: Tx, dispatch_id: int, values: Mapping[str, Any], *, status: Status, token: UUID | None
 ) -> Dispatch | None:
-    statement = update(d).where(d.c.id == dispatch_id, d.c.status == status).values(**values)
+    bound: dict[str, Any] = {"of_id": dispatch_id, "of_status": status}
+    bound |= {f"new_{name}": value for name, value in values.items()}
     if token is not None:
-        statement = statement.where(d.c.lease_token == token)
-    row = (await tx.execute(statement.returning(*WHOLE))).first()
+        bound["of_token"] = token
+    rows = await _change(tuple(sorted(values)), has_token=token is not None).tuples(tx, bound)
+    return as_dispatch(rows[0]) if rows else None
+
+
+async def take(
+    tx: Tx, dispatch_id: int, token: UUID, moment: ColumnElement[datetime], *, seconds: int
+) -> Dispatch | None:
+    """A lease goes to nobody but who has this token, for so long by the database's clock."""
+    leased = update(d).where(d.c.id == dispatch_id, d.c.status == Status.LEASED)
+    ends = later(tx, moment, seconds=seconds)
+    taken = leased.values(lease_token=token, lease_expires_at=ends, worker_id=None)
+    row = (await tx.execute(taken.returning(*WHOLE))).first()
     return None if row is None else as_dispatch(row)
+
+
+@cache
+def _change(names: tuple[str, ...], *, has_token: bool) -> Statement:
+    """Of what changes together there are few kinds: each is compiled once."""
+    of = [d.c.id == bindparam("of_id"), d.c.status == bindparam("of_status")]
+    if has_token:
+        of.append(d.c.lease_token == bindparam("of_token"))
+    new = {name: bindparam(f"new_{name}", type_=d.c[name].type) for name in names}
+    return Statement(lambda tx: update(d).where(*of).values(new).returning(*WHOLE))
 
 
 async def head_rank(tx: Tx, lane: Lane, priority: int) -> int | None:
     """The virtual time of a lane at a priority: the smallest rank that waits there."""
-    rank: int | None = await tx.scalar(select(_head_rank(lane, priority)))
-    return rank
+    workflow_id, stage, provider = lane
+    values = {
+        "of_workflow": workflow_id,
+        "of_stage": stage,
+        "of_provider": provider,
+        "of_priority": priority,
+    }
+    ((rank,),) = await _HEAD_RANK.tuples(tx, values)
+    return None if rank is None else int(rank)
 
 
 def _head_rank(lane: Lane, priority: int) -> Any:
@@ -102,6 +132,7 @@ _OF_ONE = Share(
     Lane(bindparam("of_workflow"), bindparam("of_stage"), bindparam("of_provider")),  # type: ignore[arg-type]
     bindparam("of_priority"),  # type: ignore[arg-type]
 )
+_HEAD_RANK = Statement(lambda tx: select(_head_rank(_OF_ONE.lane, _OF_ONE.priority).label("head")))
 _FLOOR = Statement(
     lambda tx: select(
         _head_rank(_OF_ONE.lane, _OF_ONE.priority).label("head"), _last_rank(_OF_ONE).label("last")
