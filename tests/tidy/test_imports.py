@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 
-# The engine's packages are 36 MB, and only a worker runs an engine.
-NOT_IMPORTED = ["PIL", "av", "boto3", "comfyfleet.engine", "numpy"]
+# The engine's packages are 36 MB, and only a worker runs an engine. httpx is made for the first call
+# to a customer's address.
+NOT_IMPORTED = ["PIL", "av", "boto3", "comfyfleet.engine", "httpx", "numpy"]
 PROGRAM = """
 import json, sys
 import comfyfleet.cli.serve, comfyfleet.http.app

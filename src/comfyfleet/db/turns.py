@@ -4,16 +4,16 @@ what is done in a turn must also be right when two do it at once."""
 import asyncio
 import hashlib
 
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from comfyfleet.db.engine import Database
+from comfyfleet.db.engine import Database, driver_of
 from comfyfleet.kernel.errors import Unavailable
 
 TURNS_LOCK = 0x7475726E  # keeps our locks apart from those of others on the same server
-_TAKE = text("SELECT pg_try_advisory_lock(:kind, :name)")
-_GIVE = text("SELECT pg_advisory_unlock(:kind, :name)")
+# Sent by the driver: two for each pass are most of what an idle control plane would send by Core.
+_TAKE = "SELECT pg_try_advisory_lock($1::int, $2::int)"
+_GIVE = "SELECT pg_advisory_unlock($1::int, $2::int)"
 
 
 class Turns:
@@ -39,17 +39,18 @@ class Turns:
             await connection.invalidate()
             await connection.close()
 
-    async def _ask(self, statement: object, name: str) -> bool:
-        values = {"kind": TURNS_LOCK, "name": _number(name)}
+    async def _ask(self, statement: str, name: str) -> bool:
         async with self._one_at_a_time:
             with self._database.outages.watched():
-                return await self._answer(statement, values)
+                return await self._answer(statement, _number(name))
 
-    async def _answer(self, statement: object, values: dict[str, int]) -> bool:
+    async def _answer(self, statement: str, number: int) -> bool:
+        import asyncpg  # optional: only whoever uses PostgreSQL has it
+
         try:
-            connection = self._connection or await self._connect()
-            return bool((await connection.execute(statement, values)).scalar_one())  # type: ignore[call-overload]
-        except (DBAPIError, OSError) as error:
+            driver = driver_of(self._connection or await self._connect())
+            return bool(await driver.fetchval(statement, TURNS_LOCK, number))
+        except (DBAPIError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             await self.close()
             raise Unavailable(f"no turn can be taken: {error}") from error
 

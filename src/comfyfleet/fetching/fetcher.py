@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-import httpx
+from typing import TYPE_CHECKING
 
 from comfyfleet.fetching.outward import Outward
 from comfyfleet.fetching.targets import Target, redirected, target_of
 from comfyfleet.kernel.errors import InputUnavailable, LimitExceeded
+
+if TYPE_CHECKING:
+    import httpx
 
 REDIRECTS_MAX = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -58,7 +60,7 @@ class Fetcher:
             ) from None
 
     @asynccontextmanager
-    async def _arriving(self, url: str) -> AsyncIterator[tuple[Target, httpx.Response]]:
+    async def _arriving(self, url: str) -> "AsyncIterator[tuple[Target, httpx.Response]]":
         """Each hop is looked up and checked like the first."""
         target = target_of(url, ports=self._outward.ports)
         for _ in range(REDIRECTS_MAX + 1):
@@ -71,7 +73,7 @@ class Fetcher:
             target = redirected(target, location, ports=self._outward.ports)
         raise InputUnavailable(f"more than {REDIRECTS_MAX} redirects", field="url")
 
-    async def _source(self, target: Target, response: httpx.Response, limits: Limits) -> Source:
+    async def _source(self, target: Target, response: "httpx.Response", limits: Limits) -> Source:
         announced = response.headers.get("Content-Length", "")
         size = int(announced) if announced.isdecimal() else None
         if size is not None and size > limits.max_bytes:
@@ -84,7 +86,7 @@ class Fetcher:
         return Source(media_type, size, _filename(target), _joined(head, chunks))
 
 
-def _check_answer(target: Target, response: httpx.Response) -> None:
+def _check_answer(target: Target, response: "httpx.Response") -> None:
     if response.status_code != 200:
         raise InputUnavailable(f"{target.host} answered {response.status_code}", field="url")
     # Asked for as it is: what unpacks to more than was counted is not accepted.

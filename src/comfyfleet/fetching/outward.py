@@ -5,14 +5,15 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
-from typing import TypeAlias
-
-import httpx
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 from comfyfleet.fetching.addresses import Address, is_public, parsed
 from comfyfleet.fetching.targets import USUAL_PORTS, Target
 from comfyfleet.kernel.errors import InputUnavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -38,18 +39,27 @@ class Outward:
         self,
         *,
         resolver: Resolver = resolved,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: "httpx.AsyncBaseTransport | None" = None,
         ports: frozenset[int] | None = USUAL_PORTS,
         user_agent: str = "comfyfleet",
     ) -> None:
         self.ports = ports
         self._resolver = resolver
-        self._client = httpx.AsyncClient(
-            transport=transport or _transport(_trusted()),
+        self._transport = transport
+        self._user_agent = user_agent
+
+    @cached_property
+    def _client(self) -> "httpx.AsyncClient":
+        """Made for the first request: it and the system's certificates take memory, and time at the
+        start, and many control planes never call anybody."""
+        import httpx
+
+        return httpx.AsyncClient(
+            transport=self._transport or _transport(_trusted()),
             # A proxy from the environment would look the name up again, and go where it pleases.
             trust_env=False,
             follow_redirects=False,
-            headers={"User-Agent": user_agent, "Accept-Encoding": "identity"},
+            headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
         )
 
@@ -61,8 +71,10 @@ class Outward:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> "AsyncIterator[httpx.Response]":
         """The answer as it begins; a redirect is an answer like others."""
+        import httpx
+
         address = await self._address_of(target)
         # A name in the certificate is asked for by the host's name, not by the address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
@@ -93,7 +105,8 @@ class Outward:
             await self._address_of(target)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if "_client" in self.__dict__:
+            await self._client.aclose()
 
     async def _address_of(self, target: Target) -> Address:
         """One private address among several is enough to refuse: the next call might get that one."""
@@ -118,9 +131,11 @@ def _trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _transport(trusted: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
+def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
     """Without keep-alive: connections are pooled by address, and a certificate that was checked for
     one name would serve every other name at the same address."""
+    import httpx
+
     return httpx.AsyncHTTPTransport(
         verify=trusted, limits=httpx.Limits(max_keepalive_connections=0)
     )

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import httpx
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -91,6 +90,8 @@ def _counted(plane: Plane) -> bytes:
 
 async def _told_by_first(plane: Plane, siblings: Siblings, request: Request) -> Response:
     """Counters that the database feeds begin with a process: whoever is asked, they must be of the same."""
+    import httpx  # takes memory, and time at the start, which most processes need not spend
+
     transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
     given = {"authorization": request.headers.get("authorization", "")}
     try:
