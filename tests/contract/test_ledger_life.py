@@ -134,7 +134,15 @@ class LedgerLife(RuleBasedStateMachine):
         self.loop.run(look())
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("sqlite", 30), ("postgres", 10)])
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        ("sqlite", 15),
+        ("postgres", 6),
+        pytest.param("sqlite", 60, marks=pytest.mark.slow),
+        pytest.param("postgres", 20, marks=pytest.mark.slow),
+    ],
+)
 def test_any_life_of_a_ledger_adds_up(
     request: pytest.FixtureRequest, kind: str, examples: int
 ) -> None:

@@ -266,7 +266,7 @@ def _examples(databases: Databases, sqlite: int, postgres: int) -> settings:
 def test_no_cut_loses_a_job_or_runs_one_twice(
     machine: type[JobMachine], databases: Databases
 ) -> None:
-    run_state_machine_as_test(machine, settings=_examples(databases, 25, 6))
+    run_state_machine_as_test(machine, settings=_examples(databases, 12, 4))
 
 
 @pytest.mark.slow
