@@ -22,6 +22,7 @@ columns are told (`text(…).columns(…)`). A list for IN has no fixed text, an
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Column, Float, Table, any_, bindparam
@@ -35,6 +36,8 @@ from comfyfleet.db.types import Moment
 
 # On SQLite a statement costs no round trip.
 ONE_BY_ONE_MAX = 64
+# Which statements travel together is the same for each kind of request.
+JOINED_KEPT_MAX = 200
 NOTHING: Mapping[str, Any] = {}
 Values = Mapping[str, Any]
 _PLACE = re.compile(r"\$(\d+)")
@@ -149,20 +152,23 @@ async def send_together(tx: Tx, *calls: Call) -> list[Sequence[Any]]:
         for statement, values in calls[:-1]:
             await statement.tuples(tx, values)
         return await calls[-1][0].tuples(tx, calls[-1][1])
-    texts: list[str] = []
+    parts: list[tuple[str, int]] = []
     bound: list[Any] = []
     for statement, values in calls:
         compiled = statement.compiled(tx)
-        texts.append(_moved(compiled.text, len(bound)))
+        parts.append((compiled.text, len(bound)))
         bound += compiled.bound(values)
-    return _read(compiled, await _sent(tx, _joined(texts), bound))
+    return _read(compiled, await _sent(tx, _joined(*parts), bound))
 
 
 def _moved(text: str, by: int) -> str:
     return _PLACE.sub(lambda place: f"${int(place[1]) + by}", text) if by else text
 
 
-def _joined(texts: Sequence[str]) -> str:
+@lru_cache(maxsize=JOINED_KEPT_MAX)
+def _joined(*moved: tuple[str, int]) -> str:
+    """Of texts, each with the number of places before its own."""
+    texts = [_moved(text, by) for text, by in moved]
     if len(texts) == 1:
         return texts[0]
     parts = ", ".join(f"part{number} AS ({text})" for number, text in enumerate(texts))
