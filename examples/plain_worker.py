@@ -1,9 +1,6 @@
 """A worker of comfyfleet in standard-library Python: one ComfyUI, one job at a time.
 
-    COMFYFLEET_URL=http://127.0.0.1:8000 COMFYFLEET_FLEET_SECRET=... COMFYUI_URL=http://127.0.0.1:8188 \
-        python plain_worker.py
-
-`comfyfleet worker` does much more: it prefetches, survives crashes, heals its ComfyUI, and cancels.
+COMFYFLEET_URL=http://127.0.0.1:8000 COMFYFLEET_FLEET_SECRET=... python plain_worker.py
 """
 
 import json
@@ -20,7 +17,7 @@ NAME = os.environ.get("COMFYFLEET_WORKER_ID", f"plain-{os.getpid()}")
 
 
 def call(url, data=None, headers=None, method=None):
-    request = urllib.request.Request(url, data=data, headers=headers or {}, method=method)  # noqa: S310
+    request = urllib.request.Request(url, data, headers or {}, method=method)  # noqa: S310
     with urllib.request.urlopen(request, timeout=90) as answer:  # noqa: S310
         return answer.read()
 
@@ -31,11 +28,10 @@ def call_json(url, body, headers=None):
 
 
 def upload(name, data, folder):
-    """Gives ComfyUI a file; what a loader's input takes."""
-    mark = uuid.uuid4().hex
-    fields = f'--{mark}\r\nContent-Disposition: form-data; name="subfolder"\r\n\r\n{folder}\r\n'
-    head = f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'
-    body = fields.encode() + head.encode() + data + f"\r\n--{mark}--\r\n".encode()
+    """Gives ComfyUI a file; returns what a loader's input takes."""
+    mark, field = uuid.uuid4().hex, "Content-Disposition: form-data; name="
+    head = f'--{mark}\r\n{field}"subfolder"\r\n\r\n{folder}\r\n--{mark}\r\n{field}"image"; filename="{name}"'
+    body = head.encode() + b"\r\n\r\n" + data + f"\r\n--{mark}--\r\n".encode()
     kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
     saved = json.loads(call(f"{COMFYUI}/upload/image", body, kind))
     return f"{saved['subfolder']}/{saved['name']}"
@@ -58,62 +54,62 @@ def prepare(payload, folder):
 
 
 def run(job, say):
-    """Runs the job to its end, and returns what it made: first file and all texts."""
+    """Runs the job to its end; returns the files and the texts that it made."""
     prompt = prepare(job["input_payload"], f"plain/{uuid.uuid4().hex}")
     run_id = call_json(f"{COMFYUI}/prompt", {"prompt": prompt})["prompt_id"]
     while not (history := json.loads(call(f"{COMFYUI}/history/{run_id}"))):
         if say("heartbeat", started=True)["cancelled"]:
+            call(f"{COMFYUI}/interrupt", b"")
             raise RuntimeError("cancelled")
         time.sleep(0.5)
-    ended = history[run_id]
+    ended, wanted = history[run_id], job["input_payload"]["output_node_id"]
     if ended["status"]["status_str"] != "success":
         raise RuntimeError(json.dumps(ended["status"]["messages"][-1][1])[:2000])
-    wanted = job["input_payload"]["output_node_id"]
-    shown = {node: made for node, made in ended["outputs"].items() if wanted in (None, node)}
-    items = [
-        (node, key, each) for node, made in shown.items() for key in made for each in made[key]
-    ]
-    files = [each for _, _, each in items if isinstance(each, dict) and each.get("filename")]
-    texts = [(node, key, each) for node, key, each in items if isinstance(each, str)]
-    return files, [{"node_id": node, "name": key, "value": each} for node, key, each in texts]
+    files, texts = [], []
+    for node, shown in ended["outputs"].items():
+        for name, made in shown.items() if wanted in (None, node) else ():
+            files += [each for each in made if isinstance(each, dict) and "filename" in each]
+            strings = [each for each in made if isinstance(each, str)]
+            texts += [{"node_id": node, "name": name, "value": each} for each in strings]
+    return files, texts
 
 
 def deliver(job, files):
+    """Puts the first file to where the job says, and returns what `complete` tells of it."""
     if not files:
         return []
-    data = call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}")
-    call(job["output_url"], data, job["output_headers"], method="PUT")
-    kind = job["output_headers"].get("Content-Type", "application/octet-stream")
-    name = job["outputs"][0]["name"]
-    return [
-        {"name": name, "size": len(data), "content_type": kind, "filename": files[0]["filename"]}
-    ]
+    data, headers = (
+        call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}"),
+        job["output_headers"],
+    )
+    call(job["output_url"], data, headers, method="PUT")
+    made = {"name": job["outputs"][0]["name"], "filename": files[0]["filename"]}
+    return [{**made, "size": len(data), "content_type": headers["Content-Type"]}]
 
 
-def main():
-    me = {"worker_id": NAME, "capabilities": {}}
-    secret = {"X-Fleet-Secret": os.environ["COMFYFLEET_FLEET_SECRET"]}
-    key = {"Authorization": "Bearer " + call_json(CONTROL + "register", me, secret)["token"]}
-    while True:
-        job = call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, key)["job"]
-        if job is None:
-            time.sleep(1)
-            continue
+def work(job, key):
+    def say(word, **body):
+        lease = {"dispatch_id": job["dispatch_id"], "lease_token": job["lease_token"]}
+        return call_json(CONTROL + word, {**lease, **body}, key)
 
-        def say(word, job=job, **body):
-            lease = {"dispatch_id": job["dispatch_id"], "lease_token": job["lease_token"]}
-            return call_json(CONTROL + word, {**lease, **body}, key)
-
-        try:
-            files, values = run(job, say)
-            say("complete", outputs=deliver(job, files), values=values)
-        except urllib.error.HTTPError as error:
-            say("fail", error=error.read().decode(errors="replace"))
-        except urllib.error.URLError as error:
-            say("requeue", reason=f"something did not answer: {error}")
-        except RuntimeError as error:
-            say("fail", error=str(error))
+    try:
+        files, texts = run(job, say)
+        say("complete", outputs=deliver(job, files), values=texts)
+    except urllib.error.HTTPError as error:
+        say("fail", error=error.read().decode(errors="replace"))
+    except urllib.error.URLError as error:
+        say("requeue", reason=f"something did not answer: {error}")
+    except RuntimeError as error:
+        say("fail", error=str(error))
 
 
 if __name__ == "__main__":
-    main()
+    secret = {"X-Fleet-Secret": os.environ["COMFYFLEET_FLEET_SECRET"]}
+    registered = call_json(CONTROL + "register", {"worker_id": NAME, "capabilities": {}}, secret)
+    bearer = {"Authorization": "Bearer " + registered["token"]}
+    while True:
+        polled = call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, bearer)
+        if polled["job"]:
+            work(polled["job"], bearer)
+        else:
+            time.sleep(1)

@@ -107,3 +107,9 @@ def test_a_worker_written_from_the_documents_works(tmp_path: Path) -> None:
     )
     assert broken["status"] == "failed"
     assert "no luck" in broken["raw_error"]
+
+
+def test_the_worker_is_short_enough_to_be_read_at_once() -> None:
+    code = (EXAMPLES / "plain_worker.py").read_text().split('"""', 2)[2]
+    lines = [line.strip() for line in code.splitlines()]
+    assert sum(bool(line) and not line.startswith('"""') for line in lines) <= 88

@@ -17,6 +17,7 @@ from tests.planekit import ADMIN_KEY, plane_on
 from tests.planekit.customers import Shop, shop_on
 
 import comfyfleet as package
+from comfyfleet.audit import service as audit
 from comfyfleet.fetching.outward import Outward
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.settings import Settings, misspelt
@@ -146,6 +147,20 @@ async def test_new_url_secret_makes_every_url_void(tmp_path: Path, usual_umask: 
     assert "all URLs to files are void" in said
     async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
         assert await signed(plane) != before
+
+
+async def test_new_webhook_key_gives_every_webhook_another_secret(
+    tmp_path: Path, usual_umask: None
+) -> None:
+    settings = Settings(admin_key=ADMIN_KEY)
+    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+        before = plane.webhook_key
+    said = await _in_thread("db", "new-webhook-key", "--data", str(tmp_path))
+    assert "new secrets from the next start on" in said
+    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+        assert plane.webhook_key != before
+        async with plane.central.look() as tx:
+            assert await audit.find(tx, action="webhook_key_replaced", limit=1)
 
 
 _NOW = utc_now()

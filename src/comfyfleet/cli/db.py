@@ -19,7 +19,7 @@ from comfyfleet.kernel.errors import InvalidInput
 from comfyfleet.kernel.settings import read_settings
 from comfyfleet.plane.alone import alone
 from comfyfleet.plane.places import Place, Places, places_of
-from comfyfleet.plane.secrets import replace_admin_key, replace_url_secret
+from comfyfleet.plane.secrets import replace_admin_key, replace_url_secret, replace_webhook_key
 
 T = TypeVar("T")
 app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
@@ -82,6 +82,20 @@ def new_url_secret(*, data: Data = DATA, world: InWorld) -> None:
     with alone(places.sqlite_files()):
         asyncio.run(_on_central(places.central, replace_url_secret))
     world.say("all URLs to files are void from the next start on")
+
+
+@app.command
+def new_webhook_key(*, data: Data = DATA, world: InWorld) -> None:
+    """Replace the key from which the secrets of all webhooks are made.
+
+    From the next start of each control plane on, deliveries are signed with new secrets: on SQLite stop it
+    first, on PostgreSQL restart those that run. Users read theirs with `POST /api/webhooks/ID/secret`.
+    """
+    places = places_of(read_settings(world.environ), data)
+    _require_central(places, data)
+    with alone(places.sqlite_files()):
+        asyncio.run(_on_central(places.central, replace_webhook_key))
+    world.say("webhooks have new secrets from the next start on")
 
 
 def _require_central(places: Places, data: Path) -> None:

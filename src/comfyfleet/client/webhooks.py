@@ -18,7 +18,7 @@ class Webhooks:
         self._calls = calls
 
     async def create(self, url: str, *, events: Collection[str] | None = None) -> Webhook:
-        """Its `secret` is shown this once."""
+        """With its `secret`, which lists leave out."""
         body: dict[str, Any] = {"url": url}
         if events is not None:
             body["events"] = sorted(events)
@@ -32,6 +32,11 @@ class Webhooks:
     async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
         """On again, after it was switched off because nobody took anything there for days."""
         call = Call("POST", f"/api/webhooks/{_id(webhook)}/activate")
+        return parsed(Webhook, await self._calls.ask(call))
+
+    async def with_secret(self, webhook: Webhook | UUID | str) -> Webhook:
+        """With its `secret`, for instance after the operator has replaced the key for all of them."""
+        call = Call("POST", f"/api/webhooks/{_id(webhook)}/secret")
         return parsed(Webhook, await self._calls.ask(call))
 
     async def remove(self, webhook: Webhook | UUID | str) -> None:

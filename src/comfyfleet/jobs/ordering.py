@@ -21,6 +21,9 @@ from comfyfleet.jobs.sides import Sides
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
 from comfyfleet.media.kinds import kind_of
 
+# Some of them move, which their type does not tell; nodes that load videos do not take them.
+MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
+
 _dice = SystemRandom()
 
 
@@ -186,9 +189,18 @@ def _check_kind(asset: AssetRef, file: File) -> None:
     kind = kind_of(file.mime_type)
     if kind is not None and kind != asset.kind:
         raise InvalidInput(
-            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}",
+            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}{_advice(asset, file)}",
             property=asset.name,
         )
+
+
+def _advice(asset: AssetRef, file: File) -> str:
+    is_maybe_animated = asset.kind == "video" and file.mime_type in MAYBE_ANIMATED
+    return (
+        "; an animated picture has to be converted to MP4 or WebM first"
+        if is_maybe_animated
+        else ""
+    )
 
 
 def _check_limits(order: Order, file: File) -> None:

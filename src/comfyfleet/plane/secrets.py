@@ -54,6 +54,15 @@ async def replace_url_secret(central: Database, now: datetime) -> None:
         )
 
 
+async def replace_webhook_key(central: Database, now: datetime) -> None:
+    """Webhooks whose secret is not stored have another one, once the control planes were started anew."""
+    async with central.begin() as tx:
+        await write_state(tx, WEBHOOK_KEY, new_key())
+        await audit.record(
+            tx, actor="system", action="webhook_key_replaced", subject="webhooks", now=now
+        )
+
+
 async def url_secret(central: Database) -> str:
     """The same for all control planes: each must accept what another has signed."""
     return await _kept(central, URL_SECRET)

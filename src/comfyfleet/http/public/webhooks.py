@@ -47,7 +47,7 @@ class WebhookAnswer(Answer):
 
 class MadeWebhook(WebhookAnswer):
     secret: str = Field(
-        description="Shown this once. Every delivery is signed with it (HMAC-SHA256).",
+        description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",
         examples=["whsec_5f…"],
     )
 
@@ -120,6 +120,17 @@ async def activate(
                 tenant_id=caller.tenant.id,
             )
     return _answer(webhook)
+
+
+@router.post("/webhooks/{webhook_id}/secret", responses=problems(404))
+async def show_secret(webhook_id: UUID, plane: GivenPlane, caller: Writer) -> MadeWebhook:
+    """The secret that its deliveries are signed with. It is another one after the operator has
+    replaced the key from which secrets are made."""
+    async with plane.pools[caller.tenant.pool].look() as tx:
+        webhook = await webhooks.get(tx, caller.tenant.id, caller.user_id, webhook_id)
+    return MadeWebhook(
+        **_answer(webhook).model_dump(), secret=webhook.secret_with(plane.webhook_key)
+    )
 
 
 @router.delete(

@@ -1,10 +1,12 @@
 """Operators are told when nobody, or not everybody, can run a workflow; and what they misspelt."""
 
+import io
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import PROMPT, Yard, yard_on
@@ -140,3 +142,28 @@ async def test_submitting_to_a_worker_that_lacks_something_says_what(yard: Yard)
         "bad": [f"It is bound to worker:bad, {can_not}"],
         "gone": ["It is bound to worker:gone, which is not there or can't run workflow invert."],
     }
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp"])
+async def test_an_animated_picture_is_no_video_and_what_to_do_is_said(
+    yard: Yard, ending: str
+) -> None:
+    film = [{"name": "input", "type": "video", "binding": "1.image"}]
+    assert (await yard.register_workflow("film", properties=film)).status_code == 201
+    moving = io.BytesIO()
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green")]
+    frames[0].save(moving, ending, save_all=True, append_images=frames[1:])
+    data = moving.getvalue()
+    announced = await yard.admin.post(
+        "/api/admin/uploads",
+        json={"filename": f"a.{ending}", "content_type": f"image/{ending}", "size": len(data)},
+    )
+    slot = announced.json()["upload"]
+    await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
+    body = {"workflow_slug": "film", "files": {"input": announced.json()["file_id"]}}
+    refused = await yard.admin.post("/api/admin/jobs", json=body)
+    assert refused.status_code == 422
+    assert refused.json()["error"]["message"] == (
+        f"input takes video, and the file is image/{ending}; "
+        "an animated picture has to be converted to MP4 or WebM first"
+    )

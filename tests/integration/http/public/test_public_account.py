@@ -1,5 +1,6 @@
 """Effects, wallet, keys and webhooks."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.jobskit.sides import ByHand
 from tests.planekit import client_of, plane_on
 from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, shop_on
 
+from comfyfleet.http.app import create_app
 from comfyfleet.kernel.clock import utc_now
 from comfyfleet.webhooks import service as webhooks
 from comfyfleet.webhooks.model import Answer, WebhookEvent
@@ -112,6 +114,15 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
     (listed,) = (await ada.get("webhooks"))["webhooks"]
     assert "secret" not in listed
     assert set(listed["events"]) == set(WebhookEvent)
+
+    assert (await ada.client.post(f"{path}/secret")).json() == made.json()
+    renewed = create_app(replace(shop.yard.plane, webhook_key="another"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(renewed), base_url="http://x", headers=ada.client.headers
+    ) as client:
+        secret = (await client.post(f"{path}/secret")).json()["secret"]
+    assert secret.startswith("whsec_")
+    assert secret != made.json()["secret"]
 
     job_id = await ada.job(shop.draw, properties={"width": 32})
     await ada.client.delete(f"/api/ai-jobs/{job_id}")
