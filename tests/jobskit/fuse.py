@@ -108,9 +108,6 @@ class FusedQueue:
     def __init__(self, queue: Any, fuse: Fuse) -> None:
         self._queue, self._fuse = queue, fuse
 
-    def wake(self, *lanes: Any, **more: Any) -> None:
-        self._queue.wake(*lanes, **more)
-
     def arrived(self, *rows: Any) -> None:
         self._queue.arrived(*rows)
 

@@ -65,7 +65,7 @@ class Queue:
         self._asking: list[Asked] = []
         self._woken: Counter[Lane] = Counter()
         self._woken_affinities: set[str] = set()
-        self._untold: Counter[Lane] = Counter()  # jobs that other processes have not heard of
+        self._untold: dict[int, Lane] = {}  # dispatches that other processes have not heard of
         self._untold_affinities: set[str] = set()
         self._untold_orders: list[dict[str, Any]] = []
         self.pushes = Pushes()
@@ -141,21 +141,16 @@ class Queue:
     ) -> Extended:
         return await self._extends.ask(Extension(dispatch_id, token, started, worker_id))
 
-    def arrived(self, rows: Iterable[Dispatch]) -> None:
+    def arrived(self, rows: Collection[Dispatch]) -> None:
         """These have come into the queue, or back to it; to be called after the commit."""
-        here = list(rows)
-        bound = [each.backend_affinity for each in here if each.backend_affinity]
-        self.wake([each.lane for each in here], affinities=bound)
-
-    def wake(self, lanes: Iterable[Lane], *, affinities: Iterable[str] = ()) -> None:
-        """One lane for each job that has come into it; to be called after the commit."""
-        arrived, bound = Counter(lanes), set(affinities)
-        self._woken += arrived
+        arrived = {each.id: each.lane for each in rows}
+        bound = {each.backend_affinity for each in rows if each.backend_affinity}
+        self._woken.update(arrived.values())
         self._woken_affinities |= bound
         if self._hints.reach_others:
-            self._untold += arrived
+            self._untold |= arrived
             self._untold_affinities |= bound
-        if arrived or bound:
+        if arrived:
             self._start()
 
     def order(self, worker_ids: Iterable[str] | None = None) -> None:
@@ -278,8 +273,8 @@ class Queue:
                 each.in_hand = False
         for place, each in enumerate(asked):
             if (lease := given.leases.get(place)) is not None:
-                if self._untold:
-                    self._untold[lease.lane] -= 1
+                # By its id: a job may be given that others have heard of, while another one comes.
+                self._untold.pop(lease.dispatch_id, None)
                 self._answer(each, lease)
             elif place in given.refused:
                 self._answer(each, None)
@@ -428,7 +423,7 @@ class Queue:
 
     async def _tell_others(self) -> None:
         """Once per batch, and only of jobs that nobody here has taken, or that are bound."""
-        untold, self._untold = +self._untold, Counter()
+        untold, self._untold = Counter(self._untold.values()), {}
         affinities, self._untold_affinities = self._untold_affinities, set()
         orders, self._untold_orders = self._untold_orders, []
         if untold or affinities:

@@ -54,7 +54,7 @@ async def only(waits: Waits) -> str:
 
 async def put(db: Database, queue: Queue, **more: Any) -> int:
     [job] = await submit(db, new(**more))
-    queue.wake([job.lane])
+    queue.arrived([job])
     return job.id
 
 
@@ -110,7 +110,7 @@ async def test_a_bound_job_wakes_its_worker(central: Database) -> None:
         waiting(queue, waiter("gpu-1"), waiter("gpu-2", load=4)) as waits,
     ):
         [job] = await submit(central, new(backend_affinity="worker:gpu-2"))
-        queue.wake([job.lane], affinities=["worker:gpu-2"])
+        queue.arrived([job])
         assert await only(waits) == "gpu-2"
 
 
@@ -120,7 +120,7 @@ async def test_three_jobs_at_once_wake_three(central: Database) -> None:
         waiting(queue, *(waiter(f"gpu-{n}") for n in range(10))) as waits,
     ):
         jobs = await submit(central, new(), new(), new())
-        queue.wake(job.lane for job in jobs)
+        queue.arrived(jobs)
         async with asyncio.timeout(5):
             while sum(wait.done() for wait in waits.values()) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

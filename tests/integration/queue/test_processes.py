@@ -85,11 +85,28 @@ async def test_a_hint_wakes_a_waiter_of_another_process(db: Database) -> None:
         wait = asyncio.create_task(there.lease(waiter(), wait_seconds=20))
         await parked(there, 1)
         [job] = await submit(db, new())
-        here.wake([job.lane])
+        here.arrived([job])
         async with asyncio.timeout(2):
             lease = await wait
     assert lease
     assert lease.dispatch_id == job.id
+
+
+async def test_a_job_that_comes_while_an_older_one_is_given_is_told_to_others(db: Database) -> None:
+    async with running(db) as here, running(db) as there:
+        await listening(db, 2)
+        wait = asyncio.create_task(there.lease(waiter("gpu-2"), wait_seconds=20))
+        await parked(there, 1)
+        older, newer = await submit(db, new(), new())
+        asked = here.ask(waiter("gpu-1"), wait_seconds=0)
+        await asyncio.sleep(0)  # it is being served now
+        here.arrived([newer])
+        given = await asked.future
+        async with asyncio.timeout(3):
+            lease = await wait
+    assert given
+    assert lease
+    assert (given.dispatch_id, lease.dispatch_id) == (older.id, newer.id)
 
 
 async def test_others_are_not_told_of_a_job_that_was_taken_here(
@@ -105,10 +122,10 @@ async def test_others_are_not_told_of_a_job_that_was_taken_here(
         wait = asyncio.create_task(queue.lease(waiter(), wait_seconds=20))
         await parked(queue, 1)
         jobs = await submit(db, new())
-        queue.wake(job.lane for job in jobs)
+        queue.arrived(jobs)
         await wait
         jobs = await submit(db, *(new() for _ in range(30)))
-        queue.wake(job.lane for job in jobs)
+        queue.arrived(jobs)
     assert len(told) == 1
     assert '"production", "self_hosted", 30' in told[0]
 
@@ -142,7 +159,7 @@ async def test_listening_is_taken_up_again_when_the_connection_was_cut(db: Datab
         await connection.close()
         await listening(db, 2, but=pids)
         [job] = await submit(db, new())
-        here.wake([job.lane])
+        here.arrived([job])
         async with asyncio.timeout(3):
             lease = await wait
     assert lease

@@ -32,10 +32,10 @@ async def main(url: str, number: str) -> None:
             empty = 0
             if chance.random() < 0.05:
                 async with db.begin() as tx:
-                    await service.requeue(
+                    back = await service.requeue(
                         tx, lease.dispatch_id, lease.token, Requeue.SPOT, now=utc_now()
                     )
-                queue.wake([lease.lane])
+                queue.arrived([back])
                 continue
             await queue.complete(lease.dispatch_id, lease.token, duration=0.1)
             sys.stdout.write(f"{lease.dispatch_id}\n")
