@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TypeAlias
 from uuid import UUID
 
 from comfyfleet.db import Database
@@ -28,10 +27,6 @@ log = logging.getLogger(__name__)
 WORDS_PER_PAGE = 500
 PUT_OFF = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
-# Jobs of a run that end together are one step: so long it waits for those whose end is being written.
-TOGETHER_SECONDS = 0.02
-
-Word: TypeAlias = tuple[int, UUID, UUID, UUID]  # its id, the tenant, the run, the job
 
 
 async def advance(
@@ -112,10 +107,10 @@ async def hear(graphs: Graphs, pool: Database) -> None:
     """Reads the words of one pool's outbox, all of them: some may be there for long."""
     after = 0
     while True:
-        words = await _words(graphs, pool, after)
-        if ending := _ending_beside(graphs, words):
-            await graphs.sides.news.ended(ending, TOGETHER_SECONDS)
-            words = await _words(graphs, pool, after)
+        async with pool.look() as tx:
+            words = await jobs.words_for_runs(
+                tx, KIND, now=graphs.sides.clock(), limit=WORDS_PER_PAGE, after=after
+            )
         by_run: dict[tuple[UUID, UUID], list[int]] = {}
         for word, tenant_id, run_id, _job in words:
             by_run.setdefault((tenant_id, run_id), []).append(word)
@@ -124,22 +119,6 @@ async def hear(graphs: Graphs, pool: Database) -> None:
         if len(words) < WORDS_PER_PAGE:
             return
         after = words[-1][0]
-
-
-async def _words(graphs: Graphs, pool: Database, after: int) -> list[Word]:
-    async with pool.look() as tx:
-        return await jobs.words_for_runs(
-            tx, KIND, now=graphs.sides.clock(), limit=WORDS_PER_PAGE, after=after
-        )
-
-
-def _ending_beside(graphs: Graphs, words: Iterable[Word]) -> list[UUID]:
-    """Other jobs of the same runs that end in this process at this moment."""
-    if not graphs.sides.news.is_any_ending:
-        return []
-    runs = {(tenant_id, run_id) for _, tenant_id, run_id, _ in words}
-    at_hand = (graphs.runs.at_hand(*run) for run in runs)
-    return graphs.sides.news.those_ending(job for kept in at_hand if kept for job in kept.jobs)
 
 
 async def _goes_on(

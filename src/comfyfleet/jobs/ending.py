@@ -42,9 +42,13 @@ async def complete(
 ) -> Job:
     row = await held(sides, said.dispatch_id, said.lease_token, worker_id)
     pool = await sides.pool_of(row.tenant_id)
-    with sides.news.ending(row.job_id):
-        taken = await _taken(sides, pool, row, said)
-        ended = await _completed_with(sides, pool, row, said, taken)
+    taken = await _taken(sides, pool, row, said)
+    try:
+        ended = await _completed(sides, pool, row, said, [each.file for each in taken])
+    except (NotFound, *REFUSALS):
+        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
+        await delivery.drop(sides, taken)
+        raise
     job = ended.job
     tell(sides, job)
     await _complete_centrally(sides, row, said, job)
@@ -75,17 +79,6 @@ async def _taken(
         # Said before, and the answer was lost: what was delivered lies elsewhere since.
         if job and job.status == JobStatus.COMPLETED and job.lease_token == said.lease_token:
             return []
-        raise
-
-
-async def _completed_with(
-    sides: Sides, pool: Database, row: Dispatch, said: Complete, taken: list[delivery.Delivered]
-) -> Ended:
-    try:
-        return await _completed(sides, pool, row, said, [each.file for each in taken])
-    except (NotFound, *REFUSALS):
-        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
-        await delivery.drop(sides, taken)
         raise
 
 

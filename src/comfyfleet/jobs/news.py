@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from uuid import UUID
 
 
@@ -13,7 +12,6 @@ class News:
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
-        self._ending: dict[UUID, asyncio.Event] = {}
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
@@ -26,30 +24,6 @@ class News:
 
     def hear_runs(self, kind: str, listener: Callable[[], None]) -> None:
         self._listeners[kind].append(listener)
-
-    @contextmanager
-    def ending(self, job_id: UUID) -> Iterator[None]:
-        """While the end of a job is being written."""
-        ended = self._ending.setdefault(job_id, asyncio.Event())
-        try:
-            yield
-        finally:
-            ended.set()
-            self._ending.pop(job_id, None)
-
-    def those_ending(self, job_ids: Iterable[UUID]) -> list[UUID]:
-        return [each for each in job_ids if each in self._ending]
-
-    @property
-    def is_any_ending(self) -> bool:
-        return bool(self._ending)
-
-    async def ended(self, job_ids: Iterable[UUID], seconds: float) -> None:
-        """Returns when none of these is ending any more, or the time is up."""
-        waits = [self._ending[each].wait() for each in self.those_ending(job_ids)]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(*waits)
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
         """False when the time is up first."""

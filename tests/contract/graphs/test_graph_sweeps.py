@@ -1,16 +1,13 @@
 """A pass over the runs of a pool: one that is broken holds up no other."""
 
-import asyncio
 import logging
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from sqlalchemy import update
 from tests.dbkit.databases import Databases
-from tests.graphskit.playing import Play, graph, node, output, play_on, statuses
+from tests.graphskit.playing import Play, graph, node, output, play_on
 
 from comfyfleet.db.tenant import graph_runs
 from comfyfleet.graphs import going
@@ -110,55 +107,3 @@ async def test_who_just_started_gives_workers_time_to_come_back(
         await play.judge()
         await play.sweep()
         assert (await play.now(kept)).run.status == RunStatus.FAILED
-
-
-PAIR = graph(
-    [node("one"), node("two"), {"id": "both", "type": "merge"}, output()],
-    "one.output > both.input_0",
-    "two.output > both.input_1",
-    "both.output > result.value",
-)
-
-
-async def test_jobs_that_end_together_are_heard_of_in_one_step(
-    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(going, "TOGETHER_SECONDS", 60)
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        run = await play.started(PAIR)
-        news, waits = play.plane.sides.news, asyncio.Event()
-        waited = news.ended
-
-        async def ended(job_ids: Iterable[UUID], seconds: float) -> None:
-            waits.set()
-            await waited(job_ids, seconds)
-
-        monkeypatch.setattr(news, "ended", ended)
-        first, second = [await each.job() for each in play.workers.values()]
-        await play.deliver(first)
-        with news.ending(UUID(second["job_id"])):
-            hearing = asyncio.create_task(play.sweep())
-            async with asyncio.timeout(10):
-                await waits.wait()
-            await play.deliver(second, "w2")
-        await hearing
-        kept = await play.now(run)
-        assert kept.run.status == RunStatus.COMPLETED
-        assert kept.revision == run.revision + 1
-
-
-async def test_a_job_whose_end_takes_long_holds_up_no_step(
-    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(going, "TOGETHER_SECONDS", 0)
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        run = await play.started(PAIR)
-        first, second = [await each.job() for each in play.workers.values()]
-        await play.deliver(first)
-        with play.plane.sides.news.ending(UUID(second["job_id"])):
-            await play.sweep()
-            kept = await play.now(run)
-            assert sorted(statuses(kept).values()).count("done") == 1
-        await play.deliver(second, "w2")
-        await play.sweep()
-        assert (await play.now(run)).run.status == RunStatus.COMPLETED
