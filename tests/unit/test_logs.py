@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 
-from comfyfleet.cli.logs import LINES_MAX, ForPeople, JsonLine, LinesTogether
+from comfyfleet.cli.logs import LINES_MAX, WRITE_BYTES_MAX, ForPeople, JsonLine, LinesTogether
 from comfyfleet.kernel.tracing import bound
 
 
@@ -101,3 +101,28 @@ def test_without_an_event_loop_a_line_is_written_at_once() -> None:
     stream = io.StringIO()
     said(handler_on(stream), "early")
     assert lines_of(stream) == ["early"]
+
+
+class Writes(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return super().write(text)
+
+
+async def test_no_write_is_longer_than_what_a_pipe_of_several_processes_takes_whole() -> None:
+    stream = Writes()
+    handler = handler_on(stream)
+    for number in range(100):
+        said(handler, f"{number} \u00e9\udc80" * 40)
+    said(handler, "long " * WRITE_BYTES_MAX)
+    handler.flush()
+    assert len(lines_of(stream)) == 101
+    assert all(each.endswith("\n") for each in stream.texts)
+    *short, long = stream.texts
+    assert len(short) < 40
+    assert all(len(each.encode("utf-8", "backslashreplace")) <= WRITE_BYTES_MAX for each in short)
+    assert long.count("\n") == 1, "a line longer than that has a write of its own"

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import select
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import IO, Annotated, Any, Literal, TypeAlias
@@ -19,6 +21,8 @@ LogLevel: TypeAlias = Annotated[
 ACCESS = "comfyfleet.access"
 DELAY_SECONDS = 0.05
 LINES_MAX = 1_000
+# What a pipe takes whole, however full it is.
+WRITE_BYTES_MAX: int = getattr(select, "PIPE_BUF", 512)
 # What every record has; the rest was given with `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What they say below a warning, only their authors want to know.
@@ -73,9 +77,25 @@ class LinesTogether(logging.StreamHandler[IO[str]]):
     def flush(self) -> None:
         with self.lock or nullcontext():
             lines, self._lines, self._timer = self._lines, [], None
-            if lines:
-                self.stream.write("".join(lines))
+            for text in _together(lines):
+                self.stream.write(text)
+                super().flush()
             super().flush()
+
+
+def _together(lines: Iterable[str]) -> Iterator[str]:
+    """Several processes may write to one pipe: a longer text of one could stand within a line of another."""
+    some: list[str] = []
+    size = 0
+    for line in lines:
+        more = len(line.encode("utf-8", "backslashreplace"))
+        if some and size + more > WRITE_BYTES_MAX:
+            yield "".join(some)
+            some, size = [], 0
+        some.append(line)
+        size += more
+    if some:
+        yield "".join(some)
 
 
 class JsonLine(logging.Formatter):
