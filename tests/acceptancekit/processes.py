@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.processkit import Forked
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
 SAY_SECONDS_MAX = 60.0
@@ -33,15 +36,14 @@ class Process:
         self.log = folder / f"{name}.log"
         self._offset = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [COMFYFLEET, *arguments],
-                cwd=folder,
-                env=surroundings(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A group of its own, so that what it started can be ended with it.
-                start_new_session=True,
+            self._process = Forked(
+                arguments,
+                folder=folder,
+                environ=surroundings(environ),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
+                # So that what it started can be ended with it.
+                leads_group=True,
             )
 
     @property
@@ -98,13 +100,17 @@ class Process:
 
 def finish(*arguments: str, folder: Path, environ: Mapping[str, str]) -> str:
     """A command that ends by itself, and well; what it said."""
-    done = subprocess.run(
-        [COMFYFLEET, *arguments],
-        cwd=folder,
-        env=surroundings(environ),
-        capture_output=True,
-        text=True,
-        timeout=STOP_SECONDS_MAX,
-    )
-    assert done.returncode == 0, f"comfyfleet {' '.join(arguments)}: {done.stdout}{done.stderr}"
-    return done.stdout
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = Forked(
+            arguments,
+            folder=folder,
+            environ=surroundings(environ),
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+        )
+        code = process.wait(STOP_SECONDS_MAX)
+        out.seek(0)
+        err.seek(0)
+        said, told = out.read().decode(), err.read().decode()
+    assert code == 0, f"comfyfleet {' '.join(arguments)}: {said}{told}"
+    return said

@@ -11,7 +11,7 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import create_database
 from tests.integration.commands import comfyfleet
-from tests.integration.processes import Running, started
+from tests.integration.processes import Running, executed, started
 
 URL = r"Control plane at (http://\S+)"
 KEY = r"export COMFYFLEET_URL=\S+ COMFYFLEET_KEY=(\w{64})"
@@ -23,7 +23,7 @@ def asked(running: Running, path: str) -> httpx.Response:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: int) -> None:
-    with started("serve", "--port", "0", folder=tmp_path) as running:
+    with executed("serve", "--port", "0", folder=tmp_path) as running:
         running.hears(KEY)
         assert asked(running, "/readyz").status_code == 200
         assert running.stop(number) == 0

@@ -11,7 +11,7 @@ import httpx
 import PIL.Image
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
-from tests.integration.processes import Running, started
+from tests.integration.processes import Running, executed, started
 
 from comfyfleet.engine import serving
 
@@ -308,7 +308,7 @@ def test_a_start_that_fails_makes_no_key_that_nobody_has_seen(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     bare = without("av", tmp_path_factory.mktemp("bare"))
-    with started("up", "--port", "0", folder=tmp_path, PYTHONPATH=bare) as failed:
+    with executed("up", "--port", "0", folder=tmp_path, PYTHONPATH=bare) as failed:
         failed.hears("error: the built-in engine needs av, which is not installed")
         failed.hears(r'pip install "comfyfleet\[engine\]"')
         assert failed.process.wait(60) == 1

@@ -1,0 +1,114 @@
+"""Imports what `comfyfleet` needs, and is forked for each process that is asked for."""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from comfyfleet.cli.main import main
+
+COMMANDS = ("admin", "db", "engine", "graph", "pipeline", "serve", "up", "worker")
+# What they import when they are at it.
+LATER = (
+    "comfyfleet.dispatch.store.postgres",
+    "comfyfleet.dispatch.store.sqlite",
+    "comfyfleet.engine.serve",
+    "anyio._backends._asyncio",
+    "asyncpg",
+    "httpcore",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.asyncio",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.websockets_sansio_impl",
+)
+DESCRIPTORS = 5
+WORD_BYTES = 16
+
+
+def imported() -> None:
+    for name in (*(f"comfyfleet.cli.{command}" for command in COMMANDS), *LATER):
+        importlib.import_module(name)
+    # What is there stays: nobody looks it over, or copies it to mark it.
+    gc.collect()
+    gc.freeze()
+
+
+class Children:
+    def __init__(self, asked: socket.socket) -> None:
+        self._asked = asked
+        self._told: dict[int, int] = {}  # where to tell of it, by pid
+
+    def next_request(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Returns in each child with what it shall be, and in the parent when nobody asks any more."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        while True:
+            ready, _, _ = select.select([self._asked.fileno(), woken], [], [])
+            if woken in ready:
+                os.read(woken, 512)
+                self._tell_of_the_dead()
+            if self._asked.fileno() in ready:
+                word, descriptors, _, _ = socket.recv_fds(self._asked, 1, DESCRIPTORS)
+                if not word:
+                    return None
+                if not self._fork(descriptors[1]):
+                    return _request(descriptors)
+                os.close(descriptors[0])
+                for each in descriptors[2:]:
+                    os.close(each)
+
+    def _fork(self, tell: int) -> int:
+        pid = os.fork()
+        if pid:
+            self._told[pid] = tell
+            os.write(tell, f"{pid:<{WORD_BYTES}}".encode())
+        return pid
+
+    def _tell_of_the_dead(self) -> None:
+        while self._told:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            tell = self._told.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                os.write(tell, f"{code:<{WORD_BYTES}}".encode())
+            os.close(tell)
+
+
+def _request(descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    with open(descriptors[0], "rb") as file:
+        return json.load(file), descriptors[2:]
+
+
+def become(asked: dict[str, Any], standard: list[int]) -> None:
+    """The process that was asked for: as if it had been started by itself."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if asked["leads_group"]:
+        os.setsid()
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    os.chdir(asked["folder"])
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.argv = ["comfyfleet", *asked["arguments"]]
+
+
+if __name__ == "__main__":
+    imported()
+    if request := Children(socket.socket(fileno=int(sys.argv[1]))).next_request():
+        become(*request)
+        main()
