@@ -11,8 +11,9 @@ from comfyfleet.audit import service as audit
 from comfyfleet.fetching.targets import URL_CHARACTERS_MAX, target_of
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.problems import problems
-from comfyfleet.http.public.auth import Reader, Writer
+from comfyfleet.http.public.auth import KeyHolder, Reader, Writer
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
+from comfyfleet.tenants.keys.model import Scope
 from comfyfleet.webhooks import service as webhooks
 from comfyfleet.webhooks.model import (
     Delivery,
@@ -123,11 +124,25 @@ async def activate(
 
 
 @router.post("/webhooks/{webhook_id}/secret", responses=problems(404))
-async def show_secret(webhook_id: UUID, plane: GivenPlane, caller: Writer) -> MadeWebhook:
+async def show_secret(
+    webhook_id: UUID, plane: GivenPlane, now: GivenNow, caller: KeyHolder
+) -> MadeWebhook:
     """The secret that its deliveries are signed with. It is another one after the operator has
-    replaced the key from which secrets are made."""
+    replaced the key from which secrets are made. Needs the scopes keys and write: a secret outlives
+    the key that has read it."""
+    caller.require(Scope.WRITE)
     async with plane.pools[caller.tenant.pool].look() as tx:
         webhook = await webhooks.get(tx, caller.tenant.id, caller.user_id, webhook_id)
+    async with plane.central.begin() as tx:
+        await audit.record(
+            tx,
+            actor=caller.tenant.subject,
+            action="show_webhook_secret",
+            subject=f"webhook:{webhook.id}",
+            now=now,
+            tenant_id=caller.tenant.id,
+            details={"user_id": str(caller.user_id), "by_key": str(caller.key.id)},
+        )
     return MadeWebhook(
         **_answer(webhook).model_dump(), secret=webhook.secret_with(plane.webhook_key)
     )

@@ -106,6 +106,27 @@ async def test_a_key_needs_a_name_scopes_and_a_future(ada: Customer) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_input")
 
 
+async def test_a_webhooks_secret_is_read_by_keys_that_may_make_keys_and_leaves_a_trace(
+    shop: Shop, ada: Customer
+) -> None:
+    made = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
+    path = f"/api/webhooks/{made.json()['id']}/secret"
+    for scopes in (["write"], ["read", "write"], ["read", "keys"]):
+        key, _ = await shop.key(ada.tenant_id, ada.user_id, scopes=scopes)
+        async with client_of(shop.plane, key) as client:
+            refused = await client.post(path)
+        assert (refused.status_code, "secret" in refused.json()) == (403, False), scopes
+    key, trusted = await shop.key(ada.tenant_id, ada.user_id, scopes=["keys", "write"])
+    async with client_of(shop.plane, key) as client:
+        assert (await client.post(path)).json() == made.json()
+    stranger = await shop.customer()
+    assert (await stranger.client.post(path)).status_code == 404
+    (noted,) = await shop.yard.audited("show_webhook_secret")
+    assert noted["tenant_id"] == str(ada.tenant_id)
+    assert noted["details"]["by_key"] == str(trusted.id)
+    assert "whsec_" not in str(noted)
+
+
 async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> None:
     made = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
     assert made.status_code == 201
