@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -45,9 +46,11 @@ async def complete(
     taken = await _taken(sides, pool, row, said)
     try:
         ended = await _completed(sides, pool, row, said, [each.file for each in taken])
-    except (NotFound, *REFUSALS):
+    except (NotFound, *REFUSALS) as error:
         # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
         await delivery.drop(sides, taken)
+        if isinstance(error, LeaseLost):
+            await _end_if_cancelled(sides, pool, row, said.lease_token)
         raise
     job = ended.job
     tell(sides, job)
@@ -111,6 +114,17 @@ async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: 
             sides.deferred.note_duration(sides.central, job.asked.effect_id, duration)
 
 
+async def _end_if_cancelled(sides: Sides, pool: Database, row: Dispatch, token: UUID) -> None:
+    """A worker whose last word was refused sends no heartbeat that could tell it of the cancel."""
+    async with pool.look() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if job is None or job.status != JobStatus.CANCELLED:
+        return
+    with suppress(LeaseLost):
+        async with sides.central.begin() as tx:
+            await dispatch.end(tx, row.id, token, Status.CANCELLED, now=sides.clock())
+
+
 def _note_run(sides: Sides, row: Dispatch, said: Complete, fleet_id: int) -> None:
     """For learning what switches of models cost."""
     if row.model_key and said.model_change and said.execution_seconds is not None:
@@ -147,16 +161,20 @@ async def fail(
     """The application's fault: ended at once, whatever attempts remain."""
     row = await held(sides, dispatch_id, token, worker_id)
     pool = await sides.pool_of(row.tenant_id)
-    async with pool.begin() as tx:
-        ended = await service.fail(
-            tx,
-            row.tenant_id,
-            row.job_id,
-            token,
-            why,
-            new_id=sides.new_id,
-            now=sides.clock(),
-        )
+    try:
+        async with pool.begin() as tx:
+            ended = await service.fail(
+                tx,
+                row.tenant_id,
+                row.job_id,
+                token,
+                why,
+                new_id=sides.new_id,
+                now=sides.clock(),
+            )
+    except LeaseLost:
+        await _end_if_cancelled(sides, pool, row, token)
+        raise
     tell(sides, ended.job)
     await _fail_centrally(sides, row, token, ended.job, why)
     await _after_end(sides, pool, ended)

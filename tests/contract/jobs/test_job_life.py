@@ -228,6 +228,19 @@ async def test_a_running_job_is_told_with_the_next_heartbeat(place: Place) -> No
         await place.complete(handed)
 
 
+async def test_a_cancelled_job_whose_worker_has_finished_holds_no_lease(place: Place) -> None:
+    done, broken = await place.submit(), await place.submit()
+    leases = [await place.lease(), await place.lease()]
+    for job in (done, broken):
+        await submitting.cancel(place.sides, place.tenant_id, job.id)
+    with pytest.raises(LeaseLost):
+        await place.complete(leases[0])
+    with pytest.raises(LeaseLost):
+        await place.fail(leases[1])
+    for job in (done, broken):
+        assert (await place.row(job.id)).status == Status.CANCELLED, "no heartbeat will follow"
+
+
 async def test_a_job_cancelled_between_lease_and_start_is_not_handed_out(place: Place) -> None:
     job = await place.submit()
     await place.sides.queue.lease(waiter(), wait_seconds=0)
