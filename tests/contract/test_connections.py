@@ -7,12 +7,14 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from sqlalchemy import bindparam, func, select, text, update
 
 from comfyfleet.db import Database, Tx
 from comfyfleet.db.connections import KEPT_MAX, driver_of
 from comfyfleet.db.statement import Insert, Statement
 from comfyfleet.db.tenant import token_wallets
+from comfyfleet.kernel.errors import Unavailable
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 CANCELLED = 500
@@ -32,6 +34,8 @@ ADD = Statement(
         .returning(token_wallets.c.balance)
     )
 )
+WHY = b"SFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+FAREWELL = b"E" + (len(WHY) + 4).to_bytes(4, "big") + WHY
 OF = {"of_user": WALLET["user_id"]}
 
 
@@ -93,6 +97,16 @@ async def test_whoever_is_cancelled_anywhere_leaves_no_connection_behind(pool: D
         await each.__aexit__(None, None, None)
     await pool.close()
     assert pool.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def test_a_server_that_leaves_between_two_statements_is_away(pool: Database) -> None:
+    if pool.is_sqlite:
+        return
+    with pytest.raises(Unavailable):
+        async with pool.begin() as tx:
+            # What a server that is stopped sends to whoever asks nothing just then.
+            driver_of(tx)._protocol.data_received(FAREWELL)
+    await _look(pool)
 
 
 async def test_a_connection_is_used_again_and_by_one_at_a_time(pool: Database) -> None:

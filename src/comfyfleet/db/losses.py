@@ -17,6 +17,8 @@ def is_loss(error: BaseException) -> bool:
     away = (
         asyncpg.PostgresConnectionError,
         asyncpg.InterfaceError,
+        # Of a statement right after the server's farewell, before the driver has seen the end.
+        asyncpg.InternalClientError,
         asyncpg.AdminShutdownError,
         asyncpg.CannotConnectNowError,
         asyncpg.CrashShutdownError,
