@@ -88,17 +88,15 @@ async def _taken(
 async def _completed(
     sides: Sides, pool: Database, row: Dispatch, said: Complete, stored: Sequence[File]
 ) -> Ended:
+    one = (row.tenant_id, row.job_id, said.lease_token, _result(said, stored))
+    now = sides.clock()
+    if not pool.is_sqlite:
+        async with pool.say() as tx:
+            ended = await service.complete_at_once(tx, *one, files=stored, now=now)
+        if ended:
+            return ended
     async with pool.begin() as tx:
-        return await service.complete(
-            tx,
-            row.tenant_id,
-            row.job_id,
-            said.lease_token,
-            _result(said, stored),
-            files=stored,
-            new_id=sides.new_id,
-            now=sides.clock(),
-        )
+        return await service.complete(tx, *one, files=stored, new_id=sides.new_id, now=now)
 
 
 async def _complete_centrally(sides: Sides, row: Dispatch, said: Complete, job: Job) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
     Integer,
     Select,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, without_index
@@ -362,7 +364,7 @@ _ONE_HELD = update(ai_jobs).where(
     ai_jobs.c.status == JobStatus.PROCESSING,
     ai_jobs.c.lease_token == bindparam("of_token"),
 )
-_NOW = bindparam("at_now", type_=Moment)
+NOW = bindparam("at_now", type_=Moment)
 
 
 def _of(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
@@ -372,6 +374,20 @@ def _of(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
 async def _changed(tx: Tx, statement: Statement, values: Mapping[str, Any]) -> Job | None:
     row = await statement.first(tx, values)
     return job_of(row) if row else None
+
+
+def told_by(job: CTE, status: JobStatus) -> ColumnElement[Any]:
+    """In PostgreSQL's words, what `consequences.told` tells of a job that was changed to this status."""
+    told = {
+        "job_id": job.c.id,
+        "status": status.value,
+        "error": job.c.error_message,
+        "video_id": job.c.video_id,
+        "effect_id": job.c.effect_id,
+        "reserved_tokens": job.c.reserved_tokens,
+    }
+    pairs = (part for pair in told.items() for part in pair)
+    return func.jsonb_build_object(*pairs, type_=job_events.c.data.type)
 
 
 async def _ended(tx: Tx, statement: Statement, values: Mapping[str, Any]) -> EndedJob | None:
@@ -404,21 +420,13 @@ _START = Statement(lambda tx: _STARTING)
 
 
 def _starting_with_event() -> Any:
-    """For PostgreSQL: the event tells what `consequences.told` tells of a job that was started."""
+    """For PostgreSQL."""
     started = _STARTING.cte("started")
-    told = {
-        "job_id": started.c.id,
-        "status": JobStatus.PROCESSING.value,
-        "error": started.c.error_message,
-        "video_id": started.c.video_id,
-        "effect_id": started.c.effect_id,
-        "reserved_tokens": started.c.reserved_tokens,
-    }
     event = select(
         started.c.tenant_id,
         started.c.id,
         literal(EventKind.STATUS.value),
-        func.jsonb_build_object(*(part for pair in told.items() for part in pair)),
+        told_by(started, JobStatus.PROCESSING),
         bindparam("begun_at", type_=Moment),
     ).where(started.c.user_id.is_not(None))
     columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
@@ -448,7 +456,7 @@ async def start(
 
 _BEGIN = Statement(
     lambda tx: (
-        _ONE_HELD.where(ai_jobs.c.started_at.is_(None)).values(started_at=_NOW).returning(ai_jobs)
+        _ONE_HELD.where(ai_jobs.c.started_at.is_(None)).values(started_at=NOW).returning(ai_jobs)
     )
 )
 
@@ -458,36 +466,60 @@ async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: date
     return await _changed(tx, _BEGIN, _of(tenant_id, job_id, of_token=token, at_now=now))
 
 
-_COMPLETE = Statement(
-    lambda tx: _ONE_HELD.values(
-        status=JobStatus.COMPLETED,
-        started_at=func.coalesce(ai_jobs.c.started_at, _NOW),
-        completed_at=_NOW,
-        provider_job_id=bindparam("by_provider"),
-        output_file_id=bindparam("to_file"),
-        result_metadata=bindparam("with_result"),
-    ).returning(ai_jobs, *_WITH_USER)
+_COMPLETING = _ONE_HELD.values(
+    status=JobStatus.COMPLETED,
+    started_at=func.coalesce(ai_jobs.c.started_at, NOW),
+    completed_at=NOW,
+    provider_job_id=bindparam("by_provider"),
+    output_file_id=bindparam("to_file"),
+    result_metadata=bindparam("with_result"),
 )
+# What a completed job is told without: it is the largest part of a row, and nobody reads it then.
+_UNREAD: Mapping[str, Any] = {"prompt": {}, "properties": {}, "assets": ()}
+_READ = [each for each in ai_jobs.c if each.name not in {*_UNREAD, "result_metadata"}]
+_COMPLETE = Statement(lambda tx: _COMPLETING.returning(*_READ, *_WITH_USER))
+
+
+def completing() -> ReturningUpdate[Any]:
+    """For PostgreSQL, a part of a larger statement: of a job whose user has no webhooks."""
+    has_webhooks, has_held = _WITH_USER
+    return _COMPLETING.where(~has_webhooks.element).returning(*_READ, has_held)
+
+
+def completion(
+    tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
+) -> dict[str, Any]:
+    """What is bound to complete a job."""
+    return _of(
+        tenant_id,
+        job_id,
+        of_token=token,
+        at_now=now,
+        by_provider=values.get("provider_job_id"),
+        to_file=values.get("output_file_id"),
+        with_result=values.get("result_metadata"),
+    )
+
+
+def ended_job(row: Mapping[str, Any], values: Mapping[str, Any]) -> Job:
+    return job_of({**row, **_UNREAD, "result_metadata": values.get("result_metadata")})
 
 
 async def complete(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> EndedJob | None:
-    done = {
-        "of_token": token,
-        "at_now": now,
-        "by_provider": values.get("provider_job_id"),
-        "to_file": values.get("output_file_id"),
-        "with_result": values.get("result_metadata"),
-    }
-    return await _ended(tx, _COMPLETE, _of(tenant_id, job_id, **done))
+    """The job comes without its prompt, properties and assets."""
+    row = await _COMPLETE.first(tx, completion(tenant_id, job_id, token, values, now=now))
+    if row is None:
+        return None
+    return EndedJob(ended_job(row, values), row["has_webhooks"], row["has_held"])
 
 
 _FAILED = {
     "status": JobStatus.FAILED,
     "error_message": bindparam("with_message"),
     "raw_error": bindparam("with_raw"),
-    "completed_at": _NOW,
+    "completed_at": NOW,
 }
 _FAIL = Statement(lambda tx: _ONE_HELD.values(_FAILED).returning(ai_jobs, *_WITH_USER))
 

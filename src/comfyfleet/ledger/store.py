@@ -131,21 +131,29 @@ async def add(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
     return len(await _ADD.add(tx, whole))
 
 
+def consumption(
+    tx: Tx, tenant_id: ColumnElement[Any], job_id: ColumnElement[Any], now: ColumnElement[Any]
+) -> Any:
+    """An INSERT of what was reserved for a job as spent, which may be a part of another statement."""
+    reserved = select(
+        lines.c.tenant_id,
+        lines.c.user_id,
+        lines.c.job_id,
+        literal(TransactionType.JOB_CONSUME),
+        literal(0),
+        now,
+    ).where(
+        lines.c.tenant_id == tenant_id,
+        lines.c.job_id == job_id,
+        lines.c.type == TransactionType.JOB_RESERVE,
+    )
+    columns = ["tenant_id", "user_id", "job_id", "type", "amount", "created_at"]
+    return insert_if_new(tx, lines).from_select(columns, reserved)
+
+
 _CONSUME = Statement(
-    lambda tx: insert_if_new(tx, lines).from_select(
-        ["tenant_id", "user_id", "job_id", "type", "amount", "created_at"],
-        select(
-            lines.c.tenant_id,
-            lines.c.user_id,
-            lines.c.job_id,
-            literal(TransactionType.JOB_CONSUME),
-            literal(0),
-            bindparam("settled_at", type_=Moment),
-        ).where(
-            lines.c.tenant_id == bindparam("of_tenant"),
-            lines.c.job_id == bindparam("of_job"),
-            lines.c.type == TransactionType.JOB_RESERVE,
-        ),
+    lambda tx: consumption(
+        tx, bindparam("of_tenant"), bindparam("of_job"), bindparam("settled_at", type_=Moment)
     )
 )
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, and_, insert, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Row, Update, and_, insert, or_, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.dialect import locked
@@ -68,6 +68,20 @@ async def attach(
     )
     found = (await tx.execute(statement)).first()
     return _media(found) if found else None
+
+
+def ending(job: CTE, told: ColumnElement[Any]) -> Update:
+    """The same as `end_job` for a job that has completed, as a part of a larger statement."""
+    return (
+        update(videos)
+        .where(
+            videos.c.id == job.c.video_id,
+            videos.c.tenant_id == job.c.tenant_id,
+            videos.c.job_id == job.c.id,
+            videos.c.active_job_id == job.c.id,
+        )
+        .values(active_job_id=None, processed_file_id=job.c.output_file_id, processing_details=told)
+    )
 
 
 async def end_job(tx: Tx, tenant_id: UUID, job_id: UUID, values: Mapping[str, Any]) -> Media | None:

@@ -13,7 +13,7 @@ from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 from tests.planekit.fleet import Calling
 
-SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 6, 9, 2
+SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 6, 6, 2
 
 
 @dataclass

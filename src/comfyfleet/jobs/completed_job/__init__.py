@@ -1,0 +1,1 @@
+"""One completed job, with all that follows from it."""
