@@ -158,7 +158,7 @@ async def test_one_statement_writes_the_same_as_several(
 
 
 async def test_it_tells_that_others_of_its_user_are_held(desk: Desk) -> None:
-    run = {"user_id": desk.user_id, "run_kind": "graph", "run_id": uuid4()}
+    run: dict[str, Any] = {"user_id": desk.user_id, "run_kind": "graph", "run_id": uuid4()}
     handed = await desk.held(**run)
     await submitting.submit(desk.sides, desk.tenant_id, asked(**run, is_held=True))
     ended, _ = await desk.written_by(desk.at_once(handed, []))
