@@ -142,9 +142,9 @@ async def used(pool: Database) -> int:
         return await service.used_bytes(tx, ADA)
 
 
-async def check(pool: Database, file: File) -> None:
+async def check(pool: Database, *those: File) -> None:
     async with pool.begin() as tx:
-        await upkeep.note_checked(tx, file, {"checked_at": NOW})
+        await upkeep.note_checked(tx, [upkeep.Checked(file, {}, NOW) for file in those])
 
 
 async def test_what_a_tenant_stores_is_the_same_before_and_after_its_files_are_checked(
@@ -163,6 +163,30 @@ async def test_what_a_tenant_stores_is_the_same_before_and_after_its_files_are_c
     async with pool.begin() as tx:
         await upkeep.remove_files(tx, ADA, [second.id, third.id])
     assert await used(pool) == 30
+    assert await service.recount(pool) == {}
+
+
+async def test_many_files_are_checked_at_once_each_counted_for_its_tenant(pool: Database) -> None:
+    mine = [await added(pool, size=2**number) for number in range(4)]
+    others = await added(pool, tenant_id=BOB, size=100)
+    await check(pool, mine[0])
+    await check(pool, *mine, others)
+    assert await used(pool) == 15
+    assert await service.recount(pool) == {}
+    async with pool.look() as tx:
+        assert (await service.get(tx, BOB, others.id)).checked_at == NOW
+
+
+async def test_files_of_which_one_is_being_removed_are_checked_without_waiting(
+    pool: Database,
+) -> None:
+    kept, removed = await added(pool, size=1), await added(pool, size=2)
+    async with asyncio.timeout(10), pool.begin() as tx:
+        await service.delete(tx, ADA, removed.id)
+        if not pool.is_sqlite:  # there, only one transaction writes at a time
+            await check(pool, kept, removed)
+        assert (await service.get(tx, ADA, kept.id)).checked_at == (None if pool.is_sqlite else NOW)
+    assert await used(pool) == 1
     assert await service.recount(pool) == {}
 
 

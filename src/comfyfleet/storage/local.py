@@ -68,9 +68,12 @@ class LocalStore:
             return opened.file.read()
 
     async def get_start(self, key: str, size: int) -> bytes:
-        opened = await self.open(key)
+        return await asyncio.to_thread(self._read_start, key, size)
+
+    def _read_start(self, key: str, size: int) -> bytes:
+        opened = self._folder.open(key)
         with opened.file:
-            return await asyncio.to_thread(opened.file.read, size)
+            return opened.file.read(size)
 
     async def chunks(self, key: str) -> AsyncIterator[bytes]:
         opened = await self.open(key)

@@ -18,6 +18,7 @@ from comfyfleet.media.measuring import film_facts
 from comfyfleet.storage import ObjectFacts
 from comfyfleet.upkeep import store
 from comfyfleet.upkeep.retaining import delete_objects
+from comfyfleet.upkeep.store import Checked
 
 log = logging.getLogger(__name__)
 PAGE = 100
@@ -33,23 +34,32 @@ async def check_files(sides: Sides, pool: Database) -> int:
     before = sides.clock() - ANNOUNCED_FOR
     async with pool.look() as tx:
         found = await store.unchecked(tx, announced_before=before, limit=PAGE)
-    for start in range(0, len(found), AT_ONCE_MAX):
-        some = found[start : start + AT_ONCE_MAX]
-        await asyncio.gather(*(_check(sides, pool, each) for each in some))
+    checked: list[Checked] = []
+    try:
+        for start in range(0, len(found), AT_ONCE_MAX):
+            some = found[start : start + AT_ONCE_MAX]
+            looked_at = await asyncio.gather(*(_looked_at(sides, pool, each) for each in some))
+            checked += [each for each in looked_at if each]
+    finally:
+        # Also of those before one that can't be looked at: it must not hold them up for ever.
+        if checked:
+            async with pool.begin() as tx:
+                await store.note_checked(tx, checked)
     return len(found)
 
 
-async def _check(sides: Sides, pool: Database, file: File) -> None:
+async def _looked_at(sides: Sides, pool: Database, file: File) -> Checked | None:
+    """None: it is gone."""
     facts = await sides.store.head(file.path)
     if file.is_announced and (facts is None or file.user_id is not None):
         await _give_up(sides, pool, file)
-        return
+        return None
     try:
         # Else it is an operator's upload that no job has named yet.
         file = await arrived(sides, pool, file)
     except REFUSALS:
         await _give_up(sides, pool, file)
-        return
+        return None
     try:
         learnt = await _facts_of(sides, file, facts)
     except Unavailable:
@@ -57,9 +67,7 @@ async def _check(sides: Sides, pool: Database, file: File) -> None:
     except FleetError as error:
         # It would stand before all others for ever.
         learnt = {"check_error": error.code}
-    async with pool.begin() as tx:
-        values = {"metadata": {**file.metadata, **learnt}, "checked_at": sides.clock()}
-        await store.note_checked(tx, file, values)
+    return Checked(file, {**file.metadata, **learnt}, sides.clock())
 
 
 async def _give_up(sides: Sides, pool: Database, file: File) -> None:

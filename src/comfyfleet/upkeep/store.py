@@ -1,15 +1,30 @@
 """SQL over several of a tenant's tables at once, as only upkeep needs it."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Select, Table, and_, delete, null, or_, select, text, tuple_, update
+from sqlalchemy import (
+    Column,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    null,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
 from comfyfleet.db.dialect import locked, without_index
+from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import (
     IS_ACTIVE,
     ai_jobs,
@@ -86,15 +101,42 @@ async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[F
     return [File(**row) for row in (await tx.execute(query)).mappings()]
 
 
-async def note_checked(tx: Tx, file: File, values: Mapping[str, Any]) -> None:
-    noted = await tx.execute(
+class Checked(NamedTuple):
+    """A file that was looked at, and when."""
+
+    file: File
+    metadata: Mapping[str, Any]
+    at: datetime
+
+
+_NOTE_CHECKED = Statement(
+    lambda tx: (
         update(files)
-        .where(files.c.id == file.id, files.c.checked_at.is_(None))
-        .values(dict(values))
+        .where(files.c.id == bindparam("of_file"), files.c.checked_at.is_(None))
+        .values(metadata=bindparam("learnt"), checked_at=bindparam("at_now"))
         .returning(files.c.size)
     )
-    if row := noted.first():
-        await file_rows.count(tx, file.tenant_id, row.size)
+)
+
+
+async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
+    """Each once. The bytes of all files of a tenant are counted together.
+
+    One that somebody else has locked is left out, to be looked at again: who waits for one file while
+    holding another may be waited for.
+    """
+    is_one = files.c.id.in_([each.file.id for each in checked])
+    free = await tx.scalars(locked(tx, select(files.c.id).where(is_one), skip_locked=True))
+    mine, sizes = set(free), Counter[UUID]()
+    for file, metadata, at in checked:
+        if file.id not in mine:
+            continue
+        noted = {"of_file": file.id, "learnt": dict(metadata), "at_now": at}
+        for (size,) in await _NOTE_CHECKED.tuples(tx, noted):
+            sizes[file.tenant_id] += size
+    # In one order, so that no two control planes wait for each other's rows.
+    for tenant_id in sorted(sizes):
+        await file_rows.count(tx, tenant_id, sizes[tenant_id])
 
 
 async def old_files(
