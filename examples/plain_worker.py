@@ -78,10 +78,8 @@ def deliver(job, files):
     """Puts the first file to where the job says, and returns what `complete` tells of it."""
     if not files:
         return []
-    data, headers = (
-        call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}"),
-        job["output_headers"],
-    )
+    data = call(f"{COMFYUI}/view?{urllib.parse.urlencode(files[0])}")
+    headers = job["output_headers"]
     call(job["output_url"], data, headers, method="PUT")
     made = {"name": job["outputs"][0]["name"], "filename": files[0]["filename"]}
     return [{**made, "size": len(data), "content_type": headers["Content-Type"]}]
@@ -106,10 +104,12 @@ def work(job, key):
 if __name__ == "__main__":
     secret = {"X-Fleet-Secret": os.environ["COMFYFLEET_FLEET_SECRET"]}
     registered = call_json(CONTROL + "register", {"worker_id": NAME, "capabilities": {}}, secret)
-    bearer = {"Authorization": "Bearer " + registered["token"]}
+    key = {"Authorization": "Bearer " + registered["token"]}
     while True:
-        polled = call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, bearer)
-        if polled["job"]:
-            work(polled["job"], bearer)
+        if job := call_json(CONTROL + "poll", {"worker_id": NAME, "wait_seconds": 30}, key)["job"]:
+            try:
+                work(job, key)
+            except urllib.error.HTTPError:  # it was cancelled, or has gone to another worker
+                call(f"{COMFYUI}/interrupt", b"")
         else:
             time.sleep(1)

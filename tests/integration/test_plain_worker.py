@@ -26,6 +26,12 @@ BROKEN = {
         "inputs": {"fail": True, "message": "no luck", "after_ms": 0},
     }
 }
+LASTING = {
+    "1": {
+        "class_type": "ComfyfleetFail",
+        "inputs": {"fail": True, "message": "too late", "after_ms": 600_000},
+    }
+}
 
 
 class Admin:
@@ -54,11 +60,24 @@ class Admin:
         return file_id
 
     def ended(self, slug: str, **body: Any) -> dict[str, Any]:
+        return self.no_more(self.submit(slug, **body), "queued", "processing")
+
+    def cancelled(self, slug: str) -> dict[str, Any]:
+        """While it runs."""
+        job = self.no_more(self.submit(slug), "queued")
+        (leased,) = self.say("GET", "dispatches?status=leased")["dispatches"]
+        self.say("POST", f"dispatches/{leased['id']}/cancel")
+        return self.no_more(job["id"], "processing")
+
+    def submit(self, slug: str, **body: Any) -> str:
         (job_id,) = self.say("POST", "jobs", workflow_slug=slug, **body)["ids"]
+        return str(job_id)
+
+    def no_more(self, job_id: str, *statuses: str) -> dict[str, Any]:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while time.monotonic() < deadline:
             job = self.say("GET", f"jobs/{job_id}")
-            if job["status"] not in ("queued", "processing"):
+            if job["status"] not in statuses:
                 return job
             time.sleep(0.1)
         raise AssertionError(job)
@@ -93,10 +112,12 @@ def test_a_worker_written_from_the_documents_works(tmp_path: Path) -> None:
         admin.register("words", WORDS, {"name": "word", "type": "text", "binding": "1.string_b"})
         admin.register("soften", SOFTEN, {"name": "input", "type": "image", "binding": "1.image"})
         admin.register("broken", BROKEN)
-        slugs = ["words", "soften", "broken"]
+        admin.register("lasting", LASTING)
+        slugs = ["words", "soften", "broken", "lasting"]
         admin.say("PUT", "fleets/plain/production/workflows", workflow_slugs=slugs)
         with plain_worker(url, secret, comfy.url):
             softened = admin.ended("soften", files={"input": admin.upload(PHOTO)})
+            lasting = admin.cancelled("lasting")
             words = admin.ended("words", properties={"word": "cat"})
             broken = admin.ended("broken")
     assert softened["status"] == "completed"
@@ -105,6 +126,7 @@ def test_a_worker_written_from_the_documents_works(tmp_path: Path) -> None:
         "completed",
         ["a cat"],
     )
+    assert lasting["status"] == "cancelled"
     assert broken["status"] == "failed"
     assert "no luck" in broken["raw_error"]
 
