@@ -109,6 +109,7 @@ class Plane:
         self.delays: dict[str, float] = {}
         self.calls: list[str] = []
         self.polls: list[Poll] = []
+        self.waiting = 0  # polls that have no answer yet
         self.registers: list[Register] = []
         self.keys: dict[str, str] = {}
         self.keys_used: list[str] = []
@@ -175,6 +176,13 @@ class Plane:
 
     async def poll(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
         self.polls.append(body)
+        self.waiting += 1
+        try:
+            return await self._polled(body, key, is_gone)
+        finally:
+            self.waiting -= 1
+
+    async def _polled(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
         deadline = time.monotonic() + body.wait_seconds
         while True:
             self.check(key)

@@ -19,8 +19,9 @@ from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
 from comfyfleet.engine import serving
 from comfyfleet.engine.serve import Served as Engine
 
-# Until the control plane has noticed that a poll was given up.
-HANG_UP_SECONDS = 0.3
+# For a worker that would ask for jobs which it can't run: it looks at its backend twice meanwhile.
+WRONG_SECONDS = 1.0
+LOOK_SECONDS_MAX = 15.0
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,17 @@ class Mortal:
     def kill(self) -> None:
         self._stack.close()
 
+    async def looked_for(self) -> None:
+        """Until somebody has found that it is gone."""
+        found = asyncio.Event()
+
+        def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            found.set()
+
+        async with await asyncio.start_server(hang_up, "127.0.0.1", self._port):
+            await asyncio.wait_for(found.wait(), LOOK_SECONDS_MAX)
+
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Mortal]:
@@ -63,9 +75,9 @@ async def test_a_backend_that_dies_in_mid_run_hands_the_job_back_and_is_waited_f
         await asyncio.to_thread(mortal.kill)
         await eventually(lambda: job.word)
         assert job.requeue.reason in ("backend_down", "backend_fault")
-        await asyncio.sleep(0.5)
+        await eventually(lambda: not plane.waiting)
         polls = len(plane.polls)
-        await asyncio.sleep(1)
+        await asyncio.sleep(WRONG_SECONDS)
         assert len(plane.polls) == polls, "it asks for jobs that it can't run"
         await asyncio.to_thread(mortal.start)
         await eventually(lambda: job.leases == 2 and job.status == "ended")
@@ -79,9 +91,9 @@ async def test_an_idle_worker_notices_that_its_backend_is_gone(
     async with working(settings):
         await eventually(lambda: plane.polls)
         await asyncio.to_thread(mortal.kill)
-        await asyncio.sleep(2)
+        await eventually(lambda: not plane.waiting)
         job = plane.add(picture())
-        await asyncio.sleep(1)
+        await asyncio.sleep(WRONG_SECONDS)
         assert job.leases == 0
         await asyncio.to_thread(mortal.start)
         await eventually(lambda: job.word)
@@ -124,12 +136,12 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
     async with working(settings):
         await eventually(lambda: job.word)
         assert job.requeue.reason == "backend_fault"
-        await asyncio.sleep(HANG_UP_SECONDS)
+        await eventually(lambda: not plane.waiting)
         after = plane.add(picture())
-        await asyncio.sleep(3)
+        await asyncio.sleep(WRONG_SECONDS)
         assert after.leases == 0
         await asyncio.to_thread(mortal.kill)
-        await asyncio.sleep(3)
+        await mortal.looked_for()
         await asyncio.to_thread(mortal.start)
         await eventually(lambda: after.word)
 
@@ -170,9 +182,9 @@ async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_t
         first = plane.add(picture())
         async with working(settings_for(plane, engine.url, tmp_path)):
             await eventually(lambda: first.word)
-            await asyncio.sleep(HANG_UP_SECONDS)
+            await eventually(lambda: not plane.waiting)
             second = plane.add(picture())
-            await asyncio.sleep(1)
+            await asyncio.sleep(WRONG_SECONDS)
             assert second.leases == 0
             patched.undo()
             await eventually(lambda: second.word)
