@@ -30,7 +30,7 @@ SETTINGS = {
 END_SECONDS_MAX = 150.0
 STEPS = {
     "class_type": "ComfyfleetSteps",
-    "inputs": {"steps": 8, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]},
+    "inputs": {"steps": 4, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]},
 }
 SAVE = {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "made"}}
 DRAW = {
@@ -43,7 +43,7 @@ DRAW = {
 }
 CHANGE = {"1": {"class_type": "LoadImage", "inputs": {"image": "x.png"}}, "2": STEPS, "3": SAVE}
 PICTURE = {"name": "input", "type": "image", "binding": "1.image", "required": True}
-STEP_COUNT = {"name": "steps", "type": "integer", "binding": "2.steps", "default": 8}
+STEP_COUNT = {"name": "steps", "type": "integer", "binding": "2.steps", "default": 4}
 PIPELINE = {
     "name": "Base, fix, upscale",
     "steps": [

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +14,7 @@ from tests.graphskit.playing import PRICE, graph, new_owner, node, output, play_
 from comfyfleet.graphs import service
 from comfyfleet.graphs.runs import Choice, Key, RunStatus
 from comfyfleet.graphs.service import NewRun
+from comfyfleet.kernel.clock import utc_now
 from comfyfleet.kernel.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
 
 DIAMOND = graph(
@@ -336,19 +338,20 @@ async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(
 
 
 async def test_a_job_that_takes_too_long_is_ended(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
+    late = timedelta()
+    async with play_on(databases, tmp_path, clock=lambda: utc_now() + late) as play:
         kept = await play.started(
-            graph([node("slow", timeout=1), output()], "slow.output > result.value")
+            graph([node("slow", timeout=30), output()], "slow.output > result.value")
         )
         await play.workers["w1"].job()
         await play.judge()
         assert (await play.now(kept)).run.status == RunStatus.RUNNING
-        await asyncio.sleep(1.1)
+        late = timedelta(seconds=31)
         await play.judge()
         await play.sweep()
         kept = await play.now(kept)
         assert kept.run.error is not None
-        assert kept.run.error.message == "Node slow failed: it took longer than 1 s"
+        assert kept.run.error.message == "Node slow failed: it took longer than 30 s"
 
 
 async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path) -> None:
