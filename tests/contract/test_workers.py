@@ -307,6 +307,46 @@ async def test_what_stands_for_and_against_a_worker_is_read_at_once(central: Dat
     assert found.in_maintenance
 
 
+async def test_a_key_is_read_together_with_what_stands_for_and_against_its_worker(
+    central: Database,
+) -> None:
+    async with central.begin() as tx:
+        fleet, other = await a_fleet(tx), await a_fleet(tx, "other")
+        plain = await a_workflow(tx, "plain")
+        large = await a_workflow(tx, "large", required_capabilities=frozenset({"large"}))
+        await fleets.assign(tx, fleet, {plain, large}, now=NOW)
+        await fleets.assign(tx, other, {await a_workflow(tx, "others")}, now=NOW)
+        await a_worker(tx, fleet, "all")
+        await a_worker(tx, fleet, "two", workflow_slugs=("large", "plain"))
+        (made,) = await dispatch.enqueue(tx, [new()], now=NOW)
+        leased = {"status": "leased", "worker_id": "two"}
+        await tx.execute(update(dispatches).where(dispatches.c.id == made.id).values(leased))
+        for each in ("all", "two"):
+            worker, standing = await fleets.authenticate_with_standing(tx, key_of(each))
+            assert worker == await fleets.authenticate(tx, key_of(each))
+            assert standing == await fleets.standing_of(tx, worker)
+            assert [each.slug for each in standing.assigned] == ["large", "plain"]
+    assert worker.workflow_ids == {plain, large}
+    assert standing.held == (made.id,)
+    assert standing.assigned[0].required_capabilities == {"large"}
+    assert standing.assigned[0].is_runnable is True
+
+
+async def test_a_key_that_is_not_good_is_refused_with_and_without_a_standing(
+    central: Database,
+) -> None:
+    async with central.begin() as tx:
+        worker = await a_worker(tx, await a_fleet(tx))
+        with pytest.raises(Unauthenticated):
+            await fleets.authenticate_with_standing(tx, "nobody's")
+        await fleets.rotate_key(tx, worker, key="next")
+        told, _ = await fleets.authenticate_with_standing(tx, "next")
+        assert told == worker
+        await fleets.revoke(tx, worker, now=NOW)
+        with pytest.raises(WorkerRevoked):
+            await fleets.authenticate_with_standing(tx, key_of(worker.worker_id))
+
+
 async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
     central: Database,
 ) -> None:

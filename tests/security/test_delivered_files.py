@@ -32,6 +32,18 @@ async def test_unless_the_effect_says_so(shop: Shop, ada: Customer) -> None:
     assert await result_of(ada, job_id) == PICTURE
 
 
+async def test_an_effect_that_says_so_no_more_is_heard_before_the_next_delivery(
+    shop: Shop, ada: Customer
+) -> None:
+    await shop.change(shop.draw, keep_metadata=True)
+    await ada.job(shop.draw, properties={"width": 32})
+    await shop.work(PICTURE)
+    await shop.change(shop.draw, keep_metadata=False)
+    job_id = await ada.job(shop.draw, properties={"width": 32})
+    await shop.work(PICTURE)
+    assert SECRET not in await result_of(ada, job_id)
+
+
 async def put(worker: Calling, slot: dict[str, Any], data: bytes) -> httpx.Response:
     return await worker.client.put(slot["url"], content=data, headers=slot["headers"])
 

@@ -68,6 +68,31 @@ async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(shop: Sh
         assert answer.status_code == 401, answer.text
 
 
+@pytest.mark.parametrize("slow_seconds", [0.0, 60.0], ids=["slow", "quick"])
+async def test_an_order_that_comes_before_the_last_byte_of_a_poll_holds(
+    shop: Shop, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callers, "SLOW_SECONDS", slow_seconds)
+    said, yard = {"worker_id": "w1", "held": []}, shop.yard
+    await yard.submit()
+    async with yard.worker() as worker:
+
+        async def polled(path: str, **order: Any) -> httpx.Response:
+            return await sent_around(
+                worker.client, "/api/worker/poll", said, lambda: yard.act(path, **order)
+            )
+
+        assert (await polled("workers/w1/drain")).json()["job"] is None
+        await yard.act("workers/w1/undrain")
+        assert (await polled("maintenance", on=True)).json()["job"] is None
+        await yard.act("maintenance", on=False)
+        assert (await polled("workflows/invert/pause")).json()["job"] is None
+        await yard.act("workflows/invert/resume")
+        assert (await polled("workers/w1/revoke")).json().get("job") is None
+        await yard.act("workers/w1/approve")
+        assert await worker.job()
+
+
 async def test_who_is_slow_and_has_a_good_key_is_served(shop: Shop) -> None:
     customer = await shop.customer()
 

@@ -17,6 +17,7 @@ from comfyfleet.fleets.store import fleets as store
 from comfyfleet.fleets.workers import (
     approve,
     authenticate,
+    authenticate_with_standing,
     count_workers,
     drain,
     facts_of,
@@ -59,6 +60,7 @@ __all__ = [
     "assigned_to",
     "assignments",
     "authenticate",
+    "authenticate_with_standing",
     "by_id",
     "check_known_secret",
     "check_secret",

@@ -27,6 +27,7 @@ from comfyfleet.fleets.model import (
 from comfyfleet.fleets.offers import Missing, Offer, facts_hash, with_refusal
 from comfyfleet.fleets.store import fleets as fleet_store
 from comfyfleet.fleets.store import readings as reading_store
+from comfyfleet.fleets.store import standings as standing_store
 from comfyfleet.fleets.store import workers as store
 from comfyfleet.kernel.errors import (
     Conflict,
@@ -117,7 +118,16 @@ async def _taken_over(
 
 async def authenticate(tx: Tx, key: str) -> Worker:
     """Whoever comes with the key that it was told of for the first time must `take_next_key`."""
-    worker = await store.by_key_hash(tx, hashed(key))
+    return _let_in(await store.by_key_hash(tx, hashed(key)))
+
+
+async def authenticate_with_standing(tx: Tx, key: str) -> tuple[Worker, Standing]:
+    """The same for one that asks for a job, with what decides that: in one statement."""
+    worker, standing = await standing_store.by_key_hash(tx, hashed(key))
+    return _let_in(worker), standing
+
+
+def _let_in(worker: Worker | None) -> Worker:
     if worker is None:
         raise Unauthenticated("that is no worker's key")
     if worker.revoked_at is not None:
@@ -215,18 +225,23 @@ async def seen(
     now: datetime,
     every: timedelta = decide.SEEN_WRITE_EVERY,
 ) -> Worker:
-    """The worker as it now is. Written only when that is due or something of weight changed."""
+    """The worker as it now is. Written only when that is due or something of weight changed: by one
+    statement, unless it tells of its backend."""
     known = after(worker, sighting, now)
     if not decide.is_worth_writing(worker, sighting, now, every):
         return known
     if sighting.capabilities is not None:
         check_capabilities(sighting.capabilities)
-    if not await store.change(tx, worker.id, _sighted(known, sighting)):
-        raise Unauthenticated(f"the worker {worker.worker_id} was removed")
+    reading = None
     if sighting.reading is not None:
-        reading = sighting.reading.model_dump(mode="json", exclude_none=True)
-        since = now - decide.READING_EVERY
-        await reading_store.add_if_due(tx, worker.worker_id, reading, now=now, none_since=since)
+        told = sighting.reading.model_dump(mode="json", exclude_none=True)
+        reading = reading_store.due(
+            worker.worker_id, told, now=now, none_since=now - decide.READING_EVERY
+        )
+    if not await store.note_sighting(tx, worker.id, _sighted(known), reading):
+        raise Unauthenticated(f"the worker {worker.worker_id} was removed")
+    if sighting.backend is not None:
+        await store.change(tx, worker.id, _facts(sighting.backend))
     return known
 
 
@@ -241,7 +256,7 @@ async def note_seen(tx: Tx, workers: Iterable[Worker], *, now: datetime) -> None
 
 
 async def standing_of(tx: Tx, worker: Worker) -> Standing:
-    return await fleet_store.standing(tx, worker.fleet_id, worker.worker_id)
+    return await standing_store.of_worker(tx, worker.fleet_id, worker.worker_id)
 
 
 async def lanes_of(
@@ -452,8 +467,8 @@ def _row(fleet: Fleet, registration: Registration, key_hash: str, now: datetime)
     }
 
 
-def _sighted(known: Worker, sighting: Sighting) -> Mapping[str, Any]:
-    values: dict[str, Any] = {
+def _sighted(known: Worker) -> Mapping[str, Any]:
+    return {
         "last_seen_at": known.last_seen_at,
         "current_load": known.current_load,
         "models_loaded": list(known.models_loaded),
@@ -461,9 +476,6 @@ def _sighted(known: Worker, sighting: Sighting) -> Mapping[str, Any]:
         "providers": list(known.providers),
         "max_concurrency": known.max_concurrency,
     }
-    if sighting.backend is not None:
-        values |= _facts(sighting.backend)
-    return values
 
 
 def _facts(facts: BackendFacts | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from comfyfleet.db.outages import level_of
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import ENDED, Lease, Requeue, Waiter
 from comfyfleet.effects.catalogue import service as catalogue
+from comfyfleet.effects.catalogue.model import RunTerms
 from comfyfleet.effects.model import AssetRef
 from comfyfleet.files import service as files
 from comfyfleet.files.model import File, output_key, renamed
@@ -123,9 +124,7 @@ async def _fail_for_good(sides: Sides, lease: Lease, error: FleetError) -> None:
 
 
 async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.Job:
-    async with sides.central.look() as tx:
-        terms = await catalogue.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
-    settings = sides.settings
+    terms, settings = await _run_terms(sides, job.asked), sides.settings
     return wire.Job(
         dispatch_id=lease.dispatch_id,
         job_id=job.id,
@@ -146,6 +145,15 @@ async def payload(sides: Sides, pool: Database, lease: Lease, job: Job) -> wire.
         model_set=job.asked.model_set,
         strip_metadata=is_to_strip(job.asked, terms),
     )
+
+
+async def _run_terms(sides: Sides, asked: Submission) -> RunTerms:
+    async def read() -> RunTerms:
+        async with sides.central.look() as tx:
+            return await catalogue.run_terms(tx, asked.workflow_id, asked.effect_id)
+
+    key = asked.workflow_id, asked.effect_id
+    return await sides.run_terms.get(key, read, now=sides.clock())
 
 
 async def assets(

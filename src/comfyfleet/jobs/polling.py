@@ -5,10 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
+from typing import NamedTuple
 
 from comfyfleet.db import Tx
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.model import Dispatch, Lane, Lease, Requeue, Waiter
+from comfyfleet.fleets import model as fleet_model
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.decide import is_worth_writing, part_of, why_no_lanes
 from comfyfleet.fleets.model import Sighting, Worker, after
@@ -46,6 +48,13 @@ class Standing:
     as_of: int  # waits that were ended since then mean that this may have changed
 
 
+class ReadWithKey(NamedTuple):
+    """What decides whether a worker gets a job, as it was when its key was looked at."""
+
+    standing: fleet_model.Standing
+    as_of: int  # as in Standing
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """What a poll waits for: a lease, or only time where there is no waiter."""
@@ -55,11 +64,13 @@ class Wait:
     waiter: Waiter | None = None
 
 
-async def poll(sides: Sides, worker: Worker, asked: Poll) -> Polled:
+async def poll(
+    sides: Sides, worker: Worker, asked: Poll, read: ReadWithKey | None = None
+) -> Polled:
     """A job, or none with the reason."""
     polling = Polling(worker, asked)
     try:
-        found = await polling.begin(sides, worker, asked)
+        found = await polling.begin(sides, worker, asked, read)
         while isinstance(found, Wait):
             found = await polling.go_on(sides, await _waited(sides, found))
     finally:
@@ -104,9 +115,11 @@ class Polling:
         self._is_draining = False
         self._is_counted = False
 
-    async def begin(self, sides: Sides, worker: Worker, asked: Poll) -> Polled | Wait:
-        """The worker as it was read just now, by who let it in."""
-        found = await self._look(sides, worker, asked)
+    async def begin(
+        self, sides: Sides, worker: Worker, asked: Poll, read: ReadWithKey | None = None
+    ) -> Polled | Wait:
+        """The worker, and what was read with it, as they were just now for who let it in."""
+        found = await self._look(sides, worker, asked, read)
         if not isinstance(found, Wait):
             return found
         # A third of what the message takes, and read again only when the wait is over.
@@ -159,9 +172,15 @@ class Polling:
         return max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def _look(
-        self, sides: Sides, worker: Worker, asked: Poll, *, is_old: bool = False
+        self,
+        sides: Sides,
+        worker: Worker,
+        asked: Poll,
+        read: ReadWithKey | None = None,
+        *,
+        is_old: bool = False,
     ) -> Polled | Wait:
-        standing = await _standing(sides, worker, asked, is_old=is_old)
+        standing = await _standing(sides, worker, asked, read, is_old=is_old)
         worker, left = standing.worker, self._left()
         if worker.is_draining and self._wait and not self._is_draining:
             left = 0.0  # told at once; one that asks while it drains waits
@@ -218,11 +237,16 @@ async def _at_once(sides: Sides, waiter: Waiter, as_of: int, *, waits: bool) -> 
     return job
 
 
-async def _standing(sides: Sides, worker: Worker, asked: Poll, *, is_old: bool) -> Standing:
+async def _standing(
+    sides: Sides, worker: Worker, asked: Poll, read: ReadWithKey | None, *, is_old: bool
+) -> Standing:
     now, as_of = sides.clock(), sides.queue.dismissals
-    known = await _seen(sides, worker, _sighting(asked), now)
+    known = await note_sighting(sides, worker, _sighting(asked), now)
     async with sides.central.look() as tx:
-        found = await fleets.standing_of(tx, known)
+        if read is None or read.as_of != as_of:
+            found = await fleets.standing_of(tx, known)
+        else:
+            found = read.standing
         offer = await sides.abilities.offer(tx, known, now=now)
         lanes = await fleets.lanes_of(
             tx,
@@ -260,12 +284,13 @@ async def is_alone(
     return two <= {worker.worker_id}
 
 
-async def _seen(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
-    """A poll writes only when that is due: idle workers poll all day."""
+async def note_sighting(sides: Sides, worker: Worker, sighting: Sighting, now: datetime) -> Worker:
+    """A poll or a heartbeat writes only when that is due: idle workers poll all day."""
     every = part_of(sides.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
         return after(worker, sighting, now)
-    async with sides.central.begin() as tx:
+    central = sides.central
+    async with central.say() if sighting.backend is None else central.begin() as tx:
         return await fleets.seen(tx, worker, sighting, now=now, every=every)
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from comfyfleet.db import Database, Pools
 from comfyfleet.dispatch import service as dispatch
 from comfyfleet.dispatch.queue import Queue
+from comfyfleet.effects.catalogue.model import RunTerms
 from comfyfleet.effects.models import models_of
 from comfyfleet.fleets.abilities import Abilities
 from comfyfleet.fleets.offers import ModelUse
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 LOOKS_AT_ONCE = 32
 ALONE_FRESH = timedelta(seconds=2)
 SHORTAGE_FRESH = timedelta(seconds=2)
+RUN_TERMS_FRESH = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Sides:
     live_workers: Lately[frozenset[str]] = field(default_factory=lambda: Lately(ALONE_FRESH))
     # Whether nobody can run jobs of a kind.
     shortages: Lately[Shortage | None] = field(default_factory=lambda: Lately(SHORTAGE_FRESH))
+    # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and
+    # what a delivery goes by is read then.
+    run_terms: Lately[RunTerms] = field(default_factory=lambda: Lately(RUN_TERMS_FRESH))
     # All who wait may be woken at once; only so many are then looked at side by side.
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKS_AT_ONCE))
     # How many polls of each worker wait in this process.

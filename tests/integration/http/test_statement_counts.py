@@ -3,17 +3,23 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.dbkit.databases import Databases
 from tests.dbkit.wire import Wire, wire_to
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 from tests.planekit.fleet import Calling
 
-SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 6, 6, 2
+from comfyfleet.db.central import workers
+from comfyfleet.fleets import service as fleets
+from comfyfleet.kernel.clock import utc_now
+
+SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 4, 6, 2
 
 
 @dataclass
@@ -33,6 +39,7 @@ class Way:
 @asynccontextmanager
 async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
     assert databases.server_url
+    begun = utc_now()  # no time passes: what was read a moment ago is not read again
     async with wire_to(databases.server_url) as wire:
         urls = await databases.url("central"), await databases.url("tenant")
         settings: dict[str, Any] = {
@@ -40,7 +47,7 @@ async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
             "tenant_database_urls": f"main={wire.through(urls[1])}",
         }
         async with (
-            plane_on(databases, data, **settings) as plane,
+            plane_on(databases, data, clock=lambda: begun, **settings) as plane,
             shop_on(plane) as shop,
             shop.yard.worker() as worker,
         ):
@@ -90,3 +97,28 @@ async def test_a_job_costs_so_many_statements(way: Way) -> None:
     assert len(beaten) <= HEARTBEAT_MAX, told(beaten)
     assert len(put) == 0, told(put)
     assert len(completed) <= COMPLETE_MAX, told(completed)
+
+
+async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
+    reading = {"cpu_percent": 7.0}
+
+    async def grown_old() -> None:
+        long_ago = way.shop.plane.clock() - timedelta(hours=1)
+        async with way.shop.plane.central.begin() as tx:
+            await tx.execute(update(workers).values(last_seen_at=long_ago))
+
+    await way.customer.job(way.shop.draw)
+    await way.settled()
+    await grown_old()
+    with way.wire.meanwhile() as polled:
+        job = await way.worker.job(reading=reading)
+    await grown_old()
+    with way.wire.meanwhile() as beaten:
+        await way.worker.of(job, "heartbeat", reading=reading)
+    assert len(polled) <= POLL_MAX + 1, told(polled)
+    assert len(beaten) <= HEARTBEAT_MAX + 1, told(beaten)
+    async with way.shop.plane.central.look() as tx:
+        worker = await fleets.get_worker(tx, way.worker.worker_id)
+        kept = await fleets.readings(tx, worker.worker_id, since=worker.created_at, limit=10)
+    assert worker.last_seen_at == way.shop.plane.clock()
+    assert [each.reading.cpu_percent for each in kept] == [7.0]

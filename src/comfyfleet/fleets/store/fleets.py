@@ -5,28 +5,21 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    ARRAY,
-    BigInteger,
     ColumnElement,
     Row,
     Select,
     bindparam,
     delete,
-    func,
     insert,
     select,
-    text,
-    true,
     update,
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.central import control_state, dispatches, fleets, workflow_fleets, workflows
-from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked
-from comfyfleet.db.state import MAINTENANCE
+from comfyfleet.db.central import fleets, workflow_fleets, workflows
+from comfyfleet.db.dialect import insert_if_new, locked
 from comfyfleet.db.statement import Statement
-from comfyfleet.db.types import Json
-from comfyfleet.fleets.model import Assigned, Fleet, Standing
+from comfyfleet.fleets.model import Assigned, Fleet
 
 
 async def add(tx: Tx, row: Mapping[str, Any]) -> Fleet | None:
@@ -99,36 +92,6 @@ async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int
     for row in (await tx.execute(query)).mappings():
         found.setdefault(row["fleet_id"], []).append(_assigned(row))
     return found
-
-
-def _standing(tx: Tx) -> Any:
-    """A row for each workflow of the fleet, or one without any."""
-    held = select(dispatches.c.id).where(
-        dispatches.c.worker_id == bindparam("of_worker"),
-        text("status = 'leased'"),  # as the index says it
-    )
-    if is_sqlite(tx):
-        rows = held.subquery()
-        ids: Any = select(func.json_group_array(rows.c.id, type_=Json)).scalar_subquery()
-    else:
-        ids = func.array(held.scalar_subquery(), type_=ARRAY(BigInteger))
-    state = select(control_state.c.value).where(control_state.c.name == MAINTENANCE)
-    once = select(ids.label("held"), state.scalar_subquery().label("maintenance")).subquery()
-    is_mine = workflow_fleets.c.fleet_id == bindparam("of_fleet")
-    of_fleet = _ASSIGNED.where(is_mine).order_by(None).subquery()
-    return select(once, *of_fleet.c).select_from(once.outerjoin(of_fleet, true())).order_by("slug")
-
-
-_STANDING = Statement(_standing)
-
-
-async def standing(tx: Tx, fleet_id: int, worker_id: str) -> Standing:
-    rows = await _STANDING.rows(tx, {"of_fleet": fleet_id, "of_worker": worker_id})
-    return Standing(
-        assigned=[_assigned(row) for row in rows if row["workflow_id"] is not None],
-        held=tuple(sorted(rows[0]["held"])),
-        in_maintenance=bool(rows[0]["maintenance"]),
-    )
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:

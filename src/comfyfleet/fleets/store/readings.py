@@ -4,29 +4,36 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, literal, select
+from sqlalchemy import bindparam, delete, insert, select
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import worker_readings
+from comfyfleet.db.statement import Call, Statement
 from comfyfleet.db.types import Json, Moment
 from comfyfleet.fleets.model import StoredReading
 from comfyfleet.wire.messages import Reading
 
 
-async def add_if_due(
-    tx: Tx, worker_id: str, reading: Mapping[str, Any], *, now: datetime, none_since: datetime
-) -> bool:
-    """Only if the worker has none after `none_since`."""
+def _add_if_due() -> Any:
+    worker_id = bindparam("of_worker", type_=worker_readings.c.worker_id.type)
     newer = select(worker_readings.c.id).where(
-        worker_readings.c.worker_id == worker_id, worker_readings.c.at > none_since
+        worker_readings.c.worker_id == worker_id,
+        worker_readings.c.at > bindparam("none_since", type_=Moment()),
     )
     row = select(
-        literal(worker_id, worker_readings.c.worker_id.type),
-        literal(now, Moment()),
-        literal(dict(reading), Json),
+        worker_id, bindparam("at_now", type_=Moment()), bindparam("with_reading", type_=Json)
     ).where(~newer.exists())
-    statement = insert(worker_readings).from_select(["worker_id", "at", "reading"], row)
-    return (await tx.execute(statement)).rowcount == 1
+    columns = ["worker_id", "at", "reading"]
+    return insert(worker_readings).from_select(columns, row).returning(worker_readings.c.id)
+
+
+_ADD_IF_DUE = Statement(lambda tx: _add_if_due())
+
+
+def due(worker_id: str, reading: Mapping[str, Any], *, now: datetime, none_since: datetime) -> Call:
+    """To be sent: adds a reading if the worker has none after `none_since`."""
+    values = {"of_worker": worker_id, "with_reading": dict(reading)}
+    return _ADD_IF_DUE, {**values, "at_now": now, "none_since": none_since}
 
 
 async def newest(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:

@@ -22,20 +22,22 @@ from sqlalchemy import (
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, worker_workflows, workers
 from comfyfleet.db.dialect import insert_if_new, locked
-from comfyfleet.db.statement import Statement
+from comfyfleet.db.statement import Call, Statement, send_together
 from comfyfleet.fleets.model import Worker
 from comfyfleet.wire.messages import BackendFacts
 
-# All but the facts of its backend, which are large and seldom asked for.
-_COLUMNS = tuple(each for each in workers.c if each.name != "facts")
+# Of a worker: all but the facts of its backend, which are large and seldom asked for.
+COLUMNS = (
+    *(each for each in workers.c if each.name != "facts"),
+    fleets.c.slug.label("fleet_slug"),
+    fleets.c.stage,
+)
 
 
 # Built once: that takes longer than SQLite takes to answer.
 _ALL: Select[Any] = (
     select(
-        *_COLUMNS,
-        fleets.c.slug.label("fleet_slug"),
-        fleets.c.stage,
+        *COLUMNS,
         worker_workflows.c.workflow_id,
     )
     .join(fleets, fleets.c.id == workers.c.fleet_id)
@@ -62,14 +64,13 @@ async def count(tx: Tx, fleet_id: int) -> int:
     return await tx.scalar(query) or 0
 
 
-_BY_KEY_HASH = Statement(
-    lambda tx: _ALL.where(
-        or_(
-            workers.c.key_hash == bindparam("of_key"),
-            workers.c.next_key_hash == bindparam("of_key"),
-        )
-    )
-)
+def has_key() -> ColumnElement[bool]:
+    """Its own, or the one that it was told to use."""
+    key: ColumnElement[str] = bindparam("of_key", type_=workers.c.key_hash.type)
+    return or_(workers.c.key_hash == key, workers.c.next_key_hash == key)
+
+
+_BY_KEY_HASH = Statement(lambda tx: _ALL.where(has_key()))
 _BY_WORKER_ID = Statement(lambda tx: _ALL.where(workers.c.worker_id == bindparam("of_worker")))
 
 
@@ -138,6 +139,33 @@ async def change(tx: Tx, row_id: int, values: Mapping[str, Any]) -> bool:
     return (await tx.execute(statement)).rowcount == 1
 
 
+_SIGHTED = (
+    "last_seen_at",
+    "current_load",
+    "models_loaded",
+    "capabilities",
+    "providers",
+    "max_concurrency",
+)
+_NOTE_SIGHTING = Statement(
+    lambda tx: (
+        update(workers)
+        .where(workers.c.id == bindparam("of_id"))
+        .values({each: bindparam(f"to_{each}") for each in _SIGHTED})
+        .returning(workers.c.id)
+    )
+)
+
+
+async def note_sighting(
+    tx: Tx, row_id: int, values: Mapping[str, Any], reading: Call | None
+) -> bool:
+    """With a reading of its machine, in one statement on PostgreSQL; false: there is no such worker."""
+    bound = {"of_id": row_id} | {f"to_{name}": value for name, value in values.items()}
+    calls = [] if reading is None else [reading]
+    return bool(await send_together(tx, *calls, (_NOTE_SIGHTING, bound)))
+
+
 async def take_next_key(tx: Tx, row_id: int, key_hash: str) -> bool:
     statement = update(workers).where(workers.c.id == row_id, workers.c.next_key_hash == key_hash)
     taken = statement.values(key_hash=key_hash, next_key=None, next_key_hash=None)
@@ -178,7 +206,9 @@ def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[Worker]:
     """One row for each workflow that a worker restricts itself to, or one without any."""
     found: dict[int, Worker] = {}
     for row in rows:
-        worker = found.get(row["id"]) or _worker(row)
+        worker = found.get(row["id"])
+        values = {name: value for name, value in row.items() if name != "workflow_id"}
+        worker = worker or worker_of(values)
         if row["workflow_id"] is not None:
             ids = (worker.workflow_ids or frozenset()) | {row["workflow_id"]}
             worker = replace(worker, workflow_ids=ids)
@@ -186,9 +216,9 @@ def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[Worker]:
     return list(found.values())
 
 
-def _worker(row: Mapping[Any, Any]) -> Worker:
-    values = {name: value for name, value in row.items() if name != "workflow_id"}
+def worker_of(values: dict[str, Any], workflow_ids: Collection[int] = ()) -> Worker:
+    """By its columns. Without workflows that it restricts itself to, it takes all of its fleet."""
     values["capabilities"] = frozenset(values["capabilities"])
     values["providers"] = tuple(values["providers"])
     values["models_loaded"] = tuple(values["models_loaded"])
-    return Worker(**values)
+    return Worker(**values, workflow_ids=frozenset(workflow_ids) or None)

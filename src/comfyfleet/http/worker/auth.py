@@ -4,13 +4,17 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.types import Scope
 
 from comfyfleet.fleets import service as fleets
 from comfyfleet.fleets.model import Worker
+from comfyfleet.http.access import POLL
 from comfyfleet.http.callers import SECRET_HEADER, caller_of
 from comfyfleet.http.given import plane_of
+from comfyfleet.jobs.polling import ReadWithKey
 from comfyfleet.kernel.errors import Forbidden, Unauthenticated
 from comfyfleet.kernel.keys import hashed
+from comfyfleet.plane import Plane
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
@@ -23,8 +27,7 @@ async def worker_calling(request: Request) -> Worker:
             "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
         )
     plane = plane_of(request)
-    async with plane.central.look() as tx:
-        worker = await fleets.authenticate(tx, bearer.credentials)
+    worker = await _authenticated(request, plane, bearer.credentials)
     key_hash = hashed(bearer.credentials)
     if worker.key_hash == key_hash:
         return worker
@@ -33,6 +36,22 @@ async def worker_calling(request: Request) -> Worker:
     # What still waits with the key before is sent away, here and elsewhere.
     plane.queue.order([worker.worker_id])
     return worker
+
+
+async def _authenticated(request: Request, plane: Plane, key: str) -> Worker:
+    """For a poll, what it is decided by is read along with the key."""
+    async with plane.central.look() as tx:
+        if request.scope["path"] != POLL:
+            return await fleets.authenticate(tx, key)
+        as_of = plane.queue.dismissals
+        worker, standing = await fleets.authenticate_with_standing(tx, key)
+    request.state.read_with_key = ReadWithKey(standing, as_of)
+    return worker
+
+
+def read_with_key(scope: Scope) -> ReadWithKey | None:
+    found: ReadWithKey | None = scope["state"].get("read_with_key")
+    return found
 
 
 async def stranger_joining(request: Request) -> None:

@@ -7,10 +7,10 @@ from comfyfleet.db import Tx
 from comfyfleet.dispatch.model import Requeue
 from comfyfleet.fleets import instances
 from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.decide import is_worth_writing, part_of
 from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
 from comfyfleet.fleets.objectinfo import upload_slot
 from comfyfleet.jobs.ending import requeue_all_of
+from comfyfleet.jobs.polling import note_sighting
 from comfyfleet.kernel.errors import InvalidInput, NotFound, Refused
 from comfyfleet.kernel.keys import hashed, new_key
 from comfyfleet.plane import Plane
@@ -93,13 +93,8 @@ async def _refuse_strangers(plane: Plane, worker_id: str) -> str | None:
 
 
 async def heard(plane: Plane, worker: Worker, said: Heartbeat) -> None:
-    """That it lives. No transaction is begun unless something is to be written: beats are many."""
-    sighting, now = Sighting(reading=said.reading), plane.clock()
-    every = part_of(plane.settings.unseen_seconds_max)
-    if not is_worth_writing(worker, sighting, now, every):
-        return
-    async with plane.central.begin() as tx:
-        await fleets.seen(tx, worker, sighting, now=now, every=every)
+    """That it lives."""
+    await note_sighting(plane.sides, worker, Sighting(reading=said.reading), plane.clock())
 
 
 async def leave(plane: Plane, worker: Worker) -> None:

@@ -16,9 +16,10 @@ from comfyfleet.http.connections import Connection
 from comfyfleet.http.direct import as_json
 from comfyfleet.http.errors import ANSWERED, answer_to_any
 from comfyfleet.http.parked import PARKED, Parked, connection_of
+from comfyfleet.http.worker.auth import read_with_key
 from comfyfleet.http.worker.vanishing import Late
 from comfyfleet.jobs import polling
-from comfyfleet.jobs.polling import Polling, Wait
+from comfyfleet.jobs.polling import Polling, ReadWithKey, Wait
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.plane import Plane
 from comfyfleet.wire.messages import Poll, Polled, with_plain_fields
@@ -27,8 +28,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-async def polled(plane: Plane, worker: Worker, said: Poll) -> Polled:
-    return as_asked(await polling.poll(plane.sides, worker, said), is_brief=said.is_brief)
+async def polled(
+    plane: Plane, worker: Worker, said: Poll, read: ReadWithKey | None = None
+) -> Polled:
+    return as_asked(await polling.poll(plane.sides, worker, said, read), is_brief=said.is_brief)
 
 
 def as_asked(found: Polled, *, is_brief: bool) -> Polled:
@@ -46,12 +49,12 @@ class PollAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plane, worker, said = self._plane, self._worker, self._said
-        connection = connection_of(scope)
+        connection, read = connection_of(scope), read_with_key(scope)
         if connection is None:
-            await Late(polled(plane, worker, said))(scope, receive, send)
+            await Late(polled(plane, worker, said, read))(scope, receive, send)
             return
         going = Polling(worker, said)
-        found = await unless_lost(connection, going.begin(plane.sides, worker, said))
+        found = await unless_lost(connection, going.begin(plane.sides, worker, said, read))
         if found is None:
             return
         if isinstance(found, Wait) and (parked := connection.park()) is not None:
