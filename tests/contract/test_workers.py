@@ -326,7 +326,7 @@ async def test_a_key_is_read_together_with_what_stands_for_and_against_its_worke
             assert worker == await fleets.authenticate(tx, key_of(each))
             assert standing == await fleets.standing_of(tx, worker)
             assert [each.slug for each in standing.assigned] == ["large", "plain"]
-    assert worker.workflow_ids == {plain, large}
+    assert worker.workflow_ids == frozenset({plain, large})
     assert standing.held == (made.id,)
     assert standing.assigned[0].required_capabilities == {"large"}
     assert standing.assigned[0].is_runnable is True
