@@ -15,6 +15,7 @@ from tests.awskit.ports import free_port, wait_until_answering
 MOTO = Path(sys.executable).parent / "moto_server"
 REGION = "eu-central-1"
 STOP_SECONDS_MAX = 60
+ANSWER_SECONDS_MAX = 60
 
 
 def aws_variables(url: str) -> dict[str, str]:
@@ -56,7 +57,7 @@ class Aws:
         self.forget()
 
     def forget(self) -> None:
-        httpx.post(f"{self.url}/moto-api/reset").raise_for_status()
+        httpx.post(f"{self.url}/moto-api/reset", timeout=ANSWER_SECONDS_MAX).raise_for_status()
 
     def client(self, service: str) -> Any:
         return boto3.client(

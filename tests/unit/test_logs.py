@@ -6,8 +6,12 @@ import json
 import logging
 import sys
 import weakref
+from dataclasses import replace
+
+from rich.console import Console
 
 from comfyfleet.cli.logs import LINES_MAX, WRITE_BYTES_MAX, ForPeople, JsonLine, LinesTogether
+from comfyfleet.cli.world import real_world
 from comfyfleet.kernel.tracing import bound
 
 
@@ -126,3 +130,18 @@ async def test_no_write_is_longer_than_what_a_pipe_of_several_processes_takes_wh
     assert len(short) < 40
     assert all(len(each.encode("utf-8", "backslashreplace")) <= WRITE_BYTES_MAX for each in short)
     assert long.count("\n") == 1, "a line longer than that has a write of its own"
+
+
+async def test_what_a_command_says_to_people_stands_behind_what_it_has_logged() -> None:
+    stream = io.StringIO()
+    world = replace(real_world(), err=Console(file=stream, width=80))
+    handler = handler_on(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        said(handler, "stopping")
+        world.fail("register was answered 401")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    first, last = stream.getvalue().splitlines()
+    assert "stopping" in first
+    assert last == "error: register was answered 401"

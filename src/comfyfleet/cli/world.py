@@ -1,5 +1,6 @@
 """What a command may touch of the world outside: streams, clock, environment, servers."""
 
+import logging
 import os
 import secrets
 import sys
@@ -50,6 +51,9 @@ class World:
             self._line("hint: ", hint, "cyan")
 
     def _line(self, label: str, text: str, style: str = "") -> None:
+        # Log lines that wait to be written together were said before.
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         # One line each, however long: other programs read them, and terminals wrap by themselves.
         self.err.print(Text.assemble((label, style), printable(text)), soft_wrap=True)
 

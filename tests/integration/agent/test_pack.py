@@ -159,7 +159,7 @@ async def test_a_notice_to_the_last_one_is_no_revocation_of_all(box: Box) -> Non
     async with box.pack() as (pack, work):
         await box.until_polled_by("gpu-1", "gpu-2")
         box.plane.revoked.add("gpu-2")
-        await eventually(lambda: len(box.living) == 1)
+        await eventually(lambda: len(pack.members["0"]) == 1)
         (left,) = pack.members["0"]
         assert left.worker is not None
         left.worker.stop.ask("spot", 5)
