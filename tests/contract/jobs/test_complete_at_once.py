@@ -43,6 +43,7 @@ class Desk:
         await submitting.submit(self.sides, self.tenant_id, asked(**changes))
         handed = await next_job(self.sides, waiter(), wait_seconds=0)
         assert handed
+        await self.sides.deferred.flush()  # so that nobody else writes meanwhile
         return handed
 
     async def media_id(self) -> UUID:
