@@ -8,10 +8,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from comfyfleet.db.engine import Database, driver_of
+from comfyfleet.db.losses import is_loss
 from comfyfleet.kernel.errors import Unavailable
 
 TURNS_LOCK = 0x7475726E  # keeps our locks apart from those of others on the same server
-# Sent by the driver: two for each pass are most of what an idle control plane would send by Core.
+# Sent by the driver: there are two for each pass, also while there is nothing to do.
 _TAKE = "SELECT pg_try_advisory_lock($1::int, $2::int)"
 _GIVE = "SELECT pg_advisory_unlock($1::int, $2::int)"
 
@@ -45,14 +46,15 @@ class Turns:
                 return await self._answer(statement, _number(name))
 
     async def _answer(self, statement: str, number: int) -> bool:
-        import asyncpg  # optional: only whoever uses PostgreSQL has it
-
         try:
             driver = driver_of(self._connection or await self._connect())
             return bool(await driver.fetchval(statement, TURNS_LOCK, number))
-        except (DBAPIError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except Exception as error:
+            # Whatever has happened to it, the connection may hold locks that nobody knows of.
             await self.close()
-            raise Unavailable(f"no turn can be taken: {error}") from error
+            if is_loss(error) or isinstance(error, DBAPIError):
+                raise Unavailable(f"no turn can be taken: {error}") from error
+            raise
 
     async def _connect(self) -> AsyncConnection:
         connection = await self._database.engine.connect()

@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.planekit.customers import png
 from tests.planekit.fleet import Yard
 from tests.upkeepkit import PNG, Customer
 
-from comfyfleet.db import Database, Tx
+from comfyfleet.db import Tx
 from comfyfleet.files import service as files
 from comfyfleet.jobs import service as jobs
 from comfyfleet.jobs.arrival import arrived
@@ -21,17 +22,16 @@ def storage_url(tmp_path: Path) -> str:
     return (tmp_path / "objects").as_uri()
 
 
-def cut(database: Database) -> Callable[[], AbstractAsyncContextManager[Tx]]:
+def cut(write: Callable[[], AbstractAsyncContextManager[Tx]]) -> Any:
     """Commits, and is lost before it can say so."""
-    begin = database.begin
 
     @asynccontextmanager
-    async def begin_and_lose() -> AsyncIterator[Tx]:
-        async with begin() as tx:
+    async def write_and_lose() -> AsyncIterator[Tx]:
+        async with write() as tx:
             yield tx
         raise Unavailable("the connection to the database was lost")
 
-    return begin_and_lose
+    return write_and_lose
 
 
 async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
@@ -40,7 +40,7 @@ async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
     photo = await ada.file(None)
     await ada.plane.store.put(photo.path, PNG, "image/png")
     with monkeypatch.context() as lost:
-        lost.setattr(ada.pool, "begin", cut(ada.pool))
+        lost.setattr(ada.pool, "begin", cut(ada.pool.begin))
         with pytest.raises(Unavailable):
             await arrived(ada.plane.sides, ada.pool, photo)
     async with ada.pool.look() as tx:
@@ -60,7 +60,8 @@ async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
         await worker.client.put(slot["url"], content=data, headers=slot["headers"])
         made = {"name": slot["name"], "size": len(data), "content_type": "image/png"}
         with monkeypatch.context() as lost:
-            lost.setattr(ada.pool, "begin", cut(ada.pool))
+            lost.setattr(ada.pool, "begin", cut(ada.pool.begin))
+            lost.setattr(ada.pool, "say", cut(ada.pool.say))
             said = await worker.of(job, "complete", outputs=[made])
         assert said.status_code == 503, said.text
         said = await worker.of(job, "complete", outputs=[made])
