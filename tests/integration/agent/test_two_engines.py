@@ -150,6 +150,7 @@ async def test_a_model_that_went_away_unseen_is_no_failure(yard: Yard, tmp_path:
             await ended(yard, await submitted(yard, 1))
             files.clear()
             async with working(settings_of(yard, "having", having, tmp_path)):
+                await joined(yard, "having")
                 jobs = await ended(yard, await submitted(yard, JOBS))
     assert [each["status"] for each in jobs] == ["completed"] * JOBS
     assert {each["dispatch"]["worker_id"] for each in jobs} == {"having"}
