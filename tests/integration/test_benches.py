@@ -41,7 +41,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """By its file: other modules have the same name."""
     monkeypatch.syspath_prepend(str(BENCH))
     spec = importlib.util.spec_from_file_location("bench_graphs", BENCH / "graphs.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
