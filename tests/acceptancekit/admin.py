@@ -129,12 +129,14 @@ class Admin:
     def wait_until_ended(
         self, tenant_id: str, job_ids: Sequence[str], *, seconds: float
     ) -> dict[str, dict[str, Any]]:
-        """Every job's record when all have ended. One at a time is asked for: looking costs, too."""
+        """Every job's record when all have ended, in the queue too, which hears of it a moment later.
+        One at a time is asked for: looking costs, too."""
         ended: dict[str, dict[str, Any]] = {}
 
         def has_ended(job_id: str) -> bool:
-            ended[job_id] = self.job(tenant_id, job_id)
-            return ended[job_id]["status"] in ENDED
+            job = ended[job_id] = self.job(tenant_id, job_id)
+            dispatch = job["dispatch"]
+            return job["status"] in ENDED and (dispatch is None or dispatch["status"] in ENDED)
 
         deadline = time.monotonic() + seconds
         for job_id in job_ids:
