@@ -179,23 +179,21 @@ class Folder:
                     path.unlink()
                     _remove_empty(path.parent, root)
 
-    def keys(self, prefix: str) -> list[str]:
-        """All that begin so. Only the deepest folder that the prefix names is walked."""
+    def listed(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Keys that begin so, each with when it was written. What goes meanwhile may be left out.
+
+        A generator, and nothing of a folder is held but what the system reads at once: there may be
+        millions of objects. Only the deepest folder that the prefix names is walked.
+        """
         top = self._objects
         if "/" in prefix:
             top = self._place(self._objects, prefix.rpartition("/")[0])
-        found = []
-        for folder, _, names in os.walk(top):
-            base = Path(folder).relative_to(self._objects).as_posix()
-            keys = (name if base == "." else f"{base}/{name}" for name in names)
-            found += [key for key in keys if key.startswith(prefix)]
-        return found
-
-    def modified(self, key: str) -> float | None:
-        """When it was written; none if it is gone since."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return self._place(self._objects, key).stat().st_mtime
-        return None
+        start = len(str(self._objects)) + 1
+        with _telling(self.root):
+            for path, stamp in _walked(str(top)):
+                key = Path(path[start:]).as_posix()
+                if key.startswith(prefix):
+                    yield key, stamp
 
     def _place(self, root: Path, key: str) -> Path:
         """Its path, if no part of it is a link; the folder's own path has none."""
@@ -234,6 +232,17 @@ class Folder:
         # By its ending, as we put it; or put there by hand, or copied from elsewhere.
         known = _TYPES.get(os.path.splitext(key)[1])
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
+
+
+def _walked(folder: str) -> Iterator[tuple[str, float]]:
+    """Files, each with when it was written. A link is none: it may lead out of the folder."""
+    with contextlib.suppress(*_NO_FILE), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walked(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(*_NO_FILE):
+                    yield entry.path, entry.stat(follow_symlinks=False).st_mtime
 
 
 def _stamp(found: os.stat_result) -> list[int]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +31,7 @@ from comfyfleet.storage.signing import Grant, Signer
 
 # A thread per chunk as the network delivers them would cost more than the writing.
 BUFFER_BYTES = 1024 * 1024
+LISTED_AT_ONCE = 500
 
 
 class LocalStore:
@@ -108,13 +110,13 @@ class LocalStore:
         await asyncio.to_thread(self._folder.delete, *keys)
 
     async def keys(self, prefix: str) -> AsyncIterator[str]:
-        for key in await asyncio.to_thread(self._folder.keys, prefix):
-            yield key
+        async for each in self.listed(prefix):
+            yield each.key
 
     async def listed(self, prefix: str) -> AsyncIterator[Listed]:
-        async for key in self.keys(prefix):
-            stamp = await asyncio.to_thread(self._folder.modified, key)
-            if stamp is not None:
+        found = self._folder.listed(prefix)
+        while page := await asyncio.to_thread(lambda: list(islice(found, LISTED_AT_ONCE))):
+            for key, stamp in page:
                 yield Listed(key, datetime.fromtimestamp(stamp, UTC))
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
