@@ -76,6 +76,7 @@ async def _begin(sides: Sides, beat: Extended, token: UUID) -> None:
 
 async def _end_cancelled(sides: Sides, said: Heartbeat) -> HeartbeatAnswer:
     """Now the worker knows; nothing is left to wait for."""
+    sides.progresses.forget(said.lease_token)
     async with sides.central.begin() as tx:
         await dispatch.end(
             tx, said.dispatch_id, said.lease_token, Status.CANCELLED, now=sides.clock()

@@ -61,11 +61,12 @@ async def complete(
         delivery.settle(sides, taken)
     else:  # it was said before, and these are copies that nothing names
         await delivery.drop(sides, taken)
-    await _after_end(sides, pool, ended)
+    await _after_end(sides, pool, ended, said.lease_token)
     return job
 
 
-async def _after_end(sides: Sides, pool: Database, ended: Ended) -> None:
+async def _after_end(sides: Sides, pool: Database, ended: Ended, token: UUID) -> None:
+    sides.progresses.forget(token)
     sides.deferred.forget_words(pool, ended.words)
     if ended.has_held:
         await admit_after(sides, pool, ended.job)
@@ -118,6 +119,7 @@ async def _end_if_cancelled(sides: Sides, pool: Database, row: Dispatch, token: 
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None or job.status != JobStatus.CANCELLED:
         return
+    sides.progresses.forget(token)
     with suppress(LeaseLost):
         async with sides.central.begin() as tx:
             await dispatch.end(tx, row.id, token, Status.CANCELLED, now=sides.clock())
@@ -175,7 +177,7 @@ async def fail(
         raise
     tell(sides, ended.job)
     await _fail_centrally(sides, row, token, ended.job, why)
-    await _after_end(sides, pool, ended)
+    await _after_end(sides, pool, ended, token)
     return ended.job
 
 
@@ -230,6 +232,7 @@ def used_up(row: Dispatch) -> Failure:
 
 async def put_back(sides: Sides, row: Dispatch, token: UUID) -> None:
     """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
+    sides.progresses.forget(token)
     pool = await sides.pool_of(row.tenant_id)
     try:
         async with pool.begin() as tx:
