@@ -8,7 +8,7 @@ from sqlalchemy import Row, and_, insert, select, update
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import workflow_versions, workflows
-from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.dialect import insert_if_new, is_one_of
 from comfyfleet.effects.model import Property, Version, Workflow
 from comfyfleet.fleets.offers import ModelUse
 
@@ -83,14 +83,14 @@ async def versions_of(tx: Tx, workflow_id: int) -> list[Version]:
 
 async def in_use(tx: Tx, workflow_ids: Collection[int]) -> dict[int, tuple[Workflow, Version]]:
     """Each with the version that new jobs get."""
-    query = select(workflows).where(workflows.c.id.in_(workflow_ids))
+    query = select(workflows).where(is_one_of(tx, workflows.c.id, workflow_ids))
     found = {row.id: _workflow(row) for row in await tx.execute(query)}
     is_current = and_(
         workflow_versions.c.workflow_id == workflows.c.id,
         workflow_versions.c.version == workflows.c.version,
     )
     current = select(workflow_versions).join(workflows, is_current)
-    rows = await tx.execute(current.where(workflows.c.id.in_(workflow_ids)))
+    rows = await tx.execute(current.where(is_one_of(tx, workflows.c.id, workflow_ids)))
     return {row.workflow_id: (found[row.workflow_id], _version(row)) for row in rows}
 
 

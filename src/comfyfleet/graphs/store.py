@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, upsert_each
+from comfyfleet.db.dialect import insert_if_new, is_one_of, is_sqlite, locked, upsert_each
 from comfyfleet.db.statement import ONE_BY_ONE_MAX, Statement
 from comfyfleet.db.tenant import graph_executions, graph_runs, graph_versions, graphs
 from comfyfleet.db.types import Moment
@@ -378,10 +378,12 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
         return []
     lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null()}
     # A retry takes the end away: one that was quicker keeps its run.
-    over = (graph_runs.c.id.in_(ids), graph_runs.c.ended_at < ended_before)
+    over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
     expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
-    await tx.execute(delete(graph_executions).where(graph_executions.c.run_id.in_(expired)))
+    await tx.execute(
+        delete(graph_executions).where(is_one_of(tx, graph_executions.c.run_id, expired))
+    )
     return expired
 
 

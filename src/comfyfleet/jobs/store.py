@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, is_sqlite, locked, without_index
+from comfyfleet.db.dialect import insert_if_new, is_one_of, is_sqlite, locked, without_index
 from comfyfleet.db.statement import Call, Insert, OfSeveral, Statement
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
@@ -116,7 +116,9 @@ async def by_key(tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key:
 async def known(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
     """Which of these exist, by tenant and id, and how they are."""
     found = await tx.execute(
-        select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(ai_jobs.c.id.in_(job_ids))
+        select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
+            is_one_of(tx, ai_jobs.c.id, job_ids)
+        )
     )
     return {(row.tenant_id, row.id): JobStatus(row.status) for row in found}
 
@@ -205,9 +207,9 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
     )
     ids = list((await tx.execute(old)).scalars())
     if ids:
-        those = ai_jobs.c.id.in_(ids)
+        those = is_one_of(tx, ai_jobs.c.id, ids)
         await tx.execute(update(ai_jobs).where(those).values(prompt={}, prompt_removed_at=now))
-        sent = update(job_attempts).where(job_attempts.c.job_id.in_(ids))
+        sent = update(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids))
         await tx.execute(sent.values(filled_in=None))
     return len(ids)
 
@@ -326,7 +328,7 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
         update(ai_jobs)
         .where(
             without_index(tx, ai_jobs.c.tenant_id) == tenant_id,
-            ai_jobs.c.id.in_(job_ids),
+            is_one_of(tx, ai_jobs.c.id, job_ids),
             ai_jobs.c.is_held,
             ai_jobs.c.status == JobStatus.QUEUED,
         )
@@ -565,7 +567,7 @@ _LEAVE_WORD = Insert(
     ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at"),
     returning=[outbox.c.id],
 )
-_FORGET_WORD = Statement(lambda tx: delete(outbox).where(outbox.c.id == bindparam("word")))
+_FORGET_WORDS = OfSeveral(outbox.c.id, lambda tx, is_one: delete(outbox).where(is_one))
 
 
 async def leave_word(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
@@ -631,15 +633,13 @@ async def words_due(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUI
 
 
 async def forget_words(tx: Tx, ids: Sequence[int]) -> None:
-    if len(ids) == 1:
-        await _FORGET_WORD.rows(tx, {"word": ids[0]})
-    elif ids:
-        await tx.execute(delete(outbox).where(outbox.c.id.in_(ids)))
+    if ids:
+        await _FORGET_WORDS.of(tx, ids)
 
 
 async def postpone_words(tx: Tx, ids: Sequence[int], *, until: datetime) -> None:
     await tx.execute(
         update(outbox)
-        .where(outbox.c.id.in_(ids))
+        .where(is_one_of(tx, outbox.c.id, ids))
         .values(tries=outbox.c.tries + 1, not_before=until)
     )

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, is_sqlite
+from comfyfleet.db.dialect import insert_if_new, is_one_of, is_sqlite
 from comfyfleet.db.statement import Call, Insert, Statement
 from comfyfleet.db.tenant import token_transactions as lines
 from comfyfleet.db.tenant import token_wallets as wallets
@@ -65,7 +65,7 @@ async def take(
     if len(job_ids) == 1:
         found = await _TAKE.first(tx, {**values, "of_job": next(iter(job_ids))})
         return found["balance"] if found else None
-    statement = taking(lines.c.job_id.in_(job_ids))
+    statement = taking(is_one_of(tx, lines.c.job_id, job_ids))
     left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
     return left
 
@@ -176,7 +176,11 @@ async def of_jobs(
 ) -> list[Transaction]:
     query = (
         select(lines)
-        .where(lines.c.tenant_id == tenant_id, lines.c.job_id.in_(job_ids), lines.c.type.in_(types))
+        .where(
+            lines.c.tenant_id == tenant_id,
+            is_one_of(tx, lines.c.job_id, job_ids),
+            lines.c.type.in_(types),
+        )
         .order_by(lines.c.id)
     )
     return [_line(row) for row in await tx.execute(query)]

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import CTE, ColumnElement, Row, Update, and_, insert, or_, select, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import is_one_of, locked
 from comfyfleet.db.tenant import videos
 from comfyfleet.media.model import Media
 
@@ -119,7 +119,7 @@ async def old(tx: Tx, tenant_id: UUID, *, before: datetime, limit: int) -> list[
 async def expire(tx: Tx, media_ids: list[UUID], now: datetime) -> None:
     await tx.execute(
         update(videos)
-        .where(videos.c.id.in_(media_ids))
+        .where(is_one_of(tx, videos.c.id, media_ids))
         .values(expired_at=now, original_file_id=None, processed_file_id=None)
     )
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx, pipelines
 from comfyfleet.db.central import dispatches
-from comfyfleet.db.dialect import locked, without_index
+from comfyfleet.db.dialect import is_one_of, locked, without_index
 from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import (
     IS_ACTIVE,
@@ -78,12 +78,14 @@ _SCRUBBED: Mapping[str, Any] = {
 
 
 async def known_paths(tx: Tx, paths: Collection[str]) -> set[str]:
-    found = await tx.execute(select(files.c.path).where(files.c.path.in_(paths)))
+    found = await tx.execute(select(files.c.path).where(is_one_of(tx, files.c.path, paths)))
     return {row.path for row in found}
 
 
 async def active_among(tx: Tx, job_ids: Collection[UUID]) -> set[UUID]:
-    found = await tx.execute(select(ai_jobs.c.id).where(ai_jobs.c.id.in_(job_ids), _ACTIVE))
+    found = await tx.execute(
+        select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), _ACTIVE)
+    )
     return {row.id for row in found}
 
 
@@ -125,7 +127,7 @@ async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
     One that somebody else has locked is left out, to be looked at again: who waits for one file while
     holding another may be waited for.
     """
-    is_one = files.c.id.in_([each.file.id for each in checked])
+    is_one = is_one_of(tx, files.c.id, [each.file.id for each in checked])
     free = await tx.scalars(locked(tx, select(files.c.id).where(is_one), skip_locked=True))
     mine, sizes = set(free), Counter[UUID]()
     for file, metadata, at in checked:
@@ -160,8 +162,8 @@ async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) ->
         videos.c.tenant_id == tenant_id,
         videos.c.expired_at.is_(None),
         or_(
-            videos.c.original_file_id.in_(file_ids),
-            videos.c.processed_file_id.in_(file_ids),
+            is_one_of(tx, videos.c.original_file_id, file_ids),
+            is_one_of(tx, videos.c.processed_file_id, file_ids),
         ),
     )
     return {each for row in await tx.execute(query) for each in row if each}
@@ -191,7 +193,7 @@ async def jobs_of_living_runs(
         runs.c.tenant_id == tenant_id, runs.c.status != "cancelled", runs.c.changed_at >= since
     )
     query = select(ai_jobs.c.id).where(
-        ai_jobs.c.id.in_(job_ids),
+        is_one_of(tx, ai_jobs.c.id, job_ids),
         or_(ai_jobs.c.run_id.in_(graphs_), ai_jobs.c.run_id.in_(pipelines_)),
     )
     return set((await tx.execute(query)).scalars())
@@ -201,7 +203,7 @@ async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> N
     mine = without_index(tx, files.c.tenant_id) == tenant_id
     gone = await tx.execute(
         delete(files)
-        .where(mine, files.c.id.in_(file_ids))
+        .where(mine, is_one_of(tx, files.c.id, file_ids))
         .returning(files.c.size, files.c.checked_at)
     )
     if size := sum(row.size for row in gone if row.checked_at is not None):
@@ -230,8 +232,10 @@ async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int)
     ]
     if not ids:
         return None
-    await tx.execute(update(ai_jobs).where(ai_jobs.c.id.in_(ids)).values(dict(_SCRUBBED)))
-    await tx.execute(delete(job_attempts).where(job_attempts.c.job_id.in_(ids)))
+    await tx.execute(
+        update(ai_jobs).where(is_one_of(tx, ai_jobs.c.id, ids)).values(dict(_SCRUBBED))
+    )
+    await tx.execute(delete(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids)))
     return ids[-1]
 
 
@@ -271,7 +275,7 @@ async def priced_jobs(
 async def facts_held(tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]) -> list[JobFacts]:
     """Of jobs that nobody can end while the transaction lasts."""
     query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
-        without_index(tx, ai_jobs.c.tenant_id) == tenant_id, ai_jobs.c.id.in_(job_ids)
+        without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
     )
     return [_facts(row) for row in await tx.execute(locked(tx, query))]
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.dialect import insert_if_new, is_one_of, locked
 from comfyfleet.db.statement import Statement
 from comfyfleet.db.tenant import webhook_deliveries as deliveries
 from comfyfleet.db.tenant import webhooks
@@ -113,13 +113,13 @@ async def take_due(
     ids = [row.id for row in await tx.execute(free)]
     taken = await tx.execute(
         update(deliveries)
-        .where(deliveries.c.id.in_(ids))
+        .where(is_one_of(tx, deliveries.c.id, ids))
         .values(tries=deliveries.c.tries + 1, not_before=until)
         .returning(deliveries)
     )
     found = [_delivery(row) for row in taken]
     wanted = {each.webhook_id for each in found}
-    owners = await tx.execute(select(webhooks).where(webhooks.c.id.in_(wanted)))
+    owners = await tx.execute(select(webhooks).where(is_one_of(tx, webhooks.c.id, wanted)))
     by_id = {row.id: _webhook(row) for row in owners}
     return [(each, by_id[each.webhook_id]) for each in found]
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import PREFETCHED, QUEUED, workers
 from comfyfleet.db.central import dispatches as d
-from comfyfleet.db.dialect import locked
+from comfyfleet.db.dialect import is_one_of, locked
 from comfyfleet.db.statement import OfSeveral, Statement
 from comfyfleet.dispatch.model import Depth, Dispatch, Lane, Status
 
@@ -54,7 +54,7 @@ async def one(tx: Tx, dispatch_id: int, *, lock: bool = False) -> Dispatch | Non
 
 
 async def some(tx: Tx, dispatch_ids: Iterable[int]) -> list[Dispatch]:
-    return await found(tx, _ALL.where(d.c.id.in_(list(dispatch_ids))))
+    return await found(tx, _ALL.where(is_one_of(tx, d.c.id, dispatch_ids)))
 
 
 _OF_JOB = Statement(

@@ -10,7 +10,7 @@ from sqlalchemy import delete, literal, select, text, tuple_
 from comfyfleet.db import Tx
 from comfyfleet.db.central import IS_ENDED, QUEUED
 from comfyfleet.db.central import dispatches as d
-from comfyfleet.db.dialect import among
+from comfyfleet.db.dialect import among, is_one_of
 from comfyfleet.db.types import Moment
 from comfyfleet.dispatch.model import ActiveRow, EndedRow
 
@@ -77,5 +77,5 @@ async def ended_before(
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
     """Those of them that have ended."""
-    gone = await tx.execute(delete(d).where(d.c.id.in_(dispatch_ids), text(IS_ENDED)))
+    gone = await tx.execute(delete(d).where(is_one_of(tx, d.c.id, dispatch_ids), text(IS_ENDED)))
     return int(gone.rowcount)

@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, workflow_fleets, workflows
-from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.dialect import insert_if_new, is_one_of, locked
 from comfyfleet.db.statement import Statement
 from comfyfleet.fleets.model import Assigned, Fleet
 
@@ -87,7 +87,7 @@ async def assigned(tx: Tx, fleet_ids: Collection[int] | None = None) -> dict[int
     """The workflows of each fleet, of all fleets if none is named."""
     query = _ASSIGNED
     if fleet_ids is not None:
-        query = query.where(workflow_fleets.c.fleet_id.in_(fleet_ids))
+        query = query.where(is_one_of(tx, workflow_fleets.c.fleet_id, fleet_ids))
     found: dict[int, list[Assigned]] = {}
     for row in (await tx.execute(query)).mappings():
         found.setdefault(row["fleet_id"], []).append(_assigned(row))
@@ -119,7 +119,7 @@ async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> lis
     query = (
         select(fleets.c.id)
         .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
-        .where(workflow_fleets.c.workflow_id.in_(workflow_ids), fleets.c.stage == stage)
+        .where(is_one_of(tx, workflow_fleets.c.workflow_id, workflow_ids), fleets.c.stage == stage)
         .distinct()
     )
     return list(await tx.scalars(query))
@@ -135,13 +135,14 @@ async def assign(tx: Tx, fleet_id: int, workflow_ids: Collection[int], now: date
 async def unassign(tx: Tx, fleet_id: int, workflow_ids: Collection[int]) -> None:
     await tx.execute(
         delete(workflow_fleets).where(
-            workflow_fleets.c.fleet_id == fleet_id, workflow_fleets.c.workflow_id.in_(workflow_ids)
+            workflow_fleets.c.fleet_id == fleet_id,
+            is_one_of(tx, workflow_fleets.c.workflow_id, workflow_ids),
         )
     )
 
 
 async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
-    query = select(workflows.c.slug, workflows.c.id).where(workflows.c.slug.in_(slugs))
+    query = select(workflows.c.slug, workflows.c.id).where(is_one_of(tx, workflows.c.slug, slugs))
     return {row.slug: row.id for row in await tx.execute(query)}
 
 
@@ -152,7 +153,7 @@ async def slugs(tx: Tx) -> list[str]:
 
 
 async def known_workflow_ids(tx: Tx, ids: Collection[int]) -> set[int]:
-    return set(await tx.scalars(select(workflows.c.id).where(workflows.c.id.in_(ids))))
+    return set(await tx.scalars(select(workflows.c.id).where(is_one_of(tx, workflows.c.id, ids))))
 
 
 def _fleet(row: Row[Any]) -> Fleet:

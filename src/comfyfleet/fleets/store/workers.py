@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from comfyfleet.db import Tx
 from comfyfleet.db.central import fleets, worker_workflows, workers
-from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.dialect import insert_if_new, is_one_of, locked
 from comfyfleet.db.statement import Call, Statement, send_together
 from comfyfleet.fleets.model import Worker
 from comfyfleet.wire.messages import BackendFacts
@@ -85,13 +85,17 @@ async def by_worker_id(tx: Tx, worker_id: str) -> Worker | None:
 
 async def with_keys(tx: Tx, key_hashes: Collection[str]) -> list[Worker]:
     """Without those that were revoked."""
-    query = _ALL.where(workers.c.key_hash.in_(key_hashes), workers.c.revoked_at.is_(None))
+    query = _ALL.where(
+        is_one_of(tx, workers.c.key_hash, key_hashes), workers.c.revoked_at.is_(None)
+    )
     return _workers((await tx.execute(query)).mappings())
 
 
 async def note_seen(tx: Tx, row_ids: Collection[int], now: datetime) -> None:
     """One that somebody else writes just now is seen by that; to wait for it could be a deadlock."""
-    earlier = select(workers.c.id).where(workers.c.id.in_(row_ids), workers.c.last_seen_at < now)
+    earlier = select(workers.c.id).where(
+        is_one_of(tx, workers.c.id, row_ids), workers.c.last_seen_at < now
+    )
     free = locked(tx, earlier, skip_locked=True).scalar_subquery()
     await tx.execute(update(workers).where(workers.c.id.in_(free)).values(last_seen_at=now))
 
@@ -110,7 +114,7 @@ async def all_of(
     if only_taking_jobs:
         wanted += [workers.c.is_approved.is_(True), workers.c.is_draining.is_(False)]
     if fleet_ids is not None:
-        wanted.append(workers.c.fleet_id.in_(fleet_ids))
+        wanted.append(is_one_of(tx, workers.c.fleet_id, fleet_ids))
     if seen_since is not None:
         wanted.append(workers.c.last_seen_at >= seen_since)
     if unseen_since is not None:
@@ -195,7 +199,7 @@ async def object_info_hashes(tx: Tx) -> dict[int, str]:
 async def facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
     """Of those that have told them."""
     query = select(workers.c.worker_id, workers.c.facts).where(
-        workers.c.id.in_(row_ids), workers.c.facts.is_not(None)
+        is_one_of(tx, workers.c.id, row_ids), workers.c.facts.is_not(None)
     )
     return {
         row.worker_id: BackendFacts.model_validate(row.facts) for row in await tx.execute(query)

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import insert, select, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new
+from comfyfleet.db.dialect import insert_if_new, is_one_of
 from comfyfleet.db.pipelines import pipeline_events, pipeline_judgements, pipeline_votes
 from comfyfleet.pipelines.elo import Vote
 from comfyfleet.pipelines.model import PipelineEvent, Status
@@ -55,7 +55,9 @@ async def untold(tx: Tx, *, limit: int) -> list[PipelineEvent]:
 
 async def note_told(tx: Tx, ids: Sequence[int]) -> None:
     await tx.execute(
-        update(pipeline_events).where(pipeline_events.c.id.in_(ids)).values(is_audited=True)
+        update(pipeline_events)
+        .where(is_one_of(tx, pipeline_events.c.id, ids))
+        .values(is_audited=True)
     )
 
 

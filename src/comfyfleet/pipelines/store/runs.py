@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import RowMapping, Table, func, insert, literal, or_, select, tuple_, update
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, locked
+from comfyfleet.db.dialect import insert_if_new, is_one_of, locked
 from comfyfleet.db.pipelines import pipeline_jobs, pipeline_runs, pipelines
 from comfyfleet.db.types import Moment
 from comfyfleet.kernel.texts import is_storable
@@ -130,7 +130,9 @@ async def delete_pipeline(tx: Tx, pipeline_id: UUID, *, now: datetime) -> None:
 
 
 async def names_of(tx: Tx, pipeline_ids: Collection[UUID]) -> dict[UUID, str]:
-    query = select(pipelines.c.id, pipelines.c.name).where(pipelines.c.id.in_(pipeline_ids))
+    query = select(pipelines.c.id, pipelines.c.name).where(
+        is_one_of(tx, pipelines.c.id, pipeline_ids)
+    )
     return {row.id: row.name for row in await tx.execute(query)}
 
 
