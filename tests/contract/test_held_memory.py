@@ -15,7 +15,7 @@ PROGRESS = {"percent": 50, "node": "3", "preview": "data:image/png;base64," + "A
 
 
 async def test_nothing_that_is_held_grows_with_jobs(databases: Databases, tmp_path: Path) -> None:
-    settings = {"calls_per_second": 10_000, "calls_at_once": 10_000}
+    settings: dict[str, Any] = {"calls_per_second": 10_000, "calls_at_once": 10_000}
     async with (
         plane_on(databases, tmp_path, **settings) as plane,
         shop_on(plane) as shop,

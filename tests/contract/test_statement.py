@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
+from tests.dbkit.recording import recording
 
 from comfyfleet.db import Database, Tx
+from comfyfleet.db.dialect import is_one_of
 from comfyfleet.db.statement import Insert, OfSeveral, Statement, send_together
 from comfyfleet.db.tenant import ai_jobs, outbox, token_wallets
 from comfyfleet.kernel.errors import InvalidInput
@@ -92,6 +95,24 @@ async def test_several_rows_are_added_at_once_and_none_is_no_row(pool: Database)
         assert len(await ADD.add(tx, [a_word() for _ in range(1200)])) == 1200
         assert await ADD.add(tx, []) == []
         assert await how_many(tx) == 1200
+
+
+async def test_few_texts_are_enough_for_any_number_of_rows_or_ids(pool: Database) -> None:
+    if pool.is_sqlite:
+        pytest.skip("it keeps few prepared statements, and no large ones")
+    with recording({make_url(pool.url).database or "": "pool"}) as record:
+        async with pool.begin() as tx:
+            for count in range(2, 300, 7):
+                added = await ADD.add(tx, [a_word() for _ in range(count)])
+                ids = [each["id"] for each in added]
+                assert len(ids) == count
+                gone = delete(outbox).where(is_one_of(tx, outbox.c.id, ids))
+                assert (await tx.execute(gone)).rowcount == count
+    texts = {each.text.split()[0]: set[str]() for each in record.said}
+    for each in record.said:
+        texts[each.text.split()[0]].add(each.text)
+    assert len(texts["DELETE"]) == 1
+    assert len(texts["INSERT"]) <= 16 + 3
 
 
 async def test_of_rows_that_are_known_nothing_is_returned(pool: Database) -> None:

@@ -21,7 +21,7 @@ columns are told (`text(…).columns(…)`). A list for IN has no fixed text, an
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,6 +36,7 @@ from comfyfleet.db.types import Moment
 
 # On SQLite a statement costs no round trip.
 ONE_BY_ONE_MAX = 64
+ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
 # Which statements travel together is the same for each kind of request.
 JOINED_KEPT_MAX = 200
 NOTHING: Mapping[str, Any] = {}
@@ -102,10 +103,21 @@ class Insert(Statement):
         """What is returned of those that are new."""
         if len(new) == 1 or (is_sqlite(tx) and len(new) <= ONE_BY_ONE_MAX):
             return [row for each in new for row in await self.rows(tx, each)]
-        if not new:
-            return []
-        added = await tx.execute(self._build(tx), [dict(each) for each in new])
-        return [dict(row._mapping) for row in added]
+        found: list[dict[str, Any]] = []
+        for part in _in_usual_sizes(new):
+            added = await tx.execute(self._build(tx), [dict(each) for each in part])
+            found += [dict(row._mapping) for row in added]
+        return found
+
+
+def _in_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
+    """Of up to 16 rows, or of 32, 64 or 128: each number is another text, and connections keep what they
+    have prepared. That of 900 rows has 30,000 parameters."""
+    start = 0
+    while left := len(new) - start:
+        size = left if left <= ANY_SIZE_MAX else min(1 << left.bit_length() - 1, ROWS_AT_ONCE_MAX)
+        yield new[start : start + size]
+        start += size
 
 
 class OfSeveral(Statement):
