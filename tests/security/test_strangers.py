@@ -17,12 +17,21 @@ from tests.storagekit.serving import free_listener, url_of
 
 from comfyfleet.http.app import create_app
 from comfyfleet.http.bodies import Bodies
-from comfyfleet.http.connections import Connection, with_limits
+from comfyfleet.http.connections import (
+    HAS_HTTPTOOLS,
+    Connection,
+    H11Connection,
+    HttptoolsConnection,
+    with_limits,
+)
 from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, parse, read_json
 from comfyfleet.http.serving import serve
 from comfyfleet.plane import Plane
 
 MIB = 1024**2
+KINDS = pytest.mark.parametrize(
+    "kind", [H11Connection, *([HttptoolsConnection] if HAS_HTTPTOOLS else [])]
+)
 DOORS = ("/api/worker/register", "/api/worker/poll", "/api/admin/workflows", "/api/ai-jobs")
 
 
@@ -33,7 +42,7 @@ async def plane(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Pl
 
 
 @asynccontextmanager
-async def listening(app: Any, connection: type[Connection] = Connection) -> AsyncIterator[str]:
+async def listening(app: Any, connection: type[Connection] | None = None) -> AsyncIterator[str]:
     listener, stop = free_listener(), asyncio.Event()
     serving = asyncio.create_task(serve(app, listener, stop, connection=connection))
     try:
@@ -126,15 +135,21 @@ async def closed(url: str, *sent: bytes, every_seconds: float = 0.05) -> bytes:
         writer.close()
 
 
-async def test_headers_that_never_end_end_the_connection(plane: Plane) -> None:
-    short = with_limits(header_seconds_max=0.3)
+@KINDS
+async def test_headers_that_never_end_end_the_connection(
+    plane: Plane, kind: type[Connection]
+) -> None:
+    short = with_limits(kind, header_seconds_max=0.3)
     async with listening(create_app(plane), short) as url:
         assert await closed(url) == b""
         assert await closed(url, b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n") == b""
 
 
-async def test_a_refused_body_that_still_trickles_in_ends_the_connection(plane: Plane) -> None:
-    short = with_limits(linger_seconds=0.3)
+@KINDS
+async def test_a_refused_body_that_still_trickles_in_ends_the_connection(
+    plane: Plane, kind: type[Connection]
+) -> None:
+    short = with_limits(kind, linger_seconds=0.3)
     head = b"POST /api/ai-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n"
     async with listening(create_app(plane), short) as url:
         assert b" 401 " in (await closed(url, head, b"[")).splitlines()[0]

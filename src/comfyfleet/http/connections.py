@@ -1,11 +1,14 @@
-"""Connections that say nothing, or a byte now and then, are closed; and there are only so many."""
+"""Connections that say nothing, or a byte now and then, are closed; and there are only so many.
+
+Requests are parsed by httptools where it is installed, else by h11, which takes three times as long.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.config import Config
@@ -16,6 +19,15 @@ from uvicorn.server import ServerState
 from comfyfleet.http.admission import Admission
 from comfyfleet.http.parked import CONNECTION, Parked
 
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ImportError:
+    HAS_HTTPTOOLS = False
+    if not TYPE_CHECKING:
+        HttpToolsProtocol = object
+else:
+    HAS_HTTPTOOLS = True
+
 logger = logging.getLogger(__name__)
 # From the first byte of a request, or the begin of a connection, to the end of the headers.
 HEADER_SECONDS_MAX = 20.0
@@ -23,6 +35,10 @@ HEADER_SECONDS_MAX = 20.0
 LINGER_SECONDS = 5.0
 CONNECTIONS_MAX = 20_000
 WARN_SECONDS = 60.0
+# Of a request's line and headers, of what stands between a body's chunks, and after them.
+HEAD_BYTES_MAX = 64 * 1024
+# Requests that came together with the one before, without waiting for its answer.
+PIPELINED_MAX = 16
 _POLL_PATH = "/api/worker/poll"
 _POLL = f"POST {_POLL_PATH} ".encode()
 _FULL = (
@@ -33,6 +49,10 @@ _FULL = (
 
 class _Elsewhere(Exception):
     """A connection whose transport was taken over is told that it is lost."""
+
+
+class _Refused(Exception):
+    """A request that is answered with 400, and its connection closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +68,44 @@ class MadeWith:
         return self.kind(self.config, self.server_state, self.app_state)
 
 
-class Connection(H11Protocol):
+class _JoinedWrites:
+    """The transport of one answer: its head is sent with what follows in the same turn of the loop.
+
+    The server writes them one after the other, and each is a call of the system.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = b""  # None: it was sent
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        elif data:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _send_head(self) -> None:
+        head, self._head = self._head, None
+        if head:
+            self._transport.write(head)
+
+
+class Connection(asyncio.Protocol):
+    """What both kinds have in common: limits, admission, and a place to wait."""
+
     header_seconds_max = HEADER_SECONDS_MAX
     linger_seconds = LINGER_SECONDS
     connections_max = CONNECTIONS_MAX
@@ -56,9 +113,30 @@ class Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     is_lost = False
     admission = Admission()
-    _entered: object = None  # the request that was let in last
     _is_inside = False
     on_lost: Callable[[], object] | None = None
+    # The server's.
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    config: Config
+    server_state: ServerState
+    app_state: dict[str, Any]
+    connections: set[Any]
+    headers: list[tuple[bytes, bytes]]
+    cycle: Any
+    scope: Any
+    timeout_keep_alive: int
+    timeout_keep_alive_task: asyncio.TimerHandle | None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+        ) -> None: ...
+
+        def _unset_keepalive_if_required(self) -> None: ...
+
+        def timeout_keep_alive_handler(self) -> None: ...
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,17 +146,14 @@ class Connection(H11Protocol):
             self._close_in(self.header_seconds_max)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_poll(data) and not self.admission.ask(partial(self._begin, data)):
+        is_poll = self._is_unused and data.startswith(_POLL)
+        if is_poll and not self.admission.ask(partial(self._begin, data)):
             # It has said enough to be no idler.
             self._forget_deadline()
             self._unset_keepalive_if_required()
             self.transport.pause_reading()
             return
         self._read(data)
-
-    def _is_poll(self, data: bytes) -> bool:
-        is_first = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-        return is_first and data.startswith(_POLL)
 
     def _begin(self, data: bytes) -> None:
         if not self.transport.is_closing():
@@ -97,21 +172,20 @@ class Connection(H11Protocol):
         if self._is_reading_headers:
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
-        elif was_lingering and self.conn.their_state is h11.IDLE:
+        elif was_lingering and self._is_unused:
             # The server has begun to count before the last byte came, and then forgot to.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
             self._forget_deadline()
 
-    def handle_events(self) -> None:
-        """Of which a new request may be one: what answers it may ask for the connection."""
-        super().handle_events()
-        if self.scope is None:
-            return
+    def _has_request(self) -> None:
+        """Its headers have come: what answers it may ask for the connection."""
         self.scope["state"][CONNECTION] = self
-        is_new = self.cycle is not self._entered
-        if is_new and not self.cycle.more_body and self.scope["path"] == _POLL_PATH:
-            self._entered, self._is_inside = self.cycle, True
+        self.cycle.transport = _JoinedWrites(self.transport, self.loop)
+
+    def _has_whole_request(self) -> None:
+        if self.scope["path"] == _POLL_PATH and not self._is_inside:
+            self._is_inside = True
             self.admission.enter()
 
     @property
@@ -120,15 +194,16 @@ class Connection(H11Protocol):
 
     def park(self) -> Parked | None:
         """Hands its transport over until the request is answered. None: this one must stay."""
-        is_current = self.conn.their_http_version == b"1.1" and not self.cycle.more_body
-        if not is_current or self.is_lost or self.transport.is_closing():
+        is_current = self.scope["http_version"] == "1.1" and not self.cycle.more_body
+        early = self._early
+        if not is_current or early is None or self.is_lost or self.transport.is_closing():
             return None
         parked = Parked(
             self,
-            early=self.conn.trailing_data[0],
+            early=early,
             closes=CLOSE_HEADER in self.headers or not self.cycle.keep_alive,
         )
-        self.connections.add(parked)  # type: ignore[arg-type]
+        self.connections.add(parked)
         self.transport.set_protocol(parked)
         self.on_lost = None
         self.connection_lost(_Elsewhere())
@@ -151,9 +226,11 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.let_go()
-        super().on_response_complete()
+        super().on_response_complete()  # type: ignore[misc]
         if self._is_lingering:
             self._close_in(self.linger_seconds)
+        elif self._is_reading_headers:
+            self._close_in(self.header_seconds_max)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
@@ -164,15 +241,28 @@ class Connection(H11Protocol):
             self.on_lost()
 
     @property
+    def _is_unused(self) -> bool:
+        """No request is under way, and nothing of the next has come."""
+        raise NotImplementedError
+
+    @property
     def _is_reading_headers(self) -> bool:
         """Some of the next request has come, and not all of its headers."""
-        return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        raise NotImplementedError
 
     @property
     def _is_lingering(self) -> bool:
         """It has been answered, and still sends its body."""
-        is_answered = self.cycle is not None and self.cycle.response_complete
-        return is_answered and self.conn.their_state is h11.SEND_BODY
+        raise NotImplementedError
+
+    @property
+    def _early(self) -> bytes | None:
+        """What came of the next request. None: it has been parsed already."""
+        raise NotImplementedError
+
+    @property
+    def _is_answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
 
     def _turn_away(self) -> None:
         now = self.loop.time()
@@ -197,6 +287,116 @@ class Connection(H11Protocol):
             self._deadline = None
 
 
-def with_limits(**limits: float) -> type[Connection]:
+class H11Connection(Connection, H11Protocol):
+    _seen: object = None  # the request whose headers came last
+    _entered: object = None  # the one that came in full last
+
+    def handle_events(self) -> None:
+        """Of which a new request may be one."""
+        super().handle_events()
+        if self.scope is None:
+            return
+        if self.cycle is not self._seen:
+            self._seen = self.cycle
+            self._has_request()
+            self._refuse_two_lengths()
+        if self.cycle is not self._entered and not self.cycle.more_body:
+            self._entered = self.cycle
+            self._has_whole_request()
+
+    def _refuse_two_lengths(self) -> None:
+        """What stands before us may have believed the other one, and have seen another request."""
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.cycle.disconnected = True
+            self.send_400_response("Content-Length beside Transfer-Encoding.")
+
+    @property
+    def _is_unused(self) -> bool:
+        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    @property
+    def _is_reading_headers(self) -> bool:
+        return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+
+    @property
+    def _is_lingering(self) -> bool:
+        return self._is_answered and self.conn.their_state is h11.SEND_BODY
+
+    @property
+    def _early(self) -> bytes | None:
+        return self.conn.trailing_data[0]
+
+
+class HttptoolsConnection(Connection, HttpToolsProtocol):
+    """Its parser has no limit for headers, keeps what trails a body, and reads on behind a request."""
+
+    _reads_head = False
+    _reads_body = False
+    _unparsed_bytes = 0  # since a head was read, or some of a body
+
+    def _read(self, data: bytes) -> None:
+        self._unparsed_bytes += len(data)
+        super()._read(data)
+        if self._unparsed_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reads_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reads_head:  # what trails a body is no header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._unparsed_bytes, self._reads_head, self._reads_body = 0, False, True
+        super().on_headers_complete()
+        self._has_request()
+
+    def _check_head(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > HEAD_BYTES_MAX or len(self.pipeline) >= PIPELINED_MAX:
+            raise _Refused
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise _Refused
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes, self._reads_body = 0, False
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._has_whole_request()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is answered as if it had not asked. What came behind it the parser has thrown away."""
+        self.cycle.keep_alive = False
+
+    @property
+    def _is_unused(self) -> bool:
+        is_free = self.cycle is None or self.cycle.response_complete
+        return is_free and not self._reads_head and not self._reads_body
+
+    @property
+    def _is_reading_headers(self) -> bool:
+        return self._reads_head and (self.cycle is None or self.cycle.response_complete)
+
+    @property
+    def _is_lingering(self) -> bool:
+        return self._is_answered and self._reads_body
+
+    @property
+    def _early(self) -> bytes | None:
+        return None if self.pipeline or self._reads_head else b""
+
+
+def with_limits(
+    kind: type[Connection] = HttptoolsConnection if HAS_HTTPTOOLS else H11Connection,
+    **limits: float,
+) -> type[Connection]:
     """The same with other limits, and polls of its own."""
-    return type("Connection", (Connection,), {"admission": Admission(), **limits})
+    return type("Connection", (kind,), {"admission": Admission(), **limits})

@@ -83,7 +83,7 @@ async def serve(
     stop: asyncio.Event,
     *,
     at_stop: Callable[[], object] = lambda: None,
-    connection: type[Connection] = Connection,
+    connection: type[Connection] | None = None,
     shared: Shared | None = None,
 ) -> None:
     """Until `stop` is set; `at_stop` lets those go who wait for an answer."""
@@ -100,7 +100,7 @@ async def serve(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ws="none",
-            http=with_limits() if connection is Connection else connection,
+            http=connection or with_limits(),
         ),
         shared.at_ready if shared else lambda: None,
     )

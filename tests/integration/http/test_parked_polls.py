@@ -20,7 +20,7 @@ from tests.storagekit.serving import free_listener
 from comfyfleet.http import admission
 from comfyfleet.http import parked as parking
 from comfyfleet.http.app import create_app
-from comfyfleet.http.connections import Connection
+from comfyfleet.http.connections import Connection, H11Connection, with_limits
 from comfyfleet.http.serving import serve
 from comfyfleet.jobs import polling
 
@@ -104,8 +104,16 @@ class Served:
 async def served(databases: Databases, tmp_path: Path) -> AsyncIterator[Served]:
     async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
         listener, stop = free_listener(), asyncio.Event()
-        at_stop = plane.queue.dismiss
-        serving = asyncio.create_task(serve(create_app(plane), listener, stop, at_stop=at_stop))
+        # Either parser once: databases make no difference to them.
+        serving = asyncio.create_task(
+            serve(
+                create_app(plane),
+                listener,
+                stop,
+                at_stop=plane.queue.dismiss,
+                connection=with_limits() if databases.server_url else with_limits(H11Connection),
+            )
+        )
         served = Served(yard, listener.getsockname()[1], stop, serving)
         yield served
         await served.close()

@@ -1,0 +1,156 @@
+"""Requests that two readers could understand differently, or that never end; whichever parser reads them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.security.test_strangers import KINDS, closed, listening
+
+from comfyfleet.http.connections import HEAD_BYTES_MAX, Connection, with_limits
+
+GET = b"GET /one HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /one HTTP/1.1\r\nHost: x\r\n"
+LAST = b"Connection: close\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+PATIENCE_SECONDS = 10
+
+pytestmark = KINDS
+
+
+class Echo:
+    """Answers with the request's path, and keeps what it has seen."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.scopes: list[Scope] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                self.bodies.append(body)
+                self.scopes.append(scope)
+                break
+        said = scope["path"].encode()
+        length = (b"content-length", str(len(said)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await self.may_go_on.wait()
+        await send({"type": "http.response.body", "body": said})
+
+
+@pytest.fixture
+async def app() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+async def url(app: Echo, kind: type[Connection]) -> AsyncIterator[str]:
+    patient = with_limits(kind, header_seconds_max=1000, linger_seconds=1000)
+    async with listening(app, patient) as url:
+        yield url
+
+
+async def opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def answer(url: str, sent: bytes) -> bytes:
+    """All that comes back until the server hangs up."""
+    reader, writer = await opened(url)
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_a_body_has_one_length(url: str, app: Echo) -> None:
+    both = POST + b"Content-Length: 5\r\n" + CHUNKED + b"\r\n0\r\n\r\nGET /two HTTP/1.1\r\n\r\n"
+    for sent in (both, POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"):
+        told = await answer(url, sent)
+        assert told.startswith(b"HTTP/1.1 400 ")
+        assert told.count(b"HTTP/1.1") == 1
+    assert app.bodies == []
+
+
+async def test_what_trails_a_body_is_no_header(url: str, app: Echo) -> None:
+    sent = POST + CHUNKED + LAST + b"3\r\nabc\r\n0\r\nAuthorization: Bearer k\r\n\r\n"
+    assert (await answer(url, sent)).startswith(b"HTTP/1.1 200 ")
+    assert app.bodies == [b"abc"]
+    assert b"authorization" not in dict(app.scopes[0]["headers"])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET /one HTTP/1.1\r\nA: " + b"b" * 2 * HEAD_BYTES_MAX, id="header"),
+        pytest.param(b"GET /" + b"a" * 2 * HEAD_BYTES_MAX, id="path"),
+        pytest.param(GET + b"A: b\r\n" * HEAD_BYTES_MAX, id="many"),
+        pytest.param(POST + CHUNKED + b"\r\n0\r\nA: " + b"b" * 2 * HEAD_BYTES_MAX, id="trailer"),
+    ],
+)
+async def test_headers_without_end_are_not_kept(url: str, sent: bytes) -> None:
+    """They end the connection, not a clock; who still sends may see no answer."""
+    told = await closed(url, sent, b"b" * HEAD_BYTES_MAX)
+    assert told == b"" or told.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 "))
+
+
+async def test_a_request_names_its_host_once(url: str, app: Echo) -> None:
+    for hosts in (b"", b"Host: x\r\nHost: y\r\n"):
+        told = await answer(url, b"GET /one HTTP/1.1\r\n" + hosts + b"\r\n")
+        assert told.startswith(b"HTTP/1.1 400 ")
+    assert (await answer(url, b"GET /one HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    assert len(app.scopes) == 1
+
+
+async def test_requests_that_come_together_are_answered_in_order(url: str) -> None:
+    sent = GET + b"\r\n" + GET.replace(b"one", b"two") + b"\r\n" + GET.replace(b"one", b"six")
+    told = await answer(url, sent + LAST)
+    assert [told.index(path) for path in (b"/one", b"/two", b"/six")] == sorted(
+        told.index(path) for path in (b"/one", b"/two", b"/six")
+    )
+
+
+async def test_who_asks_for_another_protocol_is_answered_in_this_one(url: str) -> None:
+    told = await answer(url, GET + b"Upgrade: h2c\r\nConnection: close, upgrade\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200 ")
+    assert told.count(b"HTTP/1.1") == 1
+
+
+async def test_an_answer_comes_in_one_piece(url: str) -> None:
+    reader, writer = await opened(url)
+    for _ in range(3):
+        writer.write(GET + b"\r\n")
+        told = await asyncio.wait_for(reader.read(HEAD_BYTES_MAX), PATIENCE_SECONDS)
+        assert told.startswith(b"HTTP/1.1 200 ")
+        assert told.endswith(b"\r\n\r\n/one")
+    writer.close()
+
+
+async def test_a_head_does_not_wait_for_its_body(url: str, app: Echo) -> None:
+    app.may_go_on.clear()
+    reader, writer = await opened(url)
+    writer.write(GET + b"\r\n")
+    head: Any = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    app.may_go_on.set()
+    assert await asyncio.wait_for(reader.readexactly(4), PATIENCE_SECONDS) == b"/one"
+    writer.close()
+
+
+async def test_who_is_to_go_on_is_told_so(url: str, app: Echo) -> None:
+    reader, writer = await opened(url)
+    writer.write(POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n" + LAST)
+    told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
+    assert told.startswith(b"HTTP/1.1 100 ")
+    writer.write(b"abc")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    assert app.bodies == [b"abc"]
+    writer.close()
