@@ -31,6 +31,7 @@ from comfyfleet.kernel.settings import Settings, misspelt, read_settings
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.sweeping import Sweeps, running
+from comfyfleet.malloc import give_free_memory_back
 from comfyfleet.plane import Plane, open_plane
 from comfyfleet.plane.meters import Siblings, count_as
 
@@ -64,6 +65,7 @@ def serve(
     world: InWorld,
 ) -> None:
     """See helps.SERVE."""
+    give_free_memory_back(world.environ)
     if child:
         _serve_as(Child.parsed(child), host, data, log_level, with_loops=not no_loops, world=world)
         return
