@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,9 @@ from comfyfleet.wire.messages import Job
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1024 * 1024
+# Files up to this size are sent from memory, and are not worth a change of threads to be removed before
+# their lease ends.
+SMALL_BYTES = 1024 * 1024
 # URLs live 900 s where nobody says otherwise; one that expires in mid-upload is lost effort.
 FRESH_SECONDS_MAX = 600.0
 STORE_AWAY_SECONDS_MAX = 900.0
@@ -32,6 +36,18 @@ def store_client() -> httpx.AsyncClient:
         timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
         limits=httpx.Limits(keepalive_expiry=4.0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFile:
+    """A file as it is delivered. `content`: of a small one."""
+
+    path: Path
+    size: int
+    content_hash: str
+    width: int | None = None
+    height: int | None = None
+    content: bytes | None = None
 
 
 class Deliveries:
@@ -49,13 +65,13 @@ class Deliveries:
         self._around = surroundings or Surroundings()
         self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
 
-    async def put(self, path: Path, *, name: str, content_type: str, size: int) -> None:
+    async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
         """Raises Unavailable when the store takes nothing for long, LimitExceeded if too large."""
         wanted, refusals = WantedOutput(name=name, content_type=content_type), 0
         deadline = time.monotonic() + STORE_AWAY_SECONDS_MAX
         while True:
             slot = await self._slot(wanted)
-            trouble, is_refusal = await self._attempt(slot, path, content_type, size)
+            trouble, is_refusal = await self._attempt(slot, file, content_type)
             if trouble is None:
                 return
             refusals += is_refusal
@@ -76,13 +92,14 @@ class Deliveries:
         return known[0]
 
     async def _attempt(
-        self, slot: OutputSlot, path: Path, content_type: str, size: int
+        self, slot: OutputSlot, file: ReadyFile, content_type: str
     ) -> tuple[str | None, bool]:
         """What went wrong, without the URL, which is a secret; and whether the store said no."""
         headers = {"Content-Type": content_type, **_lowered(slot.headers)}
-        headers = {**_lowered(headers), "content-length": str(size)}
+        headers = {**_lowered(headers), "content-length": str(file.size)}
+        content = file.content if file.content is not None else _chunks(file.path)
         try:
-            answer = await self._store.put(slot.url, content=_chunks(path, size), headers=headers)
+            answer = await self._store.put(slot.url, content=content, headers=headers)
         except httpx.TransportError as error:
             return type(error).__name__, False
         if answer.status_code == 413:
@@ -96,11 +113,7 @@ def _lowered(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-async def _chunks(path: Path, size: int) -> AsyncIterator[bytes]:
-    """Most are small, and then one change of threads is enough."""
-    if size <= CHUNK_BYTES:
-        yield await asyncio.to_thread(path.read_bytes)
-        return
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
     with await opened(path) as file:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield chunk

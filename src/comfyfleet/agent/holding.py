@@ -27,6 +27,8 @@ from comfyfleet.wire.messages import Complete, Fail, Requeue, RequeueReason
 
 logger = logging.getLogger(__name__)
 
+# A last word that was not heard for so long is noted, to be said by the worker that comes after us.
+UNHEARD_SECONDS = 0.5
 # After these the backend has no such prompt, or can't be asked.
 NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
 
@@ -92,10 +94,22 @@ class Holding:
         lease.enter(Phase.DELIVERING)
         if word is not None:
             lease.entry = replace(lease.entry, word=word)
-            # Side by side: a word that was lost with us is found again, as its run is in the journal.
-            noted = asyncio.to_thread(self._workshop.journal.write, lease.entry)
-            await asyncio.gather(noted, self._say(word))
+            await self._say_or_note(word)
         await asyncio.to_thread(self._forget)
+
+    async def _say_or_note(self, word: LastWord) -> None:
+        """Most words are heard at once, and then need no note: one that was lost with us before is
+        found again, as its run is in the journal."""
+        saying = asyncio.create_task(self._say(word))
+        try:
+            await asyncio.wait({saying}, timeout=UNHEARD_SECONDS)
+            if not saying.done():
+                await asyncio.to_thread(self._workshop.journal.write, self.lease.entry)
+            await saying
+        except asyncio.CancelledError:
+            saying.cancel()
+            self._workshop.journal.write(self.lease.entry)
+            raise
 
     def _with_prompt(self, word: LastWord | None) -> LastWord | None:
         """A run may end before a heartbeat has told what was sent."""

@@ -17,7 +17,7 @@ from blake3 import blake3
 from comfyfleet.agent.backendfiles import BackendFiles
 from comfyfleet.agent.beating import Heart
 from comfyfleet.agent.choosing import chosen, content_type_of, fitting_slot, shown_of, shows
-from comfyfleet.agent.deliveries import Deliveries
+from comfyfleet.agent.deliveries import SMALL_BYTES, Deliveries, ReadyFile
 from comfyfleet.agent.filling import differences, filled
 from comfyfleet.agent.jobfiles import flat_name, folder_of, input_name, is_unlisted, placed
 from comfyfleet.agent.journal import Entry, Journal
@@ -50,8 +50,6 @@ from comfyfleet.wire.metadata import strip_metadata
 
 UNKNOWN_LOOKS_MAX = 4
 LOOK_SECONDS = 1.0
-# Files up to this size are not worth a change of threads to be removed before their lease ends.
-SMALL_BYTES = 1024 * 1024
 
 
 class Phase(StrEnum):
@@ -169,7 +167,9 @@ async def handed_in(lease: Lease, heart: Heart, workshop: Workshop) -> str:
                 lease, await prepared(job, names, lease, workshop), heart, workshop
             )
     lease.entry = replace(lease.entry, run_id=run_id)
-    await asyncio.to_thread(workshop.journal.write, lease.entry)
+    if run_id != lease.prompt_id:
+        # The other id follows from the job, and is looked for.
+        await asyncio.to_thread(workshop.journal.write, lease.entry)
     return run_id
 
 
@@ -309,31 +309,37 @@ async def deliver(
                 f"{job.max_output_bytes:,} are taken."
             )
         content_type = content_type_of(file.filename, fetched.content_type)
-        size, content_hash, (width, height) = await asyncio.to_thread(
-            made_ready, fetched, strip=job.strip_metadata
-        )
+        ready = await asyncio.to_thread(made_ready, fetched, strip=job.strip_metadata)
         await workshop.precedence.give_way()
-        await deliveries.put(fetched.path, name=name, content_type=content_type, size=size)
+        await deliveries.put(ready, name=name, content_type=content_type)
     finally:
         if fetched.size_bytes > SMALL_BYTES:
             await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
     return DeliveredOutput(
         name=name,
-        size=size,
+        size=ready.size,
         content_type=content_type,
-        content_hash=content_hash,
+        content_hash=ready.content_hash,
         filename=file.filename,
         node_id=file.node_id,
         kind=file.key,
-        width=width,
-        height=height,
+        width=ready.width,
+        height=ready.height,
         is_stripped=job.strip_metadata,
     )
 
 
-def made_ready(fetched: Fetched, *, strip: bool) -> tuple[int, str, tuple[int | None, int | None]]:
-    """Its size without metadata, its hash, and how large a picture it is: all at once, as each change
-    of threads takes time."""
+def made_ready(fetched: Fetched, *, strip: bool) -> ReadyFile:
+    """Without metadata, hashed, measured, and read if it is small: all at once, as each change of
+    threads takes time."""
     path = fetched.path
     size = strip_metadata(path) if strip else fetched.size_bytes
-    return size, blake3().update_mmap(path).hexdigest(), size_of(path) or (None, None)
+    width, height = size_of(path) or (None, None)
+    return ReadyFile(
+        path,
+        size,
+        blake3().update_mmap(path).hexdigest(),
+        width,
+        height,
+        path.read_bytes() if size <= SMALL_BYTES else None,
+    )

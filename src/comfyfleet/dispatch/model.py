@@ -167,6 +167,9 @@ class Extended(NamedTuple):
     tenant_id: UUID
     job_id: UUID
     begins: bool = False  # with this beat a prefetched job runs
+    lease_number: int = 0
+    attempts: int = 0
+    worker_id: str | None = None
 
 
 class Requeue(StrEnum):

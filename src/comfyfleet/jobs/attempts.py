@@ -4,8 +4,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from comfyfleet.dispatch.model import Dispatch
-from comfyfleet.jobs import store
+from comfyfleet.dispatch.model import Dispatch, Extended
 from comfyfleet.jobs.ending import held
 from comfyfleet.jobs.model import Attempt, Job
 from comfyfleet.jobs.sides import Sides
@@ -16,25 +15,26 @@ TOLD_CHARACTERS_MAX = 64_000
 LEFT_OUT = "(left out)"
 
 
-async def note(
-    sides: Sides, said: Heartbeat | Complete | Fail, *, worker_id: str | None = None
-) -> None:
-    """The first word that tells it counts."""
+async def note(sides: Sides, said: Heartbeat | Complete | Fail, lease: Dispatch | Extended) -> None:
+    """The first word that tells it counts. Written a moment later: nobody waits for it."""
     if said.filled_in is None:
         return
-    row: Dispatch = await held(sides, said.dispatch_id, said.lease_token, worker_id)
     attempt = Attempt(
-        job_id=row.job_id,
-        lease_number=row.lease_number,
-        tenant_id=row.tenant_id,
-        attempt=row.attempts,
-        worker_id=row.worker_id or "",
+        job_id=lease.job_id,
+        lease_number=lease.lease_number,
+        tenant_id=lease.tenant_id,
+        attempt=lease.attempts,
+        worker_id=lease.worker_id or "",
         started_at=sides.clock(),
         filled_in=storable(said.filled_in),
     )
-    pool = await sides.pool_of(row.tenant_id)
-    async with pool.say() as tx:
-        await store.add_attempt(tx, attempt)
+    sides.deferred.note_attempt(await sides.pool_of(lease.tenant_id), attempt)
+
+
+async def note_last(sides: Sides, said: Complete | Fail, *, worker_id: str) -> None:
+    """Told with a last word, if the job ended before a heartbeat."""
+    if said.filled_in is not None:
+        await note(sides, said, await held(sides, said.dispatch_id, said.lease_token, worker_id))
 
 
 def storable(filled_in: FilledIn) -> dict[str, dict[str, Any]]:

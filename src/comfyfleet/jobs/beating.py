@@ -52,7 +52,7 @@ async def _beat(sides: Sides, said: Heartbeat, worker: Worker | None) -> Heartbe
         return await _cancelled_before(sides, said, worker_id)
     if beat.begins:
         await _begin(sides, beat, said.lease_token)
-    await attempts.note(sides, said, worker_id=worker_id)
+    await attempts.note(sides, said, beat)
     if said.progress:
         sides.progresses.note(said.lease_token, said.progress)
         sides.news.tell(beat.job_id)

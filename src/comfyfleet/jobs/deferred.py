@@ -1,8 +1,9 @@
 """Writes that nobody waits for, done a moment later and many at once.
 
 What is lost when the process dies does no harm: a word of the outbox that was not forgotten is delivered
-again by the sweep, which changes nothing; a duration is an estimate for people; and objects that no row
-names are found by the sweep of leftovers.
+again by the sweep, which changes nothing; a duration is an estimate for people, and what was sent to a
+backend is for people who look into a job; and objects that no row names are found by the sweep of
+leftovers.
 """
 
 import asyncio
@@ -11,16 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
+from typing import TypeAlias
 from uuid import UUID
 
 from comfyfleet.db import Database
 from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.jobs import store
+from comfyfleet.jobs.model import Attempt
 from comfyfleet.kernel.errors import FleetError
 from comfyfleet.storage.model import ObjectStore
 
 log = logging.getLogger(__name__)
 DELAY_SECONDS = 0.05
+Attempts: TypeAlias = dict[tuple[UUID, int], Attempt]  # by job and lease: the first counts
 
 
 class Deferred:
@@ -28,6 +32,7 @@ class Deferred:
 
     def __init__(self) -> None:
         self._words: defaultdict[Database, list[int]] = defaultdict(list)
+        self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
         self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
         self._timer: asyncio.TimerHandle | None = None
@@ -38,6 +43,11 @@ class Deferred:
         if words:
             self._words[pool] += words
             self._start()
+
+    def note_attempt(self, pool: Database, attempt: Attempt) -> None:
+        """What was sent to a backend."""
+        self._attempts[pool].setdefault((attempt.job_id, attempt.lease_number), attempt)
+        self._start()
 
     def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
         self._durations[central, effect_id].append(seconds)
@@ -70,12 +80,16 @@ class Deferred:
 
     async def _write(self) -> None:
         words, self._words = self._words, defaultdict(list)
+        attempts, self._attempts = self._attempts, defaultdict(dict)
         durations, self._durations = self._durations, defaultdict(list)
         objects, self._objects = self._objects, defaultdict(list)
-        for pool, those in words.items():
-            with _logged(f"{len(those)} words of the outbox are left to the sweep"):
-                async with pool.say() as tx:
-                    await store.forget_words(tx, those)
+        for pool in dict.fromkeys([*words, *attempts]):
+            forgotten, noted = words.get(pool, []), [*attempts.get(pool, {}).values()]
+            with _logged(
+                f"{len(forgotten)} words of the outbox are left to the sweep, "
+                f"and {len(noted)} attempts are not noted"
+            ):
+                await _write_to(pool, forgotten, noted)
         # In one order, so that no two control planes wait for each other's rows.
         for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
             with _logged(f"a duration of effect {effect_id} is not noted"):
@@ -84,6 +98,17 @@ class Deferred:
         for each, keys in objects.items():
             with _logged(f"{len(keys)} objects are left to the sweep of leftovers"):
                 await each.delete(*keys)
+
+
+async def _write_to(pool: Database, words: Sequence[int], attempts: Sequence[Attempt]) -> None:
+    if not attempts:
+        async with pool.say() as tx:
+            await store.forget_words(tx, words)
+        return
+    async with pool.begin() as tx:
+        await store.add_attempts(tx, attempts)
+        if words:
+            await store.forget_words(tx, words)
 
 
 @contextmanager

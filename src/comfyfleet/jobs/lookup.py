@@ -50,6 +50,7 @@ async def find(sides: Sides, job_id: UUID) -> Job:
 
 async def attempts_of(sides: Sides, job: Job) -> list[Attempt]:
     pool = await sides.pool_of(job.tenant_id)
+    await sides.deferred.flush()
     async with pool.look() as tx:
         return await store.attempts_of(tx, job.tenant_id, job.id)
 

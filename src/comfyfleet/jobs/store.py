@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from comfyfleet.db import Tx
-from comfyfleet.db.dialect import insert_if_new, is_one_of, is_sqlite, locked, without_index
+from comfyfleet.db.dialect import is_one_of, is_sqlite, locked, without_index
 from comfyfleet.db.statement import Call, Insert, OfSeveral, Statement
 from comfyfleet.db.tenant import (
     HAS_OLD_PROMPT,
@@ -136,8 +136,14 @@ async def active_after(
     return [(row.tenant_id, row.id) for row in found]
 
 
-async def add_attempt(tx: Tx, attempt: Attempt) -> None:
-    await tx.execute(insert_if_new(tx, job_attempts, [asdict(attempt)]))
+_ADD_ATTEMPT = Insert(
+    job_attempts, job_attempts.columns.keys(), returning=[job_attempts.c.lease_number]
+)
+
+
+async def add_attempts(tx: Tx, attempts: Iterable[Attempt]) -> None:
+    """Those that are known already stay as they are."""
+    await _ADD_ATTEMPT.add(tx, [asdict(each) for each in attempts])
 
 
 async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[Attempt]:

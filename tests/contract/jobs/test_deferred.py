@@ -13,12 +13,13 @@ from comfyfleet.db import Database, open_database
 from comfyfleet.db.tenant import outbox
 from comfyfleet.files.model import output_key
 from comfyfleet.jobs import ending, store, submitting
+from comfyfleet.jobs.beating import heartbeat
 from comfyfleet.jobs.handing import next_job
 from comfyfleet.jobs.model import delivery_of
 from comfyfleet.jobs.settling import deliver_words
 from comfyfleet.jobs.sides import Sides
 from comfyfleet.wire.files import DeliveredOutput
-from comfyfleet.wire.messages import Complete
+from comfyfleet.wire.messages import Complete, Heartbeat
 
 Given = tuple[Sides, UUID]
 
@@ -88,6 +89,30 @@ async def test_a_database_that_is_away_holds_up_no_other(
     assert await words(sides) == 0
     assert "2 words of the outbox are left to the sweep" in caplog.text
     await away.close()
+
+
+async def test_attempts_of_several_jobs_are_noted_together_and_once(given: Given) -> None:
+    sides, tenant_id = given
+    user_id = await give_tokens(sides, tenant_id, 100)
+    wanted = {sides.new_id(): asked(user_id=user_id) for _ in range(3)}
+    await submitting.submit_many(sides, tenant_id, wanted)
+    handed = [await next_job(sides, waiter(), wait_seconds=0) for _ in wanted]
+    for job in handed:
+        assert job
+        for text in ("first", "second"):
+            said = Heartbeat(
+                dispatch_id=job.dispatch_id,
+                lease_token=job.lease_token,
+                filled_in={"1": {"text": text}},
+            )
+            await heartbeat(sides, said)
+    await sides.deferred.flush()
+    async with sides.pools["main"].look() as tx:
+        noted = [await store.attempts_of(tx, tenant_id, job_id) for job_id in wanted]
+    assert [[each.filled_in for each in of_job] for of_job in noted] == [
+        [{"1": {"text": "first"}}]
+    ] * 3
+    assert await words(sides) == 0
 
 
 async def test_what_a_worker_has_put_is_gone_a_moment_after_its_copy_is_named(given: Given) -> None:

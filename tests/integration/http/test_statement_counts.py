@@ -99,6 +99,16 @@ async def test_a_job_costs_so_many_statements(way: Way) -> None:
     assert len(completed) <= COMPLETE_MAX, told(completed)
 
 
+async def test_what_was_sent_to_a_backend_is_noted_aside(way: Way) -> None:
+    await way.customer.job(way.shop.draw)
+    job = await way.worker.job()
+    await way.settled()
+    filled = {"1": {"text": "cf-1/photo.png"}}
+    with way.wire.meanwhile() as beaten:
+        await way.worker.of(job, "heartbeat", started=True, filled_in=filled)
+    assert len(beaten) <= HEARTBEAT_MAX, told(beaten)
+
+
 async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
     reading = {"cpu_percent": 7.0}
 

@@ -137,7 +137,8 @@ FROM unnest($1::bigint[], $2::uuid[], $3::bool[], $5::text[])
 WHERE d.id = dispatch_id AND d.lease_token = token AND d.status || '' = 'leased'
     AND (worker IS NULL OR d.worker_id = worker)
 RETURNING d.id, d.lease_token, d.lease_expires_at, d.cancel_requested, d.recall_requested,
-    d.tenant_id, d.tenant_job_id, started AND before.is_prefetched
+    d.tenant_id, d.tenant_job_id, started AND before.is_prefetched,
+    d.lease_number, d.attempts, d.worker_id
 """
 
 # From one affinity to the next by the index, however many rows each has.

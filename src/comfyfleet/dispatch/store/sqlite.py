@@ -80,7 +80,8 @@ UPDATE ai_job_dispatches SET
     recall_requested = recall_requested AND NOT :started AND started_at IS NULL
 WHERE id = :id AND lease_token = :token AND status = 'leased'
     AND (:worker IS NULL OR worker_id = :worker)
-RETURNING lease_expires_at, cancel_requested, recall_requested, tenant_id, tenant_job_id
+RETURNING lease_expires_at, cancel_requested, recall_requested, tenant_id, tenant_job_id,
+    lease_number, attempts, worker_id
 """
 IS_PREFETCHED = "SELECT 1 FROM ai_job_dispatches WHERE id = :id AND is_prefetched"
 NOTE = """INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
@@ -173,10 +174,9 @@ def _extended(connection: Connection, values: dict[str, Any]) -> Extended | None
     row = connection.execute(EXTEND, values).fetchone()
     if row is None:
         return None
-    ends, cancel, recall, tenant, job = row
-    return Extended(
-        moment(ends), bool(cancel), bool(recall), UUID(tenant), UUID(job), bool(is_prefetched)
-    )
+    ends, cancel, recall, tenant, job, *lease = row
+    ids = UUID(tenant), UUID(job)
+    return Extended(moment(ends), bool(cancel), bool(recall), *ids, bool(is_prefetched), *lease)
 
 
 def _peek(connection: Connection, probe: Probe) -> list[Candidate]:

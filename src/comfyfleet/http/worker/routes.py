@@ -72,7 +72,7 @@ async def complete(plane: GivenPlane, worker: CallingWorker, said: Complete) -> 
     With a `poll`, the answer's `next` is what /poll would answer to it. A poll that waits to prefetch
     waits on as one with this lease less to do, and `polls_on` tells so.
     """
-    await attempts.note(plane.sides, said, worker_id=worker.worker_id)
+    await attempts.note_last(plane.sides, said, worker_id=worker.worker_id)
     await ending.complete(plane.sides, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
@@ -94,7 +94,7 @@ async def _next(plane: Plane, worker: Worker, said: Poll) -> Completed:
 @router.post("/fail")
 async def fail(plane: GivenPlane, worker: CallingWorker, said: Fail) -> Done:
     """The application's fault: the job ends at once, whatever attempts remain."""
-    await attempts.note(plane.sides, said, worker_id=worker.worker_id)
+    await attempts.note_last(plane.sides, said, worker_id=worker.worker_id)
     await ending.fail(
         plane.sides,
         said.dispatch_id,
