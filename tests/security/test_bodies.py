@@ -10,6 +10,7 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 
+from comfyfleet.effects.declaring import PROPERTIES_MAX
 from comfyfleet.http.json_body import _object, parse_tolerantly
 from comfyfleet.kernel.errors import InvalidInput
 
@@ -159,6 +160,19 @@ async def test_a_payment_told_again_with_another_amount_is_a_conflict(shop: Shop
         statuses.append((await shop.yard.admin.post(path, json=body)).status_code)
     assert statuses == [201, 200, 409]
     assert await ada.balance() == 5
+
+
+async def test_more_properties_than_an_effect_can_have_are_not_looked_at(plain_shop: Shop) -> None:
+    ada = await plain_shop.customer()
+    body = {
+        "effect_id": str(plain_shop.draw.id),
+        "idempotency_key": "k",
+        "properties": {f"p{number}": 1 for number in range(PROPERTIES_MAX + 1)},
+    }
+    answer = await ada.client.post("/api/ai-jobs", json=body)
+    assert answer.status_code == 422
+    assert "properties" in answer.json()["error"]["message"]
+    assert str(PROPERTIES_MAX) in answer.json()["error"]["message"]
 
 
 async def test_what_is_wrong_is_told_in_plain_words(plain_shop: Shop) -> None:

@@ -137,7 +137,7 @@ async def ordered(
         user_id=user_id,
         effect_id=offer.effect.id,
         idempotency_key=wanted.idempotency_key,
-        request_hash=wanted.request_hash,
+        request_hash=wanted.request_hash if wanted.idempotency_key else None,
         price_tokens=face.price_tokens,
         video_id=wanted.video_id,
     )

@@ -10,6 +10,7 @@ from fastapi import Header, Response, status
 from fastapi.routing import APIRoute
 from pydantic import Field
 
+from comfyfleet.effects.declaring import PROPERTIES_MAX
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.problems import problems
 from comfyfleet.http.public import showing
@@ -52,6 +53,7 @@ class NewJob(Body):
     idempotency_key: IdempotencyKey = None
     properties: dict[str, Any] = Field(
         default_factory=dict,
+        max_length=PROPERTIES_MAX,
         description="As the effect's JSON Schema says. A file is named by the id of its media.",
         examples=[{"prompt": "a cat"}],
     )
