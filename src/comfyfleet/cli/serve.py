@@ -31,7 +31,7 @@ from comfyfleet.kernel.settings import Settings, misspelt, read_settings
 from comfyfleet.kernel.tracing import bound
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.sweeping import Sweeps, running
-from comfyfleet.malloc import give_free_memory_back
+from comfyfleet.malloc import keep_giving_back
 from comfyfleet.plane import Plane, open_plane
 from comfyfleet.plane.meters import Siblings, count_as
 
@@ -65,7 +65,6 @@ def serve(
     world: InWorld,
 ) -> None:
     """See helps.SERVE."""
-    give_free_memory_back(world.environ)
     if child:
         _serve_as(Child.parsed(child), host, data, log_level, with_loops=not no_loops, world=world)
         return
@@ -149,14 +148,18 @@ async def serve_plane(
     shared: Shared | None = None,
 ) -> None:
     """Its API, until it is told to stop; then polls that wait are answered at once."""
-    await serve_app(
-        create_app(plane),
-        listener,
-        stop,
-        at_stop=plane.queue.dismiss,
-        connection=with_limits(connections_max=plane.settings.max_connections),
-        shared=shared,
-    )
+    giving_back = asyncio.create_task(keep_giving_back())
+    try:
+        await serve_app(
+            create_app(plane),
+            listener,
+            stop,
+            at_stop=plane.queue.dismiss,
+            connection=with_limits(connections_max=plane.settings.max_connections),
+            shared=shared,
+        )
+    finally:
+        giving_back.cancel()
 
 
 def settings_at(listener: socket.socket, host: str, world: World) -> Settings:

@@ -29,7 +29,6 @@ from comfyfleet.kernel.errors import InvalidInput, WorkerRevoked
 from comfyfleet.loops.all import sweeps_of
 from comfyfleet.loops.assigning import Assigning
 from comfyfleet.loops.sweeping import Sweep, Sweeps, running
-from comfyfleet.malloc import give_free_memory_back
 from comfyfleet.plane import Plane, open_plane
 from comfyfleet.plane.embedded import FLEET, STAGE, own_fleet_secret
 
@@ -75,7 +74,6 @@ def up(
     with_engine = not urls and not crew.no_worker
     if with_engine:
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
-    give_free_memory_back(world.environ)
     prepare(host, data, world)
     with listen(host, port) as listener:
         set_up_logs(log_level, world.err)
