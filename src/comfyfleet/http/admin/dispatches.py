@@ -75,11 +75,11 @@ class NewPriority(Body):
     priority: int = Field(ge=-1000, le=1000)
 
 
-class Retried(BaseModel):
+class RetriedDispatch(BaseModel):
     job_id: UUID
 
 
-class Why(BaseModel):
+class WhyDispatch(BaseModel):
     why: str
 
 
@@ -157,8 +157,8 @@ async def show(plane: GivenPlane, dispatch_id: RowId) -> DispatchWhole:
 
 
 @router.get("/{dispatch_id}/why")
-async def why_not_running(plane: GivenPlane, dispatch_id: RowId) -> Why:
-    return Why(why=await why(plane.sides, await _row(plane, dispatch_id)))
+async def why_not_running(plane: GivenPlane, dispatch_id: RowId) -> WhyDispatch:
+    return WhyDispatch(why=await why(plane.sides, await _row(plane, dispatch_id)))
 
 
 @router.post("/{dispatch_id}/cancel")
@@ -172,12 +172,12 @@ async def cancel(plane: GivenPlane, dispatch_id: RowId, operator: Operator) -> D
 
 
 @router.post("/{dispatch_id}/retry", status_code=201)
-async def retry(plane: GivenPlane, dispatch_id: RowId, operator: Operator) -> Retried:
+async def retry(plane: GivenPlane, dispatch_id: RowId, operator: Operator) -> RetriedDispatch:
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.sides, row.tenant_id, row.job_id)
     await _note(plane, row, "retry", operator, new_job=str(job.id))
-    return Retried(job_id=job.id)
+    return RetriedDispatch(job_id=job.id)
 
 
 @router.post("/{dispatch_id}/reprioritise")

@@ -77,7 +77,7 @@ class MadeEffect(Answer):
     slug: str
 
 
-class EffectAnswer(Answer):
+class AdminEffectAnswer(Answer):
     id: UUID
     slug: str
     workflow_slug: str
@@ -98,8 +98,8 @@ class EffectAnswer(Answer):
     created_at: datetime
 
 
-class Effects(Answer):
-    effects: list[EffectAnswer]
+class AdminEffects(Answer):
+    effects: list[AdminEffectAnswer]
 
 
 @router.post("/effects", status_code=status.HTTP_201_CREATED)
@@ -126,17 +126,17 @@ async def create(
 async def list_effects(
     plane: GivenPlane,
     workflow: Annotated[str | None, Query(description="Only of this one.")] = None,
-) -> Effects:
+) -> AdminEffects:
     """By slug, also those that are not published."""
     async with plane.central.look() as tx:
         named = await workflows.by_slug(tx, workflow) if workflow else None
         found = await catalogue.all_of(tx, workflow=named)
         slugs = {each.id: each.slug for each in await workflows.all_of(tx)}
-    return Effects(effects=[_answer(each, slugs[each.workflow_id]) for each in found])
+    return AdminEffects(effects=[_answer(each, slugs[each.workflow_id]) for each in found])
 
 
 @router.get("/effects/{slug}")
-async def show(slug: Slug, plane: GivenPlane) -> EffectAnswer:
+async def show(slug: Slug, plane: GivenPlane) -> AdminEffectAnswer:
     async with plane.central.look() as tx:
         return await _answered(tx, await catalogue.by_slug(tx, slug))
 
@@ -144,7 +144,7 @@ async def show(slug: Slug, plane: GivenPlane) -> EffectAnswer:
 @router.patch("/effects/{slug}")
 async def change(
     slug: Slug, body: FaceBody, plane: GivenPlane, now: GivenNow, operator: Operator
-) -> EffectAnswer:
+) -> AdminEffectAnswer:
     """Jobs that were submitted keep their price and their prompt."""
 
     async def changed(tx: Tx, effect: Effect) -> Effect:
@@ -155,7 +155,9 @@ async def change(
 
 
 @router.post("/effects/{slug}/publish")
-async def publish(slug: Slug, plane: GivenPlane, now: GivenNow, operator: Operator) -> EffectAnswer:
+async def publish(
+    slug: Slug, plane: GivenPlane, now: GivenNow, operator: Operator
+) -> AdminEffectAnswer:
     """Checked again first: the workflow may have a new version since."""
     return await _acted(plane, slug, "publish", catalogue.publish, operator, now)
 
@@ -163,7 +165,7 @@ async def publish(slug: Slug, plane: GivenPlane, now: GivenNow, operator: Operat
 @router.post("/effects/{slug}/withdraw")
 async def withdraw(
     slug: Slug, plane: GivenPlane, now: GivenNow, operator: Operator
-) -> EffectAnswer:
+) -> AdminEffectAnswer:
     """No new jobs; those that were submitted go on."""
     return await _acted(plane, slug, "withdraw", catalogue.withdraw, operator, now)
 
@@ -176,7 +178,7 @@ async def _acted(
     operator: str,
     now: datetime,
     details: dict[str, Any] | None = None,
-) -> EffectAnswer:
+) -> AdminEffectAnswer:
     async with plane.central.begin() as tx:
         effect = await act(tx, await catalogue.by_slug(tx, slug))
         await _record(tx, effect, action, operator, now, details or {})
@@ -198,14 +200,14 @@ async def _record(
     )
 
 
-async def _answered(tx: Tx, effect: Effect) -> EffectAnswer:
+async def _answered(tx: Tx, effect: Effect) -> AdminEffectAnswer:
     return _answer(effect, (await workflows.get(tx, effect.workflow_id)).slug)
 
 
-def _answer(effect: Effect, workflow_slug: str) -> EffectAnswer:
+def _answer(effect: Effect, workflow_slug: str) -> AdminEffectAnswer:
     face = asdict(effect.face)
-    return EffectAnswer(
-        **{name: face[name] for name in face if name in EffectAnswer.model_fields},
+    return AdminEffectAnswer(
+        **{name: face[name] for name in face if name in AdminEffectAnswer.model_fields},
         id=effect.id,
         slug=effect.slug,
         workflow_slug=workflow_slug,

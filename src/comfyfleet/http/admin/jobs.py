@@ -274,26 +274,26 @@ async def _output(plane: Plane, name: str, file: File) -> OutputSeen:
     )
 
 
-class NewUpload(Body):
+class AdminNewUpload(Body):
     filename: Text = Field(min_length=1, max_length=300)
     content_type: Text = Field(default="application/octet-stream", max_length=200)
     size: int = Field(ge=1, le=ROW_ID_MAX)
     tenant_id: UUID | None = None
 
 
-class Slot(BaseModel):
+class AdminUploadSlot(BaseModel):
     method: str
     url: str
     headers: dict[str, str]
 
 
-class Upload(BaseModel):
+class AdminUpload(BaseModel):
     file_id: UUID
-    upload: Slot
+    upload: AdminUploadSlot
 
 
 @router.post("/uploads", status_code=201)
-async def announce(plane: GivenPlane, wanted: NewUpload) -> Upload:
+async def announce(plane: GivenPlane, wanted: AdminNewUpload) -> AdminUpload:
     """A file that jobs may name once it has been PUT to the URL."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     pool = await plane.sides.pool_of(tenant_id)
@@ -316,5 +316,5 @@ async def announce(plane: GivenPlane, wanted: NewUpload) -> Upload:
         seconds=plane.settings.url_seconds,
         size=wanted.size,
     )
-    slot = Slot(method=put.method, url=put.url, headers=dict(put.headers))
-    return Upload(file_id=file.id, upload=slot)
+    slot = AdminUploadSlot(method=put.method, url=put.url, headers=dict(put.headers))
+    return AdminUpload(file_id=file.id, upload=slot)

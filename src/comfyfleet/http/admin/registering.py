@@ -76,14 +76,14 @@ class NewWorkflow(TermsBody):
     )
 
 
-class Registered(Answer):
+class RegisteredVersion(Answer):
     slug: str
     version: int
     warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
     notes: list[str] = Field(default_factory=list, description="What will be known later.")
 
 
-async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered:
+async def register(body: NewWorkflow, plane: Plane, operator: str) -> RegisteredVersion:
     """Checked as a whole, then the document is kept, then the rows are written."""
     reported, usual = await _object_infos(body, plane)
     made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
@@ -113,7 +113,7 @@ async def register(body: NewWorkflow, plane: Plane, operator: str) -> Registered
             details={"version": version.version, "document_hash": version.document_hash},
         )
     told = [warning for each in body.properties for warning in each.warnings()]
-    return Registered(
+    return RegisteredVersion(
         slug=workflow.slug,
         version=version.version,
         warnings=[*told, *made.warnings, *doubts],

@@ -44,7 +44,7 @@ class Users(Answer):
     next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
 
 
-class WantedKey(Body):
+class AdminWantedKey(Body):
     name: str = Field(default="key", description="To tell it from others.", examples=["website"])
     scopes: list[Scope] = Field(
         default_factory=lambda: sorted(ALL_SCOPES), description="What it may be used for."
@@ -52,7 +52,7 @@ class WantedKey(Body):
     expires_at: AwareDatetime | None = Field(default=None, description="null: never.")
 
 
-class KeyAnswer(Answer):
+class AdminKeyAnswer(Answer):
     id: UUID
     user_id: UUID
     name: str
@@ -64,12 +64,12 @@ class KeyAnswer(Answer):
     last_used_at: datetime | None
 
 
-class MadeKey(KeyAnswer):
+class AdminMadeKey(AdminKeyAnswer):
     key: str = Field(description="It is shown this once.")
 
 
-class Keys(Answer):
-    keys: list[KeyAnswer] = Field(description="The newest first, revoked ones among them.")
+class AdminKeys(Answer):
+    keys: list[AdminKeyAnswer] = Field(description="The newest first, revoked ones among them.")
 
 
 @router.post(USERS, status_code=status.HTTP_201_CREATED)
@@ -135,11 +135,11 @@ async def activate(
 async def create_key(
     tenant_id: UUID,
     user_id: UUID,
-    body: WantedKey,
+    body: AdminWantedKey,
     plane: GivenPlane,
     now: GivenNow,
     operator: Operator,
-) -> MadeKey:
+) -> AdminMadeKey:
     """The key is shown this once, and stored hashed."""
     user, key = await _user(plane, tenant_id, user_id), new_api_key()
     wanted = NewKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
@@ -147,15 +147,15 @@ async def create_key(
         await tenants.require_kept(tx, tenant_id)
         made = await keys.create(tx, wanted, now=now)
         await _record(tx, user, "create_key", operator, now, _of_key(made))
-    return MadeKey(**_key_answer(made).model_dump(), key=key)
+    return AdminMadeKey(**_key_answer(made).model_dump(), key=key)
 
 
 @router.get(USER + "/keys")
-async def list_keys(tenant_id: UUID, user_id: UUID, plane: GivenPlane) -> Keys:
+async def list_keys(tenant_id: UUID, user_id: UUID, plane: GivenPlane) -> AdminKeys:
     await _user(plane, tenant_id, user_id)
     async with plane.central.look() as tx:
         found = await keys.all_of(tx, tenant_id, user_id)
-    return Keys(keys=[_key_answer(each) for each in found])
+    return AdminKeys(keys=[_key_answer(each) for each in found])
 
 
 @router.post(USER + "/keys/{key_id}/revoke")
@@ -166,7 +166,7 @@ async def revoke_key(
     plane: GivenPlane,
     now: GivenNow,
     operator: Operator,
-) -> KeyAnswer:
+) -> AdminKeyAnswer:
     """Dead at once; a second time changes nothing."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.begin() as tx:
@@ -214,6 +214,6 @@ def _answer(user: User) -> UserAnswer:
     return UserAnswer(**asdict(user))
 
 
-def _key_answer(key: ApiKey) -> KeyAnswer:
-    shown = {name: getattr(key, name) for name in KeyAnswer.model_fields}
-    return KeyAnswer.model_validate({**shown, "scopes": sorted(key.scopes)})
+def _key_answer(key: ApiKey) -> AdminKeyAnswer:
+    shown = {name: getattr(key, name) for name in AdminKeyAnswer.model_fields}
+    return AdminKeyAnswer.model_validate({**shown, "scopes": sorted(key.scopes)})

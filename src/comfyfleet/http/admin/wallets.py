@@ -35,12 +35,12 @@ class Balance(Answer):
     balance: int
 
 
-class WalletAnswer(Balance):
+class AdminWalletAnswer(Balance):
     tenant_id: UUID
     user_id: UUID
 
 
-class TransactionAnswer(Answer):
+class AdminTransactionAnswer(Answer):
     id: int
     type: TransactionType
     amount: int = Field(description="What it adds to the balance.")
@@ -49,8 +49,8 @@ class TransactionAnswer(Answer):
     created_at: datetime
 
 
-class Transactions(Answer):
-    transactions: list[TransactionAnswer] = Field(description="The newest first.")
+class AdminTransactions(Answer):
+    transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
     next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
@@ -82,12 +82,12 @@ async def credit(
 
 
 @router.get(WALLET)
-async def show(tenant_id: UUID, user_id: UUID, plane: GivenPlane) -> WalletAnswer:
+async def show(tenant_id: UUID, user_id: UUID, plane: GivenPlane) -> AdminWalletAnswer:
     pool = await plane.sides.pool_of(tenant_id)
     async with pool.look() as tx:
         await users.get(tx, tenant_id, user_id)
         balance = await ledger.balance(tx, tenant_id, user_id)
-    return WalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
+    return AdminWalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
 
 
 @router.get(WALLET + "/transactions")
@@ -97,13 +97,13 @@ async def transactions(
     plane: GivenPlane,
     before: Before = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
-) -> Transactions:
+) -> AdminTransactions:
     pool = await plane.sides.pool_of(tenant_id)
     async with pool.look() as tx:
         await users.get(tx, tenant_id, user_id)
         found = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
     following = found[-1].id if len(found) == limit else None
-    return Transactions(transactions=[_answer(each) for each in found], next=following)
+    return AdminTransactions(transactions=[_answer(each) for each in found], next=following)
 
 
 async def _record_once(
@@ -125,6 +125,8 @@ async def _record_once(
         )
 
 
-def _answer(line: Transaction) -> TransactionAnswer:
+def _answer(line: Transaction) -> AdminTransactionAnswer:
     fields = asdict(line)
-    return TransactionAnswer(**{name: fields[name] for name in TransactionAnswer.model_fields})
+    return AdminTransactionAnswer(
+        **{name: fields[name] for name in AdminTransactionAnswer.model_fields}
+    )

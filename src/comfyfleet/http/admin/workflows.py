@@ -16,7 +16,7 @@ from comfyfleet.effects.catalogue import service as catalogue
 from comfyfleet.effects.model import Workflow
 from comfyfleet.fleets import service as fleets
 from comfyfleet.http.admin.properties import PropertyAnswer, answer_of
-from comfyfleet.http.admin.registering import NewWorkflow, Registered, TermsBody, register
+from comfyfleet.http.admin.registering import NewWorkflow, RegisteredVersion, TermsBody, register
 from comfyfleet.http.admin.routing import Answer, Body, Operator, admin_router
 from comfyfleet.http.given import GivenNow, GivenPlane
 from comfyfleet.http.values import Tokens, VersionNumber
@@ -81,7 +81,7 @@ class AbleWorkers(Answer):
 
 
 @router.post("/workflows", status_code=status.HTTP_201_CREATED)
-async def create(body: NewWorkflow, plane: GivenPlane, operator: Operator) -> Registered:
+async def create(body: NewWorkflow, plane: GivenPlane, operator: Operator) -> RegisteredVersion:
     """Register a workflow or, under a slug that exists, its next version.
 
     Everything is checked first; 422 names the property and the node, and nothing is written.

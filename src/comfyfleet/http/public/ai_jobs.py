@@ -96,7 +96,7 @@ class Jobs(Answer):
     next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
-class Why(Answer):
+class JobWaitAnswer(Answer):
     why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
 
 
@@ -205,10 +205,10 @@ async def retry(
 
 
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
-async def why(job_id: UUID, plane: GivenPlane, caller: Reader) -> Why:
+async def why(job_id: UUID, plane: GivenPlane, caller: Reader) -> JobWaitAnswer:
     """Why it isn't running."""
     said = await customers.why(plane.sides, caller.tenant.id, caller.user_id, job_id)
-    return Why(why=said)
+    return JobWaitAnswer(why=said)
 
 
 async def _waited(plane: Plane, job: Job, seconds: float) -> Job:

@@ -45,7 +45,7 @@ class EffectAnswer(Answer):
     )
 
 
-class Effects(Answer):
+class PublicEffects(Answer):
     effects: list[EffectAnswer] = Field(description="By slug.")
     next: str | None = Field(description="Ask on with after=next; null: that was all.")
 
@@ -56,12 +56,12 @@ async def list_effects(
     _: Reader,
     after: Annotated[Text | None, Query(max_length=100, description="Only later slugs.")] = None,
     limit: Limit = PAGE_USUAL,
-) -> Effects:
+) -> PublicEffects:
     """All that is published."""
     async with plane.central.look() as tx:
         found = await catalogue.catalogue(tx, after_slug=after, limit=limit + 1)
     page = found[:limit]
-    return Effects(
+    return PublicEffects(
         effects=[_answer(plane, each) for each in page],
         next=page[-1].effect.slug if len(found) > limit else None,
     )

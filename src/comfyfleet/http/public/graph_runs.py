@@ -24,7 +24,7 @@ from comfyfleet.http.public import run_answers
 from comfyfleet.http.public.auth import Reader, Writer
 from comfyfleet.http.public.graphs import TOKENS_MAX, GraphName, named, owner_of
 from comfyfleet.http.public.routing import PAGE_USUAL, Answer, Body, Limit, Text, public_router
-from comfyfleet.http.public.run_answers import RunAnswer
+from comfyfleet.http.public.run_answers import GraphRunAnswer
 from comfyfleet.http.public.streams import MEDIA_TYPE, EventStream, KeyWatch
 from comfyfleet.http.streaming import undisturbed
 from comfyfleet.http.values import ItemIndex, Tokens, VersionNumber
@@ -65,13 +65,13 @@ class RunBody(Body):
     )
 
 
-class NewRunBody(RunBody):
+class NewGraphRunBody(RunBody):
     document: dict[str, Any] | str = Field(
         description="The graph, as an object or as a text in JSON or YAML."
     )
 
 
-class RunSummary(Answer):
+class GraphRunSummary(Answer):
     id: UUID
     graph_id: UUID
     graph_version: int
@@ -84,8 +84,8 @@ class RunSummary(Answer):
     ended_at: datetime | None
 
 
-class RunPage(Answer):
-    runs: list[RunSummary] = Field(description="The newest first.")
+class GraphRunSummaries(Answer):
+    runs: list[GraphRunSummary] = Field(description="The newest first.")
     next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
@@ -110,13 +110,13 @@ class AnswerBody(Body):
     "/graphs/{graph_id}/runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": RunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
         **problems(404, 409),
     },
 )
 async def start(
     graph_id: GraphName, body: RunBody, plane: GivenPlane, caller: Writer, response: Response
-) -> RunAnswer:
+) -> GraphRunAnswer:
     """The caller pays: each job reserves its price when it is started."""
     found = await named(plane, caller, graph_id)
     kept, is_new = await service.start(plane.graphs, owner_of(caller), found, _wanted(body))
@@ -128,13 +128,13 @@ async def start(
     "/graph-runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": RunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
         **problems(409),
     },
 )
 async def start_document(
-    body: NewRunBody, plane: GivenPlane, caller: Writer, response: Response
-) -> RunAnswer:
+    body: NewGraphRunBody, plane: GivenPlane, caller: Writer, response: Response
+) -> GraphRunAnswer:
     """The graph is stored with its first run, once; what is refused stores nothing."""
     document = await service.document_from(body.document)
     owner = owner_of(caller)
@@ -155,7 +155,7 @@ async def list_runs(
     status: RunStatus | None = None,
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
-) -> RunPage:
+) -> GraphRunSummaries:
     """Without what went in and came out: ask for one of them to get that."""
     found = await listing.runs_of(
         plane.graphs,
@@ -166,26 +166,26 @@ async def list_runs(
         limit=limit + 1,
     )
     page = found[:limit]
-    return RunPage(
+    return GraphRunSummaries(
         runs=[_summary(each) for each in page], next=page[-1].id if len(found) > limit else None
     )
 
 
-def _summary(entry: RunEntry) -> RunSummary:
+def _summary(entry: RunEntry) -> GraphRunSummary:
     error = entry.error.message if entry.error else None
-    return RunSummary(**{**asdict(entry), "error": error})
+    return GraphRunSummary(**{**asdict(entry), "error": error})
 
 
 @router.get("/graph-runs/{run_id}", responses=problems(404))
 async def show(
     run_id: UUID, plane: GivenPlane, caller: Reader, executions: Executions = EXECUTIONS_USUAL
-) -> RunAnswer:
+) -> GraphRunAnswer:
     kept, run = await service.run_as_of_now(plane.graphs, owner_of(caller), run_id)
     return await run_answers.seen(plane, kept, run, limit=executions)
 
 
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
-async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> GraphRunAnswer:
     """Stops its jobs, on the backends too; one that is over stays as it is."""
     return await _answer(plane, await service.cancel(plane.graphs, owner_of(caller), run_id))
 
@@ -193,7 +193,7 @@ async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
 @router.post("/graph-runs/{run_id}/retry", responses=problems(404, 409))
 async def retry(
     run_id: UUID, plane: GivenPlane, caller: Writer, body: RetryBody | None = None
-) -> RunAnswer:
+) -> GraphRunAnswer:
     """Goes on from where it failed; what was done is used again."""
     wanted = body or RetryBody()
     kept = await service.retry(
@@ -207,7 +207,9 @@ async def retry(
 
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
-async def answer(run_id: UUID, body: AnswerBody, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def answer(
+    run_id: UUID, body: AnswerBody, plane: GivenPlane, caller: Writer
+) -> GraphRunAnswer:
     """To a node that asks; hours later is fine."""
     owner = owner_of(caller)
     if body.node is None:
@@ -218,7 +220,7 @@ async def answer(run_id: UUID, body: AnswerBody, plane: GivenPlane, caller: Writ
     return await _answer(plane, await service.answer(plane.graphs, owner, run_id, said))
 
 
-async def _answer(plane: Plane, kept: Kept) -> RunAnswer:
+async def _answer(plane: Plane, kept: Kept) -> GraphRunAnswer:
     return await run_answers.seen(plane, kept, kept.run, limit=EXECUTIONS_USUAL)
 
 

@@ -72,7 +72,7 @@ class MadeKey(KeyAnswer):
     key: str = Field(description="Shown this once: we keep only its hash.")
 
 
-class Keys(Answer):
+class PublicKeys(Answer):
     keys: list[KeyAnswer] = Field(description="The newest first, the revoked ones among them.")
 
 
@@ -99,10 +99,10 @@ async def create(body: WantedKey, plane: GivenPlane, now: GivenNow, caller: KeyH
 
 
 @router.get("/keys")
-async def list_keys(plane: GivenPlane, caller: KeyHolder) -> Keys:
+async def list_keys(plane: GivenPlane, caller: KeyHolder) -> PublicKeys:
     async with plane.central.look() as tx:
         found = await keys.all_of(tx, caller.tenant.id, caller.user_id)
-    return Keys(keys=[_answer(each) for each in found])
+    return PublicKeys(keys=[_answer(each) for each in found])
 
 
 @router.delete("/keys/{key_id}", responses=problems(404))

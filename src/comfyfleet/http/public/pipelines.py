@@ -63,7 +63,7 @@ class LimitsBody(Body):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
-class NewRunBody(Body):
+class NewPipelineRunBody(Body):
     base_candidates: int = Field(ge=1, le=service.BASE_CANDIDATES_MAX)
     variables: dict[str, Any] = Field(default_factory=dict)
     target_folder: Text | None = Field(default=None, examples=["cats/spring"])
@@ -89,7 +89,7 @@ class StepAnswer(Answer):
     failed: int
 
 
-class RunSummary(Answer):
+class PipelineRunSummary(Answer):
     id: UUID
     pipeline_id: UUID
     pipeline: str = Field(description="Its name.")
@@ -109,7 +109,7 @@ class RunSummary(Answer):
     files_removed_at: datetime | None
 
 
-class RunAnswer(RunSummary):
+class PipelineRunAnswer(PipelineRunSummary):
     steps: list[StepAnswer]
     jobs: dict[str, int] = Field(description="How many there were, by state.")
     queued: int = Field(description="Jobs that wait for a worker.")
@@ -120,8 +120,8 @@ class RunAnswer(RunSummary):
     )
 
 
-class RunPage(Answer):
-    runs: list[RunSummary]
+class PipelineRunSummaries(Answer):
+    runs: list[PipelineRunSummary]
     next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
@@ -129,7 +129,7 @@ class Retry(Body):
     job_id: UUID | None = Field(default=None, description="One; else all that failed.")
 
 
-class Retried(Answer):
+class RetriedJobs(Answer):
     jobs: list[UUID] = Field(description="Whose places are free now.")
 
 
@@ -201,17 +201,17 @@ async def delete_pipeline(pipeline_id: PipelineName, plane: GivenPlane, caller: 
     "/pipelines/{pipeline_id}/runs",
     status_code=status.HTTP_201_CREATED,
     responses={
-        200: {"model": RunAnswer, "description": "It was started before, by the same key"},
+        200: {"model": PipelineRunAnswer, "description": "It was started before, by the same key"},
         **problems(404, 409),
     },
 )
 async def start(
     pipeline_id: PipelineName,
-    body: NewRunBody,
+    body: NewPipelineRunBody,
     plane: GivenPlane,
     caller: Writer,
     response: Response,
-) -> RunAnswer:
+) -> PipelineRunAnswer:
     """It begins at once. Whoever starts it pays, job by job."""
     new = NewRun(
         base_candidates=body.base_candidates,
@@ -233,7 +233,7 @@ async def list_runs(
     pipeline_id: Annotated[str | None, Query(max_length=200, description=NAME)] = None,
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
-) -> RunPage:
+) -> PipelineRunSummaries:
     """The newest first."""
     named = await _named(plane, caller, pipeline_id) if pipeline_id else None
     found = await service.runs_of(
@@ -247,18 +247,22 @@ async def list_runs(
     page, now = found[:limit], plane.clock()
     more = page[-1].id if len(found) > limit else None
     names = await service.names_of(plane.sides, caller.tenant.id, page)
-    listed = [RunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page]
-    return RunPage(runs=listed, next=more)
+    listed = [
+        PipelineRunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page
+    ]
+    return PipelineRunSummaries(runs=listed, next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404))
-async def show(run_id: UUID, plane: GivenPlane, caller: Reader) -> RunAnswer:
+async def show(run_id: UUID, plane: GivenPlane, caller: Reader) -> PipelineRunAnswer:
     """Its board: per step how many are wanted, made, approved, in flight and failed."""
     return await _answer(plane, caller, run_id)
 
 
 @router.patch("/pipeline-runs/{run_id}", responses=problems(404, 409))
-async def change(run_id: UUID, body: Changes, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def change(
+    run_id: UUID, body: Changes, plane: GivenPlane, caller: Writer
+) -> PipelineRunAnswer:
     """Applies to what is submitted next."""
     await service.change(
         plane.sides,
@@ -273,20 +277,20 @@ async def change(run_id: UUID, body: Changes, plane: GivenPlane, caller: Writer)
 
 
 @router.post("/pipeline-runs/{run_id}/pause", responses=problems(404, 409))
-async def pause(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def pause(run_id: UUID, plane: GivenPlane, caller: Writer) -> PipelineRunAnswer:
     """What was submitted goes on; nothing more is."""
     await service.pause(plane.sides, caller.tenant.id, caller.user_id, run_id)
     return await _answer(plane, caller, run_id)
 
 
 @router.post("/pipeline-runs/{run_id}/resume", responses=problems(404, 409))
-async def resume(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def resume(run_id: UUID, plane: GivenPlane, caller: Writer) -> PipelineRunAnswer:
     await service.resume(plane.sides, caller.tenant.id, caller.user_id, run_id)
     return await _answer(plane, caller, run_id)
 
 
 @router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
-async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
+async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> PipelineRunAnswer:
     """For good, with what is queued; what runs is let end, and its candidates are kept."""
     await service.cancel(plane.sides, caller.tenant.id, caller.user_id, run_id)
     return await _answer(plane, caller, run_id)
@@ -295,11 +299,11 @@ async def cancel(run_id: UUID, plane: GivenPlane, caller: Writer) -> RunAnswer:
 @router.post("/pipeline-runs/{run_id}/retry", responses=problems(404, 409))
 async def retry(
     run_id: UUID, plane: GivenPlane, caller: Writer, body: Retry | None = None
-) -> Retried:
+) -> RetriedJobs:
     """Failed jobs are not made again by themselves."""
     job_id = body.job_id if body else None
     freed = await service.retry(plane.sides, caller.tenant.id, caller.user_id, run_id, job_id)
-    return Retried(jobs=freed)
+    return RetriedJobs(jobs=freed)
 
 
 @router.get("/pipeline-runs/{run_id}/failures", responses=problems(404))
@@ -333,13 +337,13 @@ def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
     )
 
 
-async def _answer(plane: Plane, caller: Caller, run_id: UUID) -> RunAnswer:
+async def _answer(plane: Plane, caller: Caller, run_id: UUID) -> PipelineRunAnswer:
     seen = await viewing.view(plane.sides, caller.tenant.id, caller.user_id, run_id)
     return _seen(seen, plane.clock())
 
 
-def _seen(seen: RunView, now: datetime) -> RunAnswer:
-    return RunAnswer(
+def _seen(seen: RunView, now: datetime) -> PipelineRunAnswer:
+    return PipelineRunAnswer(
         **_summary(seen.stored, now),
         pipeline=seen.pipeline.name,
         steps=[StepAnswer(**each._asdict()) for each in seen.steps],

@@ -93,7 +93,7 @@ class ExecutionSeen(Answer):
     ended_at: datetime | None
 
 
-class RunAnswer(Answer):
+class GraphRunAnswer(Answer):
     id: UUID
     graph_id: UUID
     graph_version: int
@@ -116,10 +116,10 @@ class RunAnswer(Answer):
     )
 
 
-async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> RunAnswer:
+async def seen(plane: Plane, kept: Kept, run: Run, *, limit: int) -> GraphRunAnswer:
     head = kept.head
     unable = await service.unable_nodes(plane.graphs, kept, run)
-    return RunAnswer(
+    return GraphRunAnswer(
         id=head.id,
         graph_id=head.graph_id,
         graph_version=head.graph_version,

@@ -33,7 +33,7 @@ class NewUpload(Body):
     )
 
 
-class Slot(Answer):
+class UploadSlot(Answer):
     method: str = Field(examples=["PUT"])
     url: str
     headers: dict[str, str] = Field(
@@ -43,7 +43,7 @@ class Slot(Answer):
 
 class Upload(Answer):
     file_id: UUID = Field(description="What POST /api/videos links once the bytes are there.")
-    upload: Slot
+    upload: UploadSlot
     expires_at: datetime = Field(description="Until when the URL can be used.")
 
 
@@ -62,6 +62,6 @@ async def announce(body: NewUpload, plane: GivenPlane, now: GivenNow, caller: Wr
     )
     return Upload(
         file_id=file.id,
-        upload=Slot(method=put.method, url=put.url, headers=dict(put.headers)),
+        upload=UploadSlot(method=put.method, url=put.url, headers=dict(put.headers)),
         expires_at=now + timedelta(seconds=plane.settings.url_seconds),
     )
