@@ -31,13 +31,13 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Lane, Lease, NewDispatch, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
-from comfyfleet.fleets import service as fleets
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.server.db import Database
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import DispatchLease, NewDispatch, QueueLane, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
+from comfyfleet.settings import Settings
 from queueing import ours
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,12 +90,12 @@ class Machine:
     name: str
     heavy: tuple[str, ...] = ()
     variant: str | None = None
-    run: Run | None = None  # the one that ends when it is free
+    run: TimedRun | None = None  # the one that ends when it is free
 
-    def take(self, lease: Lease) -> Change:
+    def take(self, lease: DispatchLease) -> ModelChange:
         key = lease.model_key or ""
-        was = Change.FIRST if key not in self.heavy else Change.SWITCHED
-        change = Change.SAME if self.heavy[:1] == (key,) else was
+        was = ModelChange.FIRST if key not in self.heavy else ModelChange.SWITCHED
+        change = ModelChange.SAME if self.heavy[:1] == (key,) else was
         self.heavy = (key, *(each for each in self.heavy if each != key))
         self.variant = lease.model_set
         return change
@@ -126,7 +126,7 @@ class Simulation:
     events: list[Event] = field(default_factory=list)
 
     async def run(self, arrivals: list[tuple[float, NewDispatch]]) -> Outcome:
-        queue = Queue(
+        queue = DispatchQueue(
             self.database,
             settings=Settings(affinity_max_wait_seconds=60),
             clock=lambda: self.now,
@@ -170,7 +170,7 @@ class Simulation:
             heapq.heappop(self.events)
             yield job
 
-    async def _ended(self, queue: Queue, machine: Machine) -> None:
+    async def _ended(self, queue: DispatchQueue, machine: Machine) -> None:
         if not self.tells_models or machine.run is None:
             return
         queue.switch_costs.note(machine.run)
@@ -179,33 +179,33 @@ class Simulation:
             await queue.learn()
 
     async def _leases(
-        self, queue: Queue, idle: list[Machine], outcome: Outcome
+        self, queue: DispatchQueue, idle: list[Machine], outcome: Outcome
     ) -> list[tuple[Machine, float]]:
         asked = (queue.lease(self._waiter(each), wait_seconds=0) for each in idle)
         busy = []
         for machine, lease in zip(idle, await asyncio.gather(*asked), strict=True):
             if lease is None:
                 continue
-            async with self.database.look() as tx:
+            async with self.database.read() as tx:
                 row = await service.get(tx, lease.dispatch_id)
             outcome.waits[row.job_id] = (self.now - row.queued_at).total_seconds()
             await queue.complete(lease.dispatch_id, lease.token)
             change = machine.take(lease)
-            outcome.switches += change is not Change.SAME
+            outcome.switches += change is not ModelChange.SAME
             seconds = self._seconds(lease, change)
             kind = RunKind(self.fleet_id, lease.model_key or "", lease.lane.workflow_id)
-            machine.run = Run(kind, change, seconds)
+            machine.run = TimedRun(kind, change, seconds)
             busy.append((machine, seconds))
         return busy
 
-    def _seconds(self, lease: Lease, change: Change) -> float:
+    def _seconds(self, lease: DispatchLease, change: ModelChange) -> float:
         """The same for a job whenever it runs, but for the switch."""
         factor = random.Random(lease.job_id.int >> 1).uniform(1 - NOISE, 1 + NOISE)
-        switch = 0.0 if change is Change.SAME else self.scene.switch_seconds
+        switch = 0.0 if change is ModelChange.SAME else self.scene.switch_seconds
         return self.scene.run_seconds * factor + switch
 
     def _waiter(self, machine: Machine) -> Waiter:
-        lanes = frozenset(Lane(n, "production", "self_hosted") for n in range(1, VARIANTS + 1))
+        lanes = frozenset(QueueLane(n, "production", "self_hosted") for n in range(1, VARIANTS + 1))
         if not self.tells_models:
             return Waiter(machine.name, lanes)
         return Waiter(
@@ -229,7 +229,7 @@ def arriving(jobs: int, seed: int, scene: Scene) -> list[tuple[float, NewDispatc
         job = NewDispatch(
             chance.choice(tenants),
             uuid.UUID(int=2 * chance.getrandbits(127)),
-            Lane(variant + 1, "production", "self_hosted"),
+            QueueLane(variant + 1, "production", "self_hosted"),
             model_key=HEAVY[variant % 2],
             model_set=f"variant-{variant}",
         )
@@ -279,7 +279,7 @@ async def compared(scene: Scene, seed: int) -> Pair:
     before = arriving(LEARNING_JOBS, seed + 1_000, scene._replace(load=LEARNING_LOAD))
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         database = await ours.prepare(f"sqlite:///{folder}/a.sqlite3", 0)
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             fleet = await fleets.create(
                 tx, slug="a", stage="production", secret_hash="", max_workers=None, now=START
             )
@@ -332,14 +332,14 @@ def affinity(rounds: int, seed: int, only: str = "") -> bool:
 
 async def fairness() -> None:
     flood = uuid.UUID(int=0xF100D)
-    lane = Lane(1, "production", "self_hosted")
+    lane = QueueLane(1, "production", "self_hosted")
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         database = await ours.prepare(f"sqlite:///{folder}/f.sqlite3", 0)
         for _ in range(FLOOD_JOBS // 10_000):
-            async with database.begin() as tx:
+            async with database.transaction() as tx:
                 jobs = [NewDispatch(flood, uuid.uuid4(), lane) for _ in range(10_000)]
                 await service.enqueue(tx, jobs, now=START)
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             small = [uuid.UUID(int=1 + n) for n in range(SMALL_TENANTS)]
             jobs = [NewDispatch(each, uuid.uuid4(), lane) for each in small for _ in range(3)]
             await service.enqueue(tx, jobs, now=START)

@@ -26,17 +26,13 @@ from rich.progress import track
 from rich.table import Table
 
 from comfyfleet.workflow import ObjectInfo, convert
-from comfyfleet.workflow.emit import Emission, emit
-from comfyfleet.workflow.ids import unique_ids
-from comfyfleet.workflow.limits import DEFAULT_LIMITS
-from comfyfleet.workflow.naming import Patterns
-from comfyfleet.workflow.nodetypes import NodeTypes
+from comfyfleet.workflow.emit import Emission, Patterns, emit
+from comfyfleet.workflow.model import DEFAULT_LIMITS
+from comfyfleet.workflow.object_info import NodeTypes
 from comfyfleet.workflow.parse import parse
-from comfyfleet.workflow.primitives import apply_primitives
-from comfyfleet.workflow.resolve import Resolver
-from comfyfleet.workflow.scopes import expand
-from comfyfleet.workflow.slottypes import settle_types
-from comfyfleet.workflow.subgraphs import wire_all
+from comfyfleet.workflow.resolve import Resolver, apply_primitives
+from comfyfleet.workflow.subgraphs import expand, unique_ids, wire_all
+from comfyfleet.workflow.wire import settle_types
 from generate import CLASSES, generated
 
 SHARED = Path(os.environ.get("COMFYFLEET_SHARED", Path(__file__).parents[2] / "shared"))

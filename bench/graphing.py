@@ -20,9 +20,9 @@ from sqlalchemy import select, update
 from tests.dbkit.databases import Databases
 from tests.graphskit.playing import graph, node, output, play_on
 
-from comfyfleet.db import Database
-from comfyfleet.db.tenant import ai_jobs, outbox
-from comfyfleet.graphs.going import hear
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.tenant_tables import ai_jobs, outbox
+from comfyfleet.server.graphs.runner import read_outbox
 
 DOCUMENT = graph(
     [
@@ -71,7 +71,7 @@ async def fan_out(items: int, jobs_max: int | None = None) -> Figures:
             spent: list[float] = []
             while len(spent) != jobs_max and await complete_one(pool):
                 began = time.process_time()
-                await hear(play.graphs, pool)
+                await read_outbox(play.graphs, pool)
                 spent.append(time.process_time() - began)
             kept = await play.now(kept)
             is_over = len(spent) == items
@@ -97,7 +97,7 @@ async def complete_one(pool: Database) -> bool:
     """The oldest of those that wait, as if a worker had done it; with its word, and nothing else."""
     oldest = select(ai_jobs.c.id).where(ai_jobs.c.status == "queued").limit(1)
     result: dict[str, Any] = {"outputs": [], "execution_seconds": 0.1}
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         done = await tx.execute(
             update(ai_jobs)
             .where(ai_jobs.c.id == oldest.scalar_subquery())

@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import insert, select
 
-from comfyfleet.db import open_database
-from comfyfleet.db.central import fleets, workers
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.keys import hashed
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import open_database
+from comfyfleet.server.db.central_tables import fleets, workers
+from comfyfleet.server.secrets import hash_key
 from service_load.before import ROOT
 from service_load.server import ADMIN_KEY, UNLIMITED, ServerProcess, control_plane, running
 from signals import exit_on_sigterm
@@ -124,12 +124,12 @@ async def registered(url: str, database: str, number: int) -> list[str]:
     """Workers of the one fleet that there is, as rows; their keys, by number."""
     keys = [sha256(f"{url} {each}".encode()).hexdigest() for each in range(number)]
     now, central = utc_now(), open_database(database)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet_id = await tx.scalar(select(fleets.c.id))
         rows = [
             {
                 "worker_id": f"gpu-{each}",
-                "key_hash": hashed(key),
+                "key_hash": hash_key(key),
                 "fleet_id": fleet_id,
                 "registration_source": "fleet",
                 "protocol_version": 1,

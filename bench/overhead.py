@@ -22,7 +22,7 @@ import httpx
 from websockets.asyncio.client import connect
 
 from comfyfleet.comfy import ComfyServer, ServerSettings
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 
 RUNS = 200
 ROUNDS = 5
@@ -86,10 +86,10 @@ async def ours(url: str) -> float:
         return time.perf_counter() - started
 
 
-async def measure(url: str, sides: dict[str, Round]) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+async def measure(url: str, context: dict[str, Round]) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in context}
     for number in range(ROUNDS):
-        for name, side in sides.items() if number % 2 == 0 else reversed(sides.items()):
+        for name, side in context.items() if number % 2 == 0 else reversed(context.items()):
             seconds[name].append(await side(url))
     return seconds
 
@@ -119,7 +119,7 @@ async def beside_real(engine_url: str, real_url: str) -> None:
 
 def main() -> int:
     real_url = os.environ.get("COMFYUI_URL")
-    with serving() as served:
+    with serve_in_thread() as served:
         seconds = asyncio.run(measure(served.url, {"bare loop": bare, "ComfyServer": ours}))
         ratio = table(seconds)
         if real_url:

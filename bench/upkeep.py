@@ -17,9 +17,9 @@ from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import running_postgres
 from tests.jobskit.sides import START, ByHand, sides_on, waiter
 
-from comfyfleet.jobs.reconciling import reconcile
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.upkeep.expired_rows import thin
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.reconcile import reconcile
+from comfyfleet.server.maintenance.retention import delete_expired_rows
 
 QUEUED, OLD = 100_000, int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
 JOBS = """
@@ -38,21 +38,21 @@ AUDIT = """
         'TENANT', '{}' FROM generate_series(1, COUNT) n"""
 
 
-async def remove_all(sides: Sides) -> int:
+async def remove_all(context: JobContext) -> int:
     """As the sweep does, pass after pass, until nothing old is left."""
     total = 0
-    while gone := (await thin(sides))["audit"]:
+    while gone := (await delete_expired_rows(context))["audit"]:
         total += gone
     return total
 
 
-async def leases(sides: Sides, goes_on: Callable[[], bool]) -> list[float]:
+async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float]:
     """How long each took, in milliseconds; as often as a fleet of a thousand would."""
     took: list[float] = []
     while goes_on() and len(took) < QUEUED // 2:
         await asyncio.sleep(0.002)
         begun = perf_counter()
-        assert await sides.queue.lease(waiter(), wait_seconds=0)
+        assert await context.queue.lease(waiter(), wait_seconds=0)
         took.append((perf_counter() - begun) * 1000)
     return took
 
@@ -64,13 +64,13 @@ def told(name: str, took: list[float]) -> str:
 
 async def main(url: str, folder: Path) -> None:
     clock = ByHand()
-    async with sides_on(Databases(folder, url), folder, clock) as (sides, tenant_id):
+    async with sides_on(Databases(folder, url), folder, clock) as (context, tenant_id):
 
         async def fill(statement: str, count: int, *, is_central: bool) -> None:
             for name, value in {"TENANT": tenant_id, "AT": START, "COUNT": count}.items():
                 statement = statement.replace(name, str(value))
-            database = sides.central if is_central else sides.pools["main"]
-            async with database.begin() as tx:
+            database = context.central if is_central else context.pools["main"]
+            async with database.transaction() as tx:
                 await tx.exec_driver_sql(statement)
                 await tx.exec_driver_sql("ANALYZE")  # as autovacuum does
 
@@ -78,14 +78,14 @@ async def main(url: str, folder: Path) -> None:
         await fill(DISPATCHES, QUEUED, is_central=True)
         clock.now = START + timedelta(minutes=5)
         begun = perf_counter()
-        repairs = await reconcile(sides)
+        repairs = await reconcile(context)
         print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")
         await fill(AUDIT, OLD, is_central=True)
         until = perf_counter() + 10
-        print(told("alone", await leases(sides, lambda: perf_counter() < until)))
+        print(told("alone", await leases(context, lambda: perf_counter() < until)))
         begun = perf_counter()
-        removing = asyncio.create_task(remove_all(sides))
-        print(told("while rows are removed", await leases(sides, lambda: not removing.done())))
+        removing = asyncio.create_task(remove_all(context))
+        print(told("while rows are removed", await leases(context, lambda: not removing.done())))
         print(f"removed: {await removing:,} in {perf_counter() - begun:.0f} s")
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from comfyfleet.client import Client
-from comfyfleet.kernel.errors import InsufficientTokens, RunFailed
+from comfyfleet.errors import InsufficientTokens, RunFailed
 
 
 async def soften(client: Client, photo: Path, folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from tests.awskit.fixtures import aws, aws_url
 from tests.dbkit.compiled import share_compiled
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.db.migrating import History
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.schema import History
 
 __all__ = ["aws", "aws_url"]
 

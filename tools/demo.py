@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from comfyfleet.client import Client, JobEvent
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.errors import FleetError
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

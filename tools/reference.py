@@ -15,16 +15,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from comfyfleet import errors
 from comfyfleet.cli.main import app as commands
-from comfyfleet.effects.objectinfo import ENGINE_FILE
+from comfyfleet.clock import utc_now
 from comfyfleet.engine.node import Folders
 from comfyfleet.engine.nodes import registry
-from comfyfleet.http.app import create_app
-from comfyfleet.http.errors import STATUS_OF
-from comfyfleet.kernel import errors
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings, variable_of
-from comfyfleet.plane import open_plane
+from comfyfleet.server.app import open_control_plane
+from comfyfleet.server.catalog.service import ENGINE_FILE
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.errors import STATUS_OF
+from comfyfleet.settings import Settings, variable_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -60,7 +60,7 @@ def settings_page() -> str:
         [
             "# Settings of the control plane",
             "",
-            MADE.format(source="kernel/settings.py"),
+            MADE.format(source="settings.py"),
             "Read from the environment by `comfyfleet serve`, `up` and `db`. Units are in the names.",
             "",
             "| variable | default | what it is |",
@@ -74,7 +74,7 @@ def settings_page() -> str:
 def _remark(name: str) -> str:
     found = re.search(rf"^    {name}: .*?  # (.+)$", inspect.getsource(Settings), re.MULTILINE)
     if found is None:
-        raise SystemExit(f"kernel/settings.py says nothing about {name}")
+        raise SystemExit(f"settings.py says nothing about {name}")
     return found[1].replace("|", "\\|")
 
 
@@ -91,7 +91,7 @@ def errors_page() -> str:
     lines = [
         "# Error codes",
         "",
-        MADE.format(source="kernel/errors.py"),
+        MADE.format(source="errors.py"),
         'Every error of the API is `{"error": {"code", "message", "details"}}`. The code is stable;',
         "`details.hint`, where there is one, says what to do. 429 and 503 carry `Retry-After`.",
         "Errors without a status come from commands and backends only.",
@@ -134,7 +134,7 @@ def _endpoints(document: dict[str, Any]) -> Iterator[str]:
 
 async def _openapi() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        async with open_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
+        async with open_control_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
             return create_app(plane).openapi()
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from comfyfleet import client, workflow
+from comfyfleet import client, errors, workflow
 from comfyfleet.cli.main import app as commands
-from comfyfleet.http.app import create_app
-from comfyfleet.kernel import errors
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings
-from comfyfleet.plane import open_plane
+from comfyfleet.clock import utc_now
+from comfyfleet.server.app import open_control_plane
+from comfyfleet.server.http.app import create_app
+from comfyfleet.settings import Settings
 
 FILE = Path(__file__).parents[1] / "tests" / "tidy" / "surface.txt"
 WORDING = {"description", "summary", "title", "examples", "example", "tags", "info"}
@@ -39,7 +38,7 @@ def _http() -> Iterator[str]:
 
 async def _openapi() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        async with open_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
+        async with open_control_plane(Settings(admin_key="none"), Path(folder), utc_now) as plane:
             return create_app(plane).openapi()
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pynvml
 
-from comfyfleet.agent.gpu import Gpu
+from comfyfleet.worker.machine import NvmlGpu
 
 EVERY_SECONDS = 0.1
 
@@ -22,7 +22,7 @@ class GpuMeter:
     """Reads in a thread for as long as the `with`."""
 
     def __init__(self, index: int) -> None:
-        self._gpu = Gpu(pynvml, index)
+        self._gpu = NvmlGpu(pynvml, index)
         self._samples: list[Sample] = []
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

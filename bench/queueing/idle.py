@@ -25,12 +25,12 @@ import psutil
 import uvicorn
 from sqlalchemy import delete, insert
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.db.central import fleets, worker_workflows, workers, workflow_fleets
-from comfyfleet.dispatch.model import Lane, NewDispatch
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.central_tables import fleets, worker_workflows, workers, workflow_fleets
+from comfyfleet.server.queue.model import NewDispatch, QueueLane
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.settings import Settings
 from queueing import ours
 
 POLLS_MAX = 10_000
@@ -66,13 +66,13 @@ async def _serve_bare(url: str, port: int) -> None:
 
 
 async def _serve_whole(url: str, port: int) -> None:
-    from comfyfleet.http.app import create_app
-    from comfyfleet.plane import open_plane
+    from comfyfleet.server.app import open_control_plane
+    from comfyfleet.server.http.app import create_app
 
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(central_database_url=url)
-        async with open_plane(settings, Path(folder), utc_now) as plane:
-            await _listen(Facts(plane.sides.queue, create_app(plane)), port)
+        async with open_control_plane(settings, Path(folder), utc_now) as plane:
+            await _listen(Facts(plane.context.queue, create_app(plane)), port)
 
 
 async def _listen(app: Any, port: int) -> None:
@@ -85,7 +85,7 @@ async def _listen(app: Any, port: int) -> None:
 class Facts:
     """An ASGI application that tells of a queue, and lets polls into it or into another one."""
 
-    def __init__(self, queue: Queue, polled: Any = None) -> None:
+    def __init__(self, queue: DispatchQueue, polled: Any = None) -> None:
         self._queue = queue
         self._polled = polled
         self._looks = 0
@@ -105,7 +105,7 @@ class Facts:
             number = int(dict(scope["headers"])[b"authorization"].rpartition(b"-")[2])
             await self._queue.lease(ours.worker(number), wait_seconds=BARE_WAIT_SECONDS)
         elif path == "/put":
-            job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
+            job = NewDispatch(uuid.uuid4(), uuid.uuid4(), QueueLane(1, "production", "self_hosted"))
             await self._queue.enqueue([job])
         megabytes = psutil.Process().memory_info().rss / 1e6
         facts = {"waiting": self._queue.parked(), "looks": self._looks, "mb": megabytes}
@@ -118,7 +118,7 @@ class Facts:
 async def add_workers(database: Database, number: int) -> None:
     """A fleet that may run everything, with so many workers."""
     now = utc_now()
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         for table in (worker_workflows, workers, workflow_fleets, fleets):
             await tx.execute(delete(table))
         fleet = {"slug": "a", "stage": "production", "secret_hash": "", "created_at": now}

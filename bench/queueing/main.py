@@ -19,7 +19,7 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from comfyfleet.db import Database
+from comfyfleet.server.db import Database
 from queueing import idle, ours, peers, pickup
 
 sys.path.append(str(Path(__file__).parents[2]))

@@ -9,27 +9,29 @@ from dataclasses import replace
 
 from sqlalchemy import delete, insert, text
 
-from comfyfleet.db import Database, Tx, open_database
-from comfyfleet.db.central import (
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import Database, Tx, open_database
+from comfyfleet.server.db.central_tables import (
     audit_log,
     dispatches,
     worker_workflows,
     workflow_fleets,
     workflows,
 )
-from comfyfleet.db.central import fleets as fleets_table
-from comfyfleet.db.central import workers as workers_table
-from comfyfleet.db.migrating import upgrade
-from comfyfleet.dispatch.model import Lane, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Registration
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.server.db.central_tables import fleets as fleets_table
+from comfyfleet.server.db.central_tables import workers as workers_table
+from comfyfleet.server.db.schema import upgrade_schema
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import WorkerRegistration
+from comfyfleet.server.queue.model import QueueLane, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.settings import Settings
 
 WORKFLOWS = 10
 TENANTS = 50
-LANES = frozenset(Lane(number, "production", "self_hosted") for number in range(1, WORKFLOWS + 1))
+LANES = frozenset(
+    QueueLane(number, "production", "self_hosted") for number in range(1, WORKFLOWS + 1)
+)
 
 # Written as enqueue would have ranked them: each tenant's jobs follow each other in each lane.
 FILL_POSTGRES = """
@@ -50,8 +52,8 @@ SELECT printf('%032x', n % :tenants), lower(hex(randomblob(16))), n % :workflows
 
 async def prepare(url: str, rows: int) -> Database:
     database = open_database(url)
-    await upgrade(database, "central")
-    async with database.begin() as tx:
+    await upgrade_schema(database, "central")
+    async with database.transaction() as tx:
         rows_of = [
             {
                 "id": number,
@@ -79,29 +81,29 @@ async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
     await fleets.assign(tx, fleet, range(1, WORKFLOWS + 1), now=now)
     keyed = [replace(worker(each), key_hash=f"{each:064x}") for each in range(number)]
     for waiter in keyed:
-        joining = Registration(waiter.worker_id)
-        await fleets.register(tx, fleet, joining, waiter.key_hash or "", cap=number, now=now)
+        joining = WorkerRegistration(waiter.worker_id)
+        await fleets.register_worker(tx, fleet, joining, waiter.key_hash or "", cap=number, now=now)
     return keyed
 
 
 async def fill(database: Database, rows: int) -> None:
     if not rows:
         return
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         statement = text(FILL_SQLITE if database.is_sqlite else FILL_POSTGRES)
         values = {"rows": rows, "tenants": TENANTS, "workflows": WORKFLOWS}
         await tx.execute(statement, values)
 
 
 async def empty(database: Database) -> None:
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         for table in (dispatches, audit_log):
             await tx.execute(delete(table))
 
 
 @asynccontextmanager
-async def opened(database: Database) -> AsyncIterator[Queue]:
-    queue = Queue(database, settings=Settings(), clock=utc_now, new_token=uuid.uuid4)
+async def opened(database: Database) -> AsyncIterator[DispatchQueue]:
+    queue = DispatchQueue(database, settings=Settings(), clock=utc_now, new_token=uuid.uuid4)
     try:
         yield queue
     finally:
@@ -115,7 +117,7 @@ def worker(number: int) -> Waiter:
 
 async def cycles(database: Database, *, jobs: int, workers: int) -> float:
     """Leases and completes a second."""
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         waiters = await _add_workers(tx, workers)
     async with opened(database) as queue:
 

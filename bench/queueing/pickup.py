@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pgqueuer.core.qm import QueueManager
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Lane, NewDispatch
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue.model import NewDispatch, QueueLane
 from queueing import ours
 from queueing.peers import ENTRYPOINTS, pgqueuer_queries
 
@@ -43,7 +43,7 @@ async def of_ours(database: Database, *, jobs: int) -> Pickup:
             wait = asyncio.create_task(queue.lease(ours.worker(number), wait_seconds=10))
             await asyncio.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
-            job = NewDispatch(uuid.uuid4(), uuid.uuid4(), Lane(1, "production", "self_hosted"))
+            job = NewDispatch(uuid.uuid4(), uuid.uuid4(), QueueLane(1, "production", "self_hosted"))
             await queue.enqueue([job])
             committed = time.perf_counter()
             lease = await wait

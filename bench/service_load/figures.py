@@ -36,24 +36,24 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         return {
             "cpu_microseconds": {
-                database: {side: micros(samples) for side, samples in sides.items()}
-                for database, sides in self.cpu.items()
+                database: {side: micros(samples) for side, samples in context.items()}
+                for database, context in self.cpu.items()
             },
             "statements": self.statements,
             "latency_ms": {
                 database: {
                     side: {name: quantiles(values) for name, values in vars(took).items()}
-                    for side, took in sides.items()
+                    for side, took in context.items()
                 }
-                for database, sides in self.latency.items()
+                for database, context in self.latency.items()
             },
             "throughput": {
-                database: {side: [vars(each) for each in runs] for side, runs in sides.items()}
-                for database, sides in self.throughput.items()
+                database: {side: [vars(each) for each in runs] for side, runs in context.items()}
+                for database, context in self.throughput.items()
             },
             "idle": {
-                database: {side: vars(each) for side, each in sides.items()}
-                for database, sides in self.idle.items()
+                database: {side: vars(each) for side, each in context.items()}
+                for database, context in self.idle.items()
             },
             "processes": [
                 {"processes": each.processes, **vars(each.throughput), "waits": each.waits}
@@ -78,8 +78,8 @@ def micros(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def print_tables(console: Console, figures: Figures, wanted: Collection[str]) -> None:
-    for database, sides in figures.cpu.items():
-        console.print(_cpu(database, sides, figures.statements, wanted))
+    for database, context in figures.cpu.items():
+        console.print(_cpu(database, context, figures.statements, wanted))
     for database, took in figures.latency.items():
         console.print(_latency(database, took))
     for database, runs in figures.throughput.items():
@@ -92,13 +92,13 @@ def print_tables(console: Console, figures: Figures, wanted: Collection[str]) ->
 
 def _cpu(
     database: str,
-    sides: Mapping[str, Mapping[str, Sequence[float]]],
+    context: Mapping[str, Mapping[str, Sequence[float]]],
     statements: Mapping[str, Mapping[str, float]],
     wanted: Collection[str],
 ) -> Table:
     table = Table("µs of CPU a call", *SIDES, "after/before", "after/floor", "statements", "limit")
     table.title = database
-    found = {side: micros(samples) for side, samples in sides.items()}
+    found = {side: micros(samples) for side, samples in context.items()}
     for route in (*ROUTES, JOB):
         if route not in wanted and route != JOB:
             continue

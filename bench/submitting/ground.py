@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from comfyfleet.jobs.customers import Application, apply
-from comfyfleet.jobs.model import Job
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.ledger import service as ledger
-from comfyfleet.plane import Plane
-from comfyfleet.tenants import service as tenants
-from comfyfleet.tenants.model import DEFAULT_TENANT, Tenant
+from comfyfleet.clock import utc_now
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.jobs.effects import EffectRequest, submit_effect
+from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import DEFAULT_TENANT, Tenant
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.dbkit.databases import Databases
@@ -31,28 +31,28 @@ JOBS_PER_USER = 4
 
 @dataclass(frozen=True)
 class Ground:
-    plane: Plane
+    plane: ControlPlane
     effect_id: UUID
     soften_id: UUID
 
     async def users(self, count: int) -> list[UUID]:
         ids = [uuid4() for _ in range(count)]
-        async with self.plane.pools["main"].begin() as tx:
+        async with self.plane.pools["main"].transaction() as tx:
             for each in ids:
                 await ledger.credit(tx, TENANT, each, 1_000, f"paid-{each}", now=utc_now())
         return ids
 
     async def tenant(self) -> Tenant:
-        async with self.plane.central.look() as tx:
-            return await tenants.get(tx, TENANT)
+        async with self.plane.central.read() as tx:
+            return await tenants.get_tenant(tx, TENANT)
 
     async def submit(self, user_id: UUID, key: str, **changes: Any) -> Job:
-        wanted = Application(
+        wanted = EffectRequest(
             effect_id=self.effect_id,
             properties={"width": 256, **changes},
             idempotency_key=key,
         )
-        made = await apply(self.plane.sides, await self.tenant(), user_id, wanted)
+        made = await submit_effect(self.plane.context, await self.tenant(), user_id, wanted)
         assert made.is_new
         return made.job
 
@@ -75,7 +75,7 @@ async def ground_on(databases: Databases, folder: Path) -> AsyncIterator[Ground]
         )
 
 
-async def _effect(plane: Plane, slug: str, bound: dict[str, str], name: str) -> UUID:
+async def _effect(plane: ControlPlane, slug: str, bound: dict[str, str], name: str) -> UUID:
     document = json.loads((WORKFLOWS / f"{slug}.json").read_text())
     body = {"slug": slug, "document": document, "properties": [{"name": name, **bound}]}
     async with client_of(plane) as admin:

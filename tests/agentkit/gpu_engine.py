@@ -11,17 +11,16 @@ import tempfile
 from pathlib import Path
 
 from comfyfleet.engine import DataFolder, Engine
-from comfyfleet.engine.declare import Interface, integer, node
-from comfyfleet.engine.node import Context, NodeType, Result
+from comfyfleet.engine.node import Context, EngineNodeType, Interface, NodeResult, integer, node
 from comfyfleet.engine.nodes import registry
-from comfyfleet.engine.nodes.own import placeholder
+from comfyfleet.engine.nodes.diagnostics import placeholder
 from comfyfleet.engine.serve import listen, serve
 
 NODE = "GpuSteps"
 OWN_SECONDS, GPU_SECONDS = 0.3, 0.4
 
 
-def gpu_steps(gpu: Path) -> NodeType:
+def gpu_steps(gpu: Path) -> EngineNodeType:
     @node(
         Interface(
             NODE,
@@ -32,12 +31,12 @@ def gpu_steps(gpu: Path) -> NodeType:
             outputs=("IMAGE",),
         )
     )
-    def run(context: Context, number: int) -> Result:
+    def run(context: Context, number: int) -> NodeResult:
         context.pause(OWN_SECONDS)
         with (gpu / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             context.pause(GPU_SECONDS)
-        return Result((placeholder(),))
+        return NodeResult((placeholder(),))
 
     return run
 

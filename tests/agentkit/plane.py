@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 
 from blake3 import blake3
 
-from comfyfleet.wire.files import Asset, OutputSlot
-from comfyfleet.wire.messages import (
+from comfyfleet.api.values import Asset, OutputSlot
+from comfyfleet.api.worker import (
     Complete,
     Fail,
     Heartbeat,

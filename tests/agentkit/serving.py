@@ -13,9 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.agentkit.plane import Plane, Problem
 
-from comfyfleet.engine.serve import listen, url_of
-from comfyfleet.wire.files import Message
-from comfyfleet.wire.messages import (
+from comfyfleet.api.values import Message
+from comfyfleet.api.worker import (
     Complete,
     Completed,
     Deregister,
@@ -26,6 +25,7 @@ from comfyfleet.wire.messages import (
     Register,
     Requeue,
 )
+from comfyfleet.engine.serve import listen, url_of
 
 Body = TypeVar("Body", bound=Message)
 

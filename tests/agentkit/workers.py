@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.agentkit.plane import SECRET, Plane
 
-from comfyfleet.agent.assembling import open_worker
-from comfyfleet.agent.settings import WorkerSettings
-from comfyfleet.agent.worker import Worker
+from comfyfleet.worker.factory import open_worker
+from comfyfleet.worker.settings import WorkerSettings
+from comfyfleet.worker.worker import Worker
 
 
 def settings_for(plane: Plane, backend_url: str | None, state: Path, **more: Any) -> WorkerSettings:

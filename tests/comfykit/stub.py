@@ -14,11 +14,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from comfyfleet.comfy import ComfyServer, Limits, ServerSettings, Tally
-from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.comfy import BackendLimits, CallTally, ComfyServer, ServerSettings
+from comfyfleet.comfy.calls import Runtime
 
 Play = Callable[["Stub", str], Awaitable[None]]
-LIMITS = Limits(
+LIMITS = BackendLimits(
     job_seconds=5,
     poll_seconds=0.05,
     answer_seconds=1,
@@ -176,13 +176,13 @@ async def scripted(stub: Stub) -> AsyncIterator[Stub]:
 
 @contextlib.asynccontextmanager
 async def client_of(
-    stub: Stub, limits: Limits = LIMITS
-) -> AsyncIterator[tuple[ComfyServer, Tally]]:
+    stub: Stub, limits: BackendLimits = LIMITS
+) -> AsyncIterator[tuple[ComfyServer, CallTally]]:
     """A client whose pauses are short, and what it counted."""
-    tally = Tally()
-    surroundings = Surroundings(sleep=lambda seconds: asyncio.sleep(seconds * 0.05))
+    tally = CallTally()
+    runtime = Runtime(sleep=lambda seconds: asyncio.sleep(seconds * 0.05))
     async with (
         scripted(stub),
-        ComfyServer(ServerSettings(stub.url, limits), meter=tally, surroundings=surroundings) as it,
+        ComfyServer(ServerSettings(stub.url, limits), meter=tally, runtime=runtime) as it,
     ):
         yield it, tally

@@ -7,17 +7,23 @@ from dataclasses import dataclass, field
 from tests.comfykit.prompts import Prompt, heavy, slow
 from tests.comfykit.proxy import meddling
 from tests.comfykit.v2_server import comfy_api_proxy
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 
-from comfyfleet.comfy import Backend, ComfyServer, Limits, ServerSettings
-from comfyfleet.comfy.abilities import Abilities
-from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud
+from comfyfleet.comfy import (
+    Backend,
+    BackendLimits,
+    CloudSettings,
+    ComfyCloud,
+    ComfyServer,
+    ServerSettings,
+)
+from comfyfleet.comfy.backend import BackendAbilities
+from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Event, NodeStarted, Started
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.engine import serving
-from comfyfleet.engine.cloud import Account, serving_cloud
+from comfyfleet.engine import serve_in_thread
 
 KEY = "key-of-alice"
-LIMITS = Limits(poll_seconds=0.5, stall_seconds=60, cancel_seconds=60)
+LIMITS = BackendLimits(poll_seconds=0.5, stall_seconds=60, cancel_seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Stage:
     backend: Backend
     another: Callable[[], Backend]
     drop: Callable[[], object] | None
-    abilities: Abilities = field(default_factory=Abilities)
+    abilities: BackendAbilities = field(default_factory=BackendAbilities)
     slow: Callable[..., Prompt] = slow
 
     def is_under_way(self, event: Event) -> bool:
@@ -50,7 +56,7 @@ async def server_stage(url: str, slow: Callable[..., Prompt] = heavy) -> AsyncIt
     async with meddling(url) as proxy, contextlib.AsyncExitStack() as stack:
 
         def caller() -> ComfyServer:
-            server = ComfyServer(ServerSettings(proxy.url, LIMITS), surroundings=Surroundings())
+            server = ComfyServer(ServerSettings(proxy.url, LIMITS), runtime=Runtime())
             stack.push_async_callback(server.aclose)
             return server
 
@@ -59,7 +65,7 @@ async def server_stage(url: str, slow: Callable[..., Prompt] = heavy) -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def engine_stage() -> AsyncIterator[Stage]:
-    with serving() as served:
+    with serve_in_thread() as served:
         async with server_stage(served.url, slow) as stage:
             yield stage
 
@@ -79,7 +85,7 @@ async def cloud_stage(url: str, drop: Callable[[], object] | None) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def cloud_v1_stage() -> AsyncIterator[Stage]:
-    with serving_cloud({KEY: Account("alice")}) as served:
+    with serving_cloud({KEY: CloudAccount("alice")}) as served:
         async with (
             meddling(served.url) as proxy,
             cloud_stage(proxy.url, proxy.cut_sockets) as stage,
@@ -89,6 +95,6 @@ async def cloud_v1_stage() -> AsyncIterator[Stage]:
 
 @contextlib.asynccontextmanager
 async def cloud_v2_stage() -> AsyncIterator[Stage]:
-    with serving() as served:
+    with serve_in_thread() as served:
         async with comfy_api_proxy(served.url, KEY) as (url, cut), cloud_stage(url, cut) as stage:
             yield stage

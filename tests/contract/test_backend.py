@@ -28,7 +28,7 @@ from comfyfleet.comfy.events import (
     Started,
     Succeeded,
 )
-from comfyfleet.kernel.errors import FileGone, NotOffered, PromptRefused, RunLost
+from comfyfleet.errors import FileGone, NotOffered, PromptRefused, RunLost
 
 COMFYUI_URL = os.environ.get("COMFYUI_URL")
 STAGES: dict[str, StageOf] = {

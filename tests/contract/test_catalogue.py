@@ -9,14 +9,17 @@ import pytest
 from tests.fleetkit.making import NOW, a_fleet
 from tests.fleetkit.prompts import PROPERTIES, WHAT, drafted
 
-from comfyfleet.db import Database, Tx
-from comfyfleet.effects import service as workflows
-from comfyfleet.effects.catalogue import service as effects
-from comfyfleet.effects.catalogue.model import Effect, Face
-from comfyfleet.effects.model import Terms, Workflow
-from comfyfleet.kernel.errors import Conflict, InvalidInput, LimitExceeded, NotFound
+from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import (
+    EffectDefinition,
+    EffectSettings,
+    RegisteredWorkflow,
+    WorkflowTerms,
+)
+from comfyfleet.server.db import Database, Tx
 
-FACE = Face(
+FACE = EffectSettings(
     title="Photo",
     description="As if taken.",
     preview_url="https://example.com/photo.webp",
@@ -31,34 +34,38 @@ FACE = Face(
 MIB = 1024**2
 
 
-async def a_workflow(tx: Tx, slug: str = "photo") -> Workflow:
-    workflow, _ = await workflows.register(tx, drafted(*PROPERTIES, slug=slug), Terms(), now=NOW)
+async def a_workflow(tx: Tx, slug: str = "photo") -> RegisteredWorkflow:
+    workflow, _ = await catalog.register_workflow(
+        tx, drafted(*PROPERTIES, slug=slug), WorkflowTerms(), now=NOW
+    )
     return workflow
 
 
-async def make(tx: Tx, workflow: Workflow, slug: str = "photo", face: Face = FACE) -> Effect:
-    return await effects.create(
+async def make(
+    tx: Tx, workflow: RegisteredWorkflow, slug: str = "photo", face: EffectSettings = FACE
+) -> EffectDefinition:
+    return await catalog.create_effect(
         tx, effect_id=uuid4(), slug=slug, workflow=workflow, face=face, now=NOW
     )
 
 
 async def test_an_effect_is_found_as_it_was_made(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         workflow = await a_workflow(tx)
         made = await make(tx, workflow)
-        assert await effects.get(tx, made.id) == made
-        assert await effects.by_slug(tx, "photo") == made
-        assert await effects.all_of(tx, workflow=workflow) == [made]
+        assert await catalog.get_effect(tx, made.id) == made
+        assert await catalog.effect_by_slug(tx, "photo") == made
+        assert await catalog.list_effects(tx, workflow=workflow) == [made]
     assert (made.face, made.workflow_id) == (FACE, workflow.id)
 
 
 async def test_a_slug_is_taken_once_even_at_once(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         workflow = await a_workflow(tx)
 
     async def attempt() -> bool:
         try:
-            async with central.begin() as tx:
+            async with central.transaction() as tx:
                 await make(tx, workflow)
         except Conflict:
             return False
@@ -68,9 +75,9 @@ async def test_a_slug_is_taken_once_even_at_once(central: Database) -> None:
 
 
 async def test_without_a_title_the_slug_is_shown(central: Database) -> None:
-    async with central.begin() as tx:
-        made = await make(tx, await a_workflow(tx), face=Face(title=" "))
-        changed = await effects.update(tx, made, replace(FACE, title=""))
+    async with central.transaction() as tx:
+        made = await make(tx, await a_workflow(tx), face=EffectSettings(title=" "))
+        changed = await catalog.update_effect(tx, made, replace(FACE, title=""))
     assert (made.face.title, changed.face.title) == ("photo", "photo")
     assert changed.face.price_tokens == 12
 
@@ -94,29 +101,29 @@ async def test_without_a_title_the_slug_is_shown(central: Database) -> None:
 async def test_what_makes_no_sense_is_refused(
     central: Database, change: dict[str, Any], field: str
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         with pytest.raises(InvalidInput) as refused:
             await make(tx, await a_workflow(tx), face=replace(FACE, **change))
     assert refused.value.details["field"] == field
 
 
 async def test_an_open_workflow_is_no_effect(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         with pytest.raises(InvalidInput, match="open"):
-            await make(tx, await workflows.open_workflow_of(tx, fleet, now=NOW))
+            await make(tx, await catalog.open_workflow_of(tx, fleet, now=NOW))
 
 
 async def test_the_catalogue_has_what_is_published_and_active(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         photo, film = await a_workflow(tx), await a_workflow(tx, "film")
         made = [await make(tx, photo, slug) for slug in ("c", "a", "b")]
-        await make(tx, photo, "draft", Face())
+        await make(tx, photo, "draft", EffectSettings())
         await make(tx, film, "film")
-        await workflows.deactivate(tx, film)
-        first = await effects.catalogue(tx, limit=2)
-        rest = await effects.catalogue(tx, after_slug="b", limit=9)
-        version = await workflows.get_version(tx, photo)
+        await catalog.deactivate_version(tx, film)
+        first = await catalog.list_published(tx, limit=2)
+        rest = await catalog.list_published(tx, after_slug="b", limit=9)
+        version = await catalog.get_version(tx, photo)
     assert [each.effect.slug for each in first + rest] == ["a", "b", "c"]
     assert all((each.workflow, each.version) == (photo, version) for each in first)
     assert first[0].effect == made[1]
@@ -124,40 +131,40 @@ async def test_the_catalogue_has_what_is_published_and_active(central: Database)
 
 
 async def test_what_is_not_for_sale_can_not_be_picked(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         workflow = await a_workflow(tx)
-        made = await make(tx, workflow, face=Face())
+        made = await make(tx, workflow, face=EffectSettings())
         for effect_id in (made.id, UUID(int=5)):
             with pytest.raises(NotFound):
-                await effects.offer_of(tx, effect_id)
-        published = await effects.publish(tx, made)
-        assert (await effects.offer_of(tx, made.id)).effect == published
-        await workflows.deactivate(tx, workflow)
+                await catalog.resolve(tx, effect_id)
+        published = await catalog.publish_effect(tx, made)
+        assert (await catalog.resolve(tx, made.id)).effect == published
+        await catalog.deactivate_version(tx, workflow)
         with pytest.raises(NotFound):
-            await effects.offer_of(tx, made.id)
-        await workflows.activate(tx, workflow)
-        await effects.withdraw(tx, made)
+            await catalog.resolve(tx, made.id)
+        await catalog.activate_version(tx, workflow)
+        await catalog.withdraw_effect(tx, made)
         with pytest.raises(NotFound):
-            await effects.offer_of(tx, made.id)
+            await catalog.resolve(tx, made.id)
 
 
 async def test_a_version_that_would_break_a_published_effect_is_told(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         workflow = await a_workflow(tx)
         made = await make(tx, workflow)
         await make(tx, workflow, "draft", replace(FACE, is_published=False))
-        assert await effects.broken_by(tx, workflow, drafted(*PROPERTIES).properties) == []
-        [(broken, why)] = await effects.broken_by(tx, workflow, [WHAT])
+        assert await catalog.broken_by(tx, workflow, drafted(*PROPERTIES).properties) == []
+        [(broken, why)] = await catalog.broken_by(tx, workflow, [WHAT])
     assert broken == made
     assert why == "the workflow has no property 'steps'"
 
 
 async def test_an_upload_is_checked_before_it_is_sent(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         workflow = await a_workflow(tx)
         await make(tx, workflow, "narrow")
-        await make(tx, workflow, "wide", Face(is_published=True))
-        narrow, wide = await effects.catalogue(tx, limit=2)
+        await make(tx, workflow, "wide", EffectSettings(is_published=True))
+        narrow, wide = await catalog.list_published(tx, limit=2)
     narrow.check_upload("image/png", 1000, at_most_bytes=MIB)
     wide.check_upload("image/jpeg", MIB, at_most_bytes=MIB)
     for offer, media_type in ((narrow, "image/jpeg"), (wide, "video/mp4")):
@@ -169,12 +176,12 @@ async def test_an_upload_is_checked_before_it_is_sent(central: Database) -> None
 
 
 async def test_durations_are_kept_the_last_and_the_typical(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         made = await make(tx, await a_workflow(tx))
-        await effects.note_duration(tx, made.id, 10.0)
-        await effects.note_duration(tx, made.id, 20.0)
-        await effects.note_duration(tx, UUID(int=5), 20.0)
-        timed = await effects.get(tx, made.id)
+        await catalog.note_duration(tx, made.id, 10.0)
+        await catalog.note_duration(tx, made.id, 20.0)
+        await catalog.note_duration(tx, UUID(int=5), 20.0)
+        timed = await catalog.get_effect(tx, made.id)
     assert made.typical_seconds is None
     assert timed.last_processing_time_seconds == 20.0
     assert timed.typical_seconds == pytest.approx(12.0)

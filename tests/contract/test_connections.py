@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from sqlalchemy import bindparam, func, select, text, update
 
-from comfyfleet.db import Database, Tx
-from comfyfleet.db.connections import KEPT_MAX, driver_of
-from comfyfleet.db.statement import Insert, Statement
-from comfyfleet.db.tenant import token_wallets
-from comfyfleet.kernel.errors import Unavailable
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.database import KEPT_MAX, driver_of
+from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
+from comfyfleet.server.db.tenant_tables import token_wallets
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 CANCELLED = 500
 TURNS_MAX = 150
 WALLET = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 0, "created_at": NOW}
-OPEN = Insert(token_wallets, list(WALLET), returning=[token_wallets.c.balance])
-READ = Statement(
+OPEN = PreparedInsert(token_wallets, list(WALLET), returning=[token_wallets.c.balance])
+READ = PreparedStatement(
     lambda tx: select(token_wallets.c.balance).where(
         token_wallets.c.user_id == bindparam("of_user")
     )
 )
-ADD = Statement(
+ADD = PreparedStatement(
     lambda tx: (
         update(token_wallets)
         .where(token_wallets.c.user_id == bindparam("of_user"))
@@ -40,20 +40,20 @@ OF = {"of_user": WALLET["user_id"]}
 
 
 async def _look(pool: Database) -> None:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         await READ.first(tx, OF)
         await tx.scalar(select(func.count()).select_from(token_wallets))
 
 
 async def _write(pool: Database) -> None:
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await ADD.first(tx, OF)
         await tx.scalar(select(func.count()).select_from(token_wallets))
         await ADD.first(tx, OF)
 
 
 async def _say(pool: Database) -> None:
-    async with pool.say() as tx:
+    async with pool.execute_one() as tx:
         await ADD.first(tx, OF)
 
 
@@ -78,7 +78,7 @@ async def _open_in_postgres(tx: Tx) -> list[str]:
 
 async def test_whoever_is_cancelled_anywhere_leaves_no_connection_behind(pool: Database) -> None:
     chance = random.Random(11)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await OPEN.add(tx, [WALLET])
     for _ in range(CANCELLED // 20):
         acts = [chance.choice([_look, _write, _say])(pool) for _ in range(20)]
@@ -86,7 +86,7 @@ async def test_whoever_is_cancelled_anywhere_leaves_no_connection_behind(pool: D
     async with asyncio.timeout(10):
         await asyncio.gather(*(_write(pool) for _ in range(20)))
         await asyncio.gather(*(_look(pool) for _ in range(20)))
-    lent = [pool.look() for _ in range(4)]
+    lent = [pool.read() for _ in range(4)]
     for each in lent:
         tx = await each.__aenter__()
         assert not _is_in_transaction(tx)
@@ -103,27 +103,27 @@ async def test_a_server_that_leaves_between_two_statements_is_away(pool: Databas
     if pool.is_sqlite:
         return
     with pytest.raises(Unavailable):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             # What a server that is stopped sends to whoever asks nothing just then.
             driver_of(tx)._protocol.data_received(FAREWELL)
     await _look(pool)
 
 
 async def test_a_connection_is_used_again_and_by_one_at_a_time(pool: Database) -> None:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         first = driver_of(tx)
         await tx.scalar(select(func.count()).select_from(token_wallets))
-        async with pool.look() as other:
+        async with pool.read() as other:
             assert driver_of(other) is not first
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         assert not tx.in_transaction()
         again = driver_of(tx)
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         assert driver_of(tx) is again
 
 
 async def test_what_is_given_back_after_the_close_is_closed(pool: Database) -> None:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         await READ.first(tx, OF)
         await pool.close()
     assert tx.closed
@@ -131,12 +131,12 @@ async def test_what_is_given_back_after_the_close_is_closed(pool: Database) -> N
 
 
 async def test_a_failed_write_is_undone_before_its_connection_is_used_again(pool: Database) -> None:
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await OPEN.add(tx, [WALLET])
     for _ in range(3):
         with contextlib.suppress(RuntimeError):
-            async with pool.begin() as tx:
+            async with pool.transaction() as tx:
                 await ADD.first(tx, OF)
                 raise RuntimeError
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         assert await READ.first(tx, OF) == {"balance": 0}

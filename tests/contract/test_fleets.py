@@ -3,14 +3,14 @@
 import pytest
 from tests.fleetkit.making import NOW, SECRET, a_fleet, a_worker, a_workflow
 
-from comfyfleet.db import Database
-from comfyfleet.fleets import service as fleets
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, Unauthenticated
-from comfyfleet.kernel.keys import hashed
+from comfyfleet.errors import Conflict, InvalidInput, NotFound, Unauthenticated
+from comfyfleet.server.db import Database
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.secrets import hash_key
 
 
 async def test_a_fleet_is_found_by_slug_and_stage(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         made = await a_fleet(tx, "gpus", "production")
         other = await a_fleet(tx, "gpus", "staging")
         assert await fleets.get(tx, "gpus", "production") == made
@@ -21,7 +21,7 @@ async def test_a_fleet_is_found_by_slug_and_stage(central: Database) -> None:
 
 
 async def test_two_fleets_cannot_have_one_name(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         await a_fleet(tx)
         with pytest.raises(Conflict):
             await a_fleet(tx)
@@ -34,24 +34,24 @@ async def test_two_fleets_cannot_have_one_name(central: Database) -> None:
 async def test_a_name_that_would_not_fit_a_url_is_refused(
     central: Database, slug: str, stage: str, field: str
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         with pytest.raises(InvalidInput) as refused:
             await a_fleet(tx, slug, stage)
     assert refused.value.details["field"] == field
 
 
 async def test_only_the_newest_secret_is_right(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         fleets.check_secret(fleet, SECRET)
-        rotated = await fleets.rotate_secret(tx, fleet, secret_hash=hashed("new"))
+        rotated = await fleets.rotate_secret(tx, fleet, secret_hash=hash_key("new"))
     fleets.check_secret(rotated, "new")
     with pytest.raises(Unauthenticated):
         fleets.check_secret(rotated, SECRET)
 
 
 async def test_a_cap_can_be_set_and_taken_away(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         assert (await fleets.set_cap(tx, fleet, max_workers=3)).max_workers == 3
         assert (await fleets.set_cap(tx, fleet, max_workers=None)).max_workers is None
@@ -60,7 +60,7 @@ async def test_a_cap_can_be_set_and_taken_away(central: Database) -> None:
 
 
 async def test_assigning_replaces_the_whole_set_and_tells_what_is_new(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         one, two, three = [await a_workflow(tx, slug) for slug in ("one", "two", "three")]
         first = await fleets.assign(tx, fleet, {one, two}, now=NOW)
@@ -77,7 +77,7 @@ async def test_assigning_replaces_the_whole_set_and_tells_what_is_new(central: D
 
 
 async def test_an_unknown_workflow_is_named_and_nothing_is_assigned(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         known = await a_workflow(tx)
         with pytest.raises(InvalidInput, match="999"):
@@ -89,7 +89,7 @@ async def test_an_unknown_workflow_is_named_and_nothing_is_assigned(central: Dat
 
 
 async def test_the_open_workflow_of_a_fleet_stays_assigned(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         opened, other = await a_workflow(tx, "open-gpus"), await a_workflow(tx, "other")
         fleet = await fleets.set_open_workflow(tx, fleet, workflow_id=opened)
@@ -98,7 +98,7 @@ async def test_the_open_workflow_of_a_fleet_stays_assigned(central: Database) ->
 
 
 async def test_the_object_info_of_a_fleet_is_the_last_reported(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         assert fleet.object_info_hash is None
         await fleets.set_object_info(tx, fleet, key="central/object_info/a.json", content_hash="a")
@@ -107,7 +107,7 @@ async def test_the_object_info_of_a_fleet_is_the_last_reported(central: Database
 
 
 async def test_workers_are_listed_by_fleet_in_pages(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
         await a_workflow(tx, "x")
         await a_workflow(tx, "y")

@@ -25,11 +25,11 @@ async def test_nothing_that_is_held_grows_with_jobs(databases: Databases, tmp_pa
         apps = [each._transport.app.state for each in (customer.client, worker.client)]  # type: ignore[attr-defined]
         for _ in range(ROUNDS_FIRST):
             await each_end(shop, customer, worker)
-        await plane.sides.deferred.flush()
+        await plane.context.deferred.flush()
         before = sizes({"plane": plane, "apps": apps})
         for _ in range(ROUNDS_MORE):
             await each_end(shop, customer, worker)
-        await plane.sides.deferred.flush()
+        await plane.context.deferred.flush()
         after = sizes({"plane": plane, "apps": apps})
     grown = {name: (before[name], size) for name, size in after.items() if size > before[name]}
     assert not grown

@@ -7,13 +7,13 @@ from pathlib import Path
 from tests.dbkit.databases import Databases
 from tests.graphskit.playing import Play, play_on
 
-from comfyfleet.fleets import service as fleets
+from comfyfleet.server.fleets import service as fleets
 
 OFFLINE_AFTER = timedelta(seconds=3)
 
 
 async def unseen_for(play: Play) -> timedelta:
-    async with play.plane.central.look() as tx:
+    async with play.plane.central.read() as tx:
         worker = await fleets.get_worker(tx, "w1")
     return play.plane.clock() - worker.last_seen_at
 

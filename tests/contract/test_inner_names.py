@@ -10,9 +10,8 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect as postgres
 from sqlalchemy.dialects.sqlite.aiosqlite import dialect as sqlite
 from sqlalchemy.engine import Dialect
 
-from comfyfleet.db import Database
-from comfyfleet.db.engine import driver_of
-from comfyfleet.db.sqlite import connect
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.database import connect, driver_of
 
 THINGS = Table(
     "things",
@@ -59,7 +58,7 @@ def test_what_sqlalchemy_compiles_tells_what_is_not_fixed(dialect: Dialect) -> N
 
 
 async def test_sqlalchemy_lends_the_drivers_own_connection(pool: Database) -> None:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         driver = driver_of(tx)
         if pool.is_sqlite:
             assert await driver.fetch("SELECT 1", ()) == [(1,)]

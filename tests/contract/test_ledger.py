@@ -9,12 +9,18 @@ import pytest
 from sqlalchemy import delete, insert, text, update
 from sqlalchemy.exc import DBAPIError
 
-from comfyfleet.db import Database
-from comfyfleet.db.dialect import is_sqlite
-from comfyfleet.db.tenant import token_transactions, token_wallets
-from comfyfleet.kernel.errors import Conflict, InsufficientTokens, InvalidInput, LimitExceeded
-from comfyfleet.ledger import service as ledger
-from comfyfleet.ledger.model import Credited, Fault, JobFacts, Reserved, TransactionType
+from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, LimitExceeded
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.dialect import is_sqlite
+from comfyfleet.server.db.tenant_tables import token_transactions, token_wallets
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import (
+    Credited,
+    Fault,
+    JobLedgerFacts,
+    Reserved,
+    TransactionType,
+)
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 TENANT, ADA, BOB = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -22,28 +28,28 @@ JOB = UUID(int=10)
 
 
 async def pay(pool: Database, amount: int, payment: str = "pi_1", user: UUID = ADA) -> Credited:
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         return await ledger.credit(tx, TENANT, user, amount, payment, now=NOW)
 
 
 async def reserve(pool: Database, job: UUID, amount: int, user: UUID = ADA) -> Reserved:
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         return await ledger.reserve(tx, TENANT, user, job, amount, now=NOW)
 
 
 async def balance(pool: Database, user: UUID = ADA) -> int:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         return await ledger.balance(tx, TENANT, user)
 
 
 async def types(pool: Database, user: UUID = ADA) -> list[str]:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         found = await ledger.transactions(tx, TENANT, user, limit=500)
     return [each.type for each in reversed(found)]
 
 
 async def adds_up(pool: Database) -> bool:
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         return await ledger.verify(tx) == []
 
 
@@ -65,7 +71,7 @@ async def test_a_payment_of_one_user_is_never_credited_to_another(pool: Database
 
 async def test_two_tenants_may_have_payments_of_the_same_id(pool: Database) -> None:
     await pay(pool, 100)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         assert await ledger.credit(tx, UUID(int=9), ADA, 7, "pi_1", now=NOW) == (7, True)
     assert await balance(pool) == 100
 
@@ -91,7 +97,7 @@ async def test_what_a_job_costs_leaves_the_wallet_at_once(pool: Database) -> Non
 
 async def test_too_little_is_refused_with_both_figures_and_nothing_written(pool: Database) -> None:
     await pay(pool, 10)
-    async with pool.begin() as tx:  # and committed: the refusal itself must have left nothing
+    async with pool.transaction() as tx:  # and committed: the refusal itself must have left nothing
         with pytest.raises(InsufficientTokens) as refused:
             await ledger.reserve(tx, TENANT, ADA, JOB, 11, now=NOW)
         with pytest.raises(InsufficientTokens):
@@ -115,7 +121,7 @@ async def test_a_job_reserves_once_and_keeps_its_first_amount(pool: Database) ->
 
 async def test_a_price_of_zero_leaves_no_transaction(pool: Database) -> None:
     assert await reserve(pool, JOB, 0) == Reserved(0, 0, is_new=True)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         assert await ledger.consume(tx, TENANT, JOB, now=NOW) is None
         assert await ledger.refund(tx, TENANT, JOB, now=NOW) is None
     assert await types(pool) == []
@@ -124,7 +130,7 @@ async def test_a_price_of_zero_leaves_no_transaction(pool: Database) -> None:
 async def test_success_spends_what_was_reserved(pool: Database) -> None:
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         settled = await ledger.consume(tx, TENANT, JOB, now=NOW)
     assert settled == (TransactionType.JOB_CONSUME, ADA, 30, True)
     assert await balance(pool) == 70
@@ -134,7 +140,7 @@ async def test_success_spends_what_was_reserved(pool: Database) -> None:
 async def test_failure_gives_back_what_was_reserved(pool: Database) -> None:
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         settled = await ledger.refund(tx, TENANT, JOB, now=NOW)
     assert settled == (TransactionType.JOB_REFUND, ADA, 30, True)
     assert await balance(pool) == 100
@@ -149,11 +155,11 @@ Settle = Callable[..., Awaitable[object]]
 async def test_whichever_settles_first_wins(pool: Database, first: Settle, second: Settle) -> None:
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         won = await ledger.consume(tx, TENANT, JOB, now=NOW) if first is ledger.consume else None
         won = won or await ledger.refund(tx, TENANT, JOB, now=NOW)
     assert won is not None
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         assert await second(tx, TENANT, JOB, now=NOW) == won._replace(is_new=False)
     assert await balance(pool) == (70 if first is ledger.consume else 100)
     assert await adds_up(pool)
@@ -162,7 +168,7 @@ async def test_whichever_settles_first_wins(pool: Database, first: Settle, secon
 async def test_another_tenants_job_is_not_settled(pool: Database) -> None:
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         assert await ledger.refund(tx, UUID(int=9), JOB, now=NOW) is None
     assert await balance(pool) == 70
 
@@ -170,7 +176,7 @@ async def test_another_tenants_job_is_not_settled(pool: Database) -> None:
 async def test_many_jobs_are_reserved_all_or_none(pool: Database) -> None:
     await pay(pool, 1000)
     jobs = {uuid4(): 1 for _ in range(999)} | {uuid4(): 0}
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         assert await ledger.reserve_all(tx, TENANT, ADA, jobs, now=NOW) == (999, 1, True)
         with pytest.raises(InsufficientTokens) as refused:
             await ledger.reserve_all(tx, TENANT, ADA, {uuid4(): 1, uuid4(): 1}, now=NOW)
@@ -186,10 +192,10 @@ async def test_a_job_that_has_its_tokens_is_not_reserved_again_among_others(
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
     with pytest.raises(Conflict):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await ledger.reserve_all(tx, TENANT, ADA, {JOB: 1, uuid4(): 1}, now=NOW)
     with pytest.raises(LimitExceeded):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await ledger.reserve_all(tx, TENANT, ADA, {uuid4(): 0 for _ in range(1001)}, now=NOW)
     assert await balance(pool) == 70
 
@@ -197,7 +203,7 @@ async def test_a_job_that_has_its_tokens_is_not_reserved_again_among_others(
 async def test_transactions_come_in_pages_the_newest_first(pool: Database) -> None:
     for number in range(5):
         await pay(pool, number + 1, f"pi_{number}")
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         first = await ledger.transactions(tx, TENANT, ADA, limit=2)
         rest = await ledger.transactions(tx, TENANT, ADA, before_id=first[-1].id, limit=9)
     assert [each.amount for each in first + rest] == [5, 4, 3, 2, 1]
@@ -243,7 +249,7 @@ async def test_consume_and_refund_at_once_settle_once(pool: Database) -> None:
 
     async def settle(number: int) -> bool:
         act = ledger.consume if number % 2 else ledger.refund
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             settled = await act(tx, TENANT, JOB, now=NOW)
         assert settled is not None
         return settled.is_new
@@ -257,7 +263,7 @@ async def test_under_the_wallets_lock_others_wait(pool: Database) -> None:
     seen: list[int] = []
 
     async def count_and_reserve() -> None:
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await ledger.lock_wallet(tx, TENANT, ADA, now=NOW)
             seen.append(len(await ledger.transactions(tx, TENANT, ADA, limit=500)))
             await asyncio.sleep(0.001)
@@ -277,7 +283,7 @@ async def test_the_database_refuses_to_change_a_transaction(pool: Database, act:
         else delete(token_transactions)
     )
     with pytest.raises(DBAPIError, match="never changed"):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await tx.execute(statement)
     assert await adds_up(pool)
 
@@ -288,20 +294,20 @@ async def test_the_database_refuses_a_balance_below_zero_and_a_second_settlement
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
     line = {"tenant_id": TENANT, "user_id": ADA, "job_id": JOB, "created_at": NOW}
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await tx.execute(insert(token_transactions).values(type="JOB_CONSUME", amount=0, **line))
     with pytest.raises(DBAPIError):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await tx.execute(insert(token_transactions).values(type="JOB_REFUND", amount=3, **line))
     with pytest.raises(DBAPIError):
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             await tx.execute(update(token_wallets).values(balance=-1))
 
 
 async def test_a_wallet_that_is_not_the_sum_is_found(pool: Database) -> None:
     await pay(pool, 100)
     await pay(pool, 5, "pi_2", BOB)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await tx.execute(
             update(token_wallets).values(balance=99).where(token_wallets.c.user_id == ADA)
         )
@@ -313,7 +319,7 @@ async def test_a_wallet_that_is_not_the_sum_is_found(pool: Database) -> None:
 
 async def test_transactions_without_their_wallet_are_found(pool: Database) -> None:
     await pay(pool, 100)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await tx.execute(delete(token_wallets))
         [drift] = await ledger.verify(tx, TENANT)
     assert (drift.fault, drift.user_id) == (Fault.NO_WALLET, ADA)
@@ -327,7 +333,7 @@ async def test_a_settlement_without_or_unlike_its_reservation_is_found(pool: Dat
         {"job_id": JOB, "type": "JOB_REFUND", "amount": 29},
         {"job_id": other, "type": "JOB_CONSUME", "amount": 0},
     ]
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         for row in rows:
             line = {"tenant_id": TENANT, "user_id": ADA, "created_at": NOW, **row}
             await tx.execute(insert(token_transactions).values(line))
@@ -340,7 +346,7 @@ async def test_a_job_settled_twice_is_found_if_the_index_were_gone(pool: Databas
     await pay(pool, 100)
     await reserve(pool, JOB, 30)
     line = {"tenant_id": TENANT, "user_id": ADA, "job_id": JOB, "created_at": NOW}
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await tx.execute(text("DROP INDEX token_transactions_settled"))
         for kind, amount in (("JOB_CONSUME", 0), ("JOB_REFUND", 30)):
             await tx.execute(insert(token_transactions).values(type=kind, amount=amount, **line))
@@ -351,7 +357,7 @@ async def test_a_job_settled_twice_is_found_if_the_index_were_gone(pool: Databas
 
 async def test_a_negative_balance_is_found_if_the_check_were_gone(pool: Database) -> None:
     await pay(pool, 1)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         if is_sqlite(tx):
             await tx.execute(text("PRAGMA ignore_check_constraints = ON"))
         else:
@@ -367,11 +373,11 @@ async def test_ended_jobs_must_be_settled_as_they_ended(pool: Database) -> None:
     jobs = [UUID(int=number) for number in range(20, 25)]
     for job in jobs:
         await reserve(pool, job, 10)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await ledger.consume(tx, TENANT, jobs[0], now=NOW)
         await ledger.refund(tx, TENANT, jobs[1], now=NOW)
-        ended = [JobFacts(job, 10, is_ended=True, is_completed=True) for job in jobs[:3]]
-        going = [JobFacts(jobs[3], 10, is_ended=False, is_completed=False)]
+        ended = [JobLedgerFacts(job, 10, is_ended=True, is_completed=True) for job in jobs[:3]]
+        going = [JobLedgerFacts(jobs[3], 10, is_ended=False, is_completed=False)]
         found = await ledger.verify_jobs(tx, TENANT, ended + going)
     assert [(each.job_id, each.fault) for each in found] == [
         (jobs[1], Fault.SETTLED_WRONGLY),

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database, Tx
-from comfyfleet.kernel.errors import Conflict, InsufficientTokens
-from comfyfleet.ledger import service as ledger
-from comfyfleet.ledger.model import TransactionType
+from comfyfleet.errors import Conflict, InsufficientTokens
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import TransactionType
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class LedgerLife(RuleBasedStateMachine):
 
     def act(self, do: Callable[[Tx], Coroutine[Any, Any, T]]) -> T:
         async def in_one_transaction() -> T:
-            async with self.database.begin() as tx:
+            async with self.database.transaction() as tx:
                 return await do(tx)
 
         return self.loop.run(in_one_transaction())
@@ -125,7 +125,7 @@ class LedgerLife(RuleBasedStateMachine):
     @invariant()
     def it_adds_up(self) -> None:
         async def look() -> None:
-            async with self.database.look() as tx:
+            async with self.database.read() as tx:
                 assert await ledger.verify(tx, self.tenant) == []
                 for user, balance in self.balances.items():
                     assert balance >= 0

@@ -12,15 +12,15 @@ from sqlalchemy import Connection, MetaData, insert, select, text
 from tests.dbkit.databases import Databases
 from tests.dbkit.postgres import create_database
 
-from comfyfleet.db import Database, Tx, open_database
-from comfyfleet.db.central import central
-from comfyfleet.db.dialect import insert_if_new
-from comfyfleet.db.migrating import FOLDER, History, upgrade
-from comfyfleet.db.tenant import ai_jobs, files, tenant
-from comfyfleet.files.service import recount, used_bytes
+from comfyfleet.server.db import Database, Tx, open_database
+from comfyfleet.server.db.central_tables import central_metadata
+from comfyfleet.server.db.dialect import insert_if_new
+from comfyfleet.server.db.schema import MIGRATIONS_FOLDER, History, upgrade_schema
+from comfyfleet.server.db.tenant_tables import ai_jobs, files, tenant_metadata
+from comfyfleet.server.media.service import recount, used_bytes
 
 TENANT = UUID("7c1f8f1e-4a52-4c8e-8f0a-0d9b1f2f3a41")
-METADATA: dict[History, MetaData] = {"central": central, "tenant": tenant}
+METADATA: dict[History, MetaData] = {"central": central_metadata, "tenant": tenant_metadata}
 SQLITE = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 COLUMNS = """
     SELECT table_name || '.' || column_name, concat_ws(' ', data_type, character_maximum_length,
@@ -63,7 +63,7 @@ async def made_at_once(databases: Databases, history: History) -> Database:
     else:
         url = f"sqlite:///{databases.folder / f'{history}-at-once.sqlite3'}"
     database = open_database(url)
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         await tx.run_sync(METADATA[history].create_all)
     return database
 
@@ -73,9 +73,9 @@ async def test_a_migrated_schema_is_that_of_the_code(
     databases: Databases, history: History
 ) -> None:
     migrated, at_once = await databases.open(history), await made_at_once(databases, history)
-    async with migrated.look() as tx:
+    async with migrated.read() as tx:
         found = await schema(tx)
-    async with at_once.look() as tx:
+    async with at_once.read() as tx:
         wanted = await schema(tx)
     assert found == wanted
     assert len(wanted) > 5
@@ -93,11 +93,11 @@ async def test_jobs_keep_their_rows_when_keys_become_their_users(
         url = f"sqlite:///{tmp_path / 'old.sqlite3'}"
     database = open_database(url)
     first, second, nobody = (an_old_job(user_id) for user_id in (uuid4(), uuid4(), None))
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         await tx.run_sync(at_revision, "0004")
         await tx.execute(insert(ai_jobs), [first, nobody | {"idempotency_key": "other"}])
-    await upgrade(database, "tenant")
-    async with database.begin() as tx:
+    await upgrade_schema(database, "tenant")
+    async with database.transaction() as tx:
         kept = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == first["id"]))).one()
         assert {name: kept._mapping[name] for name in first} == first
         for row, is_new in ((first, False), (second, True), (nobody, True), (nobody, False)):
@@ -122,11 +122,11 @@ async def test_what_tenants_store_is_counted_when_the_count_comes(
         | {"created_at": moment, "checked_at": checked_at}
         for number, (size, checked_at) in enumerate(sizes)
     ]
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         await tx.run_sync(at_revision, "0010")
         await tx.execute(insert(files), rows)
-    await upgrade(database, "tenant")
-    async with database.begin() as tx:
+    await upgrade_schema(database, "tenant")
+    async with database.transaction() as tx:
         assert await used_bytes(tx, TENANT) == 700
     assert await recount(database) == {}
     await database.close()
@@ -134,7 +134,7 @@ async def test_what_tenants_store_is_counted_when_the_count_comes(
 
 def at_revision(connection: Connection, revision: str) -> None:
     config = Config()
-    config.set_main_option("script_location", str(FOLDER / "tenant"))
+    config.set_main_option("script_location", str(MIGRATIONS_FOLDER / "tenant"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
 

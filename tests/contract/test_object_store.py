@@ -17,10 +17,10 @@ from fastapi import FastAPI
 from tests.storagekit.s3 import RunningS3, running_s3
 from tests.storagekit.serving import free_listener, served, url_of
 
-from comfyfleet.http.objects import objects_routes
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import InvalidInput, NotFound
-from comfyfleet.storage import LocalStore, ObjectFacts, ObjectStore, open_store
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.server.http.objects import objects_routes
+from comfyfleet.server.storage import LocalStore, ObjectFacts, ObjectStore, open_store
 
 SECRET = b"s" * 32
 PNG = {"Content-Type": "image/png"}

@@ -11,16 +11,16 @@ from tests.dbkit.databases import Databases
 from tests.dbkit.plans import statements_of
 from tests.jobskit.sides import START
 
-from comfyfleet.audit import service as audit
-from comfyfleet.db import Tx
-from comfyfleet.db.migrating import History
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import Lane, Status
-from comfyfleet.dispatch.store import rows
-from comfyfleet.jobs import store as jobs
-from comfyfleet.jobs.model import JobStatus
-from comfyfleet.plane import store as plane
-from comfyfleet.upkeep import store as upkeep
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db import metrics_queries as plane
+from comfyfleet.server.db.schema import History
+from comfyfleet.server.jobs import store as job_store
+from comfyfleet.server.jobs.model import JobStatus
+from comfyfleet.server.maintenance import store as upkeep
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import DispatchStatus, QueueLane
+from comfyfleet.server.queue.store import reads
 
 ROWS = 20_000
 LATER = START + timedelta(days=3650)
@@ -59,10 +59,10 @@ MEDIA = """
 async def _filled(databases: Databases, history: History, *statements: str) -> AsyncIterator[Tx]:
     database = await databases.open(history, is_new=True)
     try:
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             for statement in (*statements, "ANALYZE"):
                 await tx.exec_driver_sql(_with_values(statement))
-        async with database.look() as tx:
+        async with database.read() as tx:
             yield tx
     finally:
         await database.close()
@@ -96,14 +96,14 @@ def _removed(plan: str) -> int:
 async def test_dispatches_are_listed_along_indexes(postgres_databases: Databases) -> None:
     async with _filled(postgres_databases, "central", WORKFLOW, DISPATCHES) as tx:
         for wanted in (
-            {"status": Status.CANCELLED},
-            {"status": Status.FAILED},
+            {"status": DispatchStatus.CANCELLED},
+            {"status": DispatchStatus.FAILED},
             {"is_poisoned": True},
             {"worker_id": "worker-7"},
             {"tenant_id": TENANT},
-            {"tenant_id": TENANT, "status": Status.COMPLETED},
+            {"tenant_id": TENANT, "status": DispatchStatus.COMPLETED},
         ):
-            await require_index(tx, dispatch.list_(tx, **wanted, limit=20))
+            await require_index(tx, dispatch.list_dispatches(tx, **wanted, limit=20))
         await require_index(tx, dispatch.queued_after(tx, None, before=LATER, limit=20))
         await require_index(tx, dispatch.ended_before(tx, LATER, after=None, limit=20))
 
@@ -116,17 +116,19 @@ async def test_the_audit_is_read_along_indexes(postgres_databases: Databases) ->
             {"tenant_id": TENANT},
             {"subject": "dispatch:77"},
         ):
-            await require_index(tx, audit.find(tx, **wanted, limit=20))
+            await require_index(tx, notifications.find_audit_entries(tx, **wanted, limit=20))
 
 
 async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> None:
     async with _filled(postgres_databases, "tenant", JOBS) as tx:
         for status in (JobStatus.CANCELLED, JobStatus.COMPLETED, None):
-            page = jobs.page(tx, TENANT, USER, before=None, status=status, limit=20)
+            page = job_store.list_page(tx, TENANT, USER, before=None, status=status, limit=20)
             await require_index(tx, page)
-        await require_index(tx, jobs.active_after(tx, None, before=LATER, limit=20))
+        await require_index(tx, job_store.active_after(tx, None, before=LATER, limit=20))
         await require_index(tx, plane.jobs_of_runs(tx))
-        old = jobs.remove_prompts(tx, ended_before=START - timedelta(days=900), now=START, limit=20)
+        old = job_store.remove_prompts(
+            tx, ended_before=START - timedelta(days=900), now=START, limit=20
+        )
         await require_index(tx, old)
 
 
@@ -146,9 +148,9 @@ HELD = """
 async def test_what_is_prefetched_is_found_along_an_index_among_many_leases(
     postgres_databases: Databases,
 ) -> None:
-    lanes = [Lane(1, "production", "self_hosted")]
+    lanes = [QueueLane(1, "production", "self_hosted")]
     async with _filled(postgres_databases, "central", WORKFLOW, HELD) as tx:
-        await _require_index(tx, rows._HAS_PREFETCHED.compiled(tx).text, ("worker-0", 1))
+        await _require_index(tx, reads._HAS_PREFETCHED.compiled(tx).text, ("worker-0", 1))
         await require_index(tx, dispatch.is_any_prefetched(tx, lanes, not_of="worker-0"))
         assert await dispatch.has_prefetched(tx, not_of="worker-1")
         assert not await dispatch.has_prefetched(tx, not_of="worker-0")

@@ -19,10 +19,10 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.upkeepkit import Ahead
 
-from comfyfleet.dispatch.waiting import Asked
-from comfyfleet.fleets import service as fleets
-from comfyfleet.jobs import polling
-from comfyfleet.jobs.waiting_workers import PASS_SECONDS, WaitingWorkers, look_at
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.jobs import poll
+from comfyfleet.server.jobs.poll import REFRESH_SECONDS, WaitingWorkerRefresher, refresh_workers
+from comfyfleet.server.queue.waiters import PollRequest
 
 PATIENCE_SECONDS = 10
 WAIT_SECONDS = 30
@@ -48,13 +48,15 @@ class Room:
 
     async def look(self) -> None:
         queue = self.yard.plane.queue
-        await look_at(self.yard.plane.sides, [each.waiter for each in queue.parked_ones()])
+        await refresh_workers(
+            self.yard.plane.context, [each.waiter for each in queue.parked_requests()]
+        )
 
     async def answer(self, worker_id: str) -> httpx.Response:
         return await asyncio.wait_for(self.polls.pop(worker_id), PATIENCE_SECONDS)
 
     async def seen_for(self, worker_id: str) -> timedelta:
-        async with self.yard.plane.central.look() as tx:
+        async with self.yard.plane.central.read() as tx:
             worker = await fleets.get_worker(tx, worker_id)
         return self.clock() - worker.last_seen_at
 
@@ -91,7 +93,7 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
     await room.enter("w2")
     await room.look()
     await room.wait(2)
-    first = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_ones()}
+    first = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_requests()}
     await ORDERS[order](room.yard)
     await room.look()
     assert first["w1"].future.done()
@@ -104,7 +106,7 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
 async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None:
     await room.yard.act("maintenance", on=True)
     await room.enter("w1")
-    (held_back,) = room.yard.plane.queue.parked_ones()
+    (held_back,) = room.yard.plane.queue.parked_requests()
     await room.look()
     assert not held_back.future.done()
     await room.yard.act("maintenance", on=False)
@@ -116,7 +118,7 @@ async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None
 async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(room: Room) -> None:
     await room.yard.assign()
     await room.enter("w1")
-    (held_back,) = room.yard.plane.queue.parked_ones()
+    (held_back,) = room.yard.plane.queue.parked_requests()
     assert not held_back.waiter.affinities
     assert not held_back.waiter.lanes
 
@@ -124,14 +126,14 @@ async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(r
 async def test_the_last_one_that_lives_is_told_that_it_is_alone(room: Room) -> None:
     await room.enter("w1")
     await room.enter("w2")
-    alone = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_ones()}
+    alone = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_requests()}
     room.polls.pop("w2").cancel()
     await room.wait(1)
     room.clock.by = timedelta(seconds=room.yard.plane.settings.offline_after_seconds + 5)
     await room.look()
     assert not alone["w2"].waiter.is_alone
     await room.wait(1)
-    (now,) = room.yard.plane.queue.parked_ones()
+    (now,) = room.yard.plane.queue.parked_requests()
     assert now.waiter.is_alone
 
 
@@ -150,18 +152,18 @@ async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) 
     assert await statements() == of_two
     for worker_id in room.polls:
         assert await room.seen_for(worker_id) < timedelta(seconds=30)
-    assert len(room.yard.plane.queue.parked_ones()) == len(room.polls), "nobody was woken"
+    assert len(room.yard.plane.queue.parked_requests()) == len(room.polls), "nobody was woken"
 
 
 async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room) -> None:
-    waiting = WaitingWorkers(room.yard.plane.sides)
+    waiting = WaitingWorkerRefresher(room.yard.plane.context)
     await room.enter("w1")
     await room.enter("w2")
     with counting(room.yard.plane.central) as sent:
         await waiting.look()
     assert not sent, "both have just been let in"
-    for each in room.yard.plane.queue.parked_ones():
-        each.looked_at -= PASS_SECONDS
+    for each in room.yard.plane.queue.parked_requests():
+        each.looked_at -= REFRESH_SECONDS
     await ORDERS["revoke"](room.yard)
     await waiting.look()
     assert (await room.answer("w1")).status_code == 401
@@ -172,12 +174,14 @@ async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room
 
 async def test_a_poll_that_was_answered_is_not_kept_until_the_next_look(room: Room) -> None:
     await room.enter("w1")
-    looking = asyncio.create_task(WaitingWorkers(room.yard.plane.sides).run())
+    looking = asyncio.create_task(WaitingWorkerRefresher(room.yard.plane.context).run())
     await asyncio.sleep(0)
     room.yard.plane.queue.dismiss(["w1"])
     await room.wait(1)
     gc.collect()
-    kept = [each for each in gc.get_objects() if isinstance(each, Asked) and each.future.done()]
+    kept = [
+        each for each in gc.get_objects() if isinstance(each, PollRequest) and each.future.done()
+    ]
     looking.cancel()
     assert kept == []
 
@@ -186,9 +190,9 @@ async def test_a_poll_that_was_answered_is_not_kept_until_the_next_look(room: Ro
 async def test_waits_of_the_same_length_end_apart(
     room: Room, monkeypatch: pytest.MonkeyPatch, chance: float, seconds: float
 ) -> None:
-    monkeypatch.setattr(polling, "_dice", Mock(random=lambda: chance))
+    monkeypatch.setattr(poll, "_dice", Mock(random=lambda: chance))
     begun = asyncio.get_running_loop().time()
     await room.enter("w1")
-    (asked,) = room.yard.plane.queue.parked_ones()
+    (asked,) = room.yard.plane.queue.parked_requests()
     entered = asyncio.get_running_loop().time()
     assert begun + seconds <= asked.deadline <= entered + seconds

@@ -9,14 +9,8 @@ from sqlalchemy import update
 from tests.dbkit.dispatches import new
 from tests.fleetkit.making import NOW, a_fleet, a_worker, a_workflow, key_of
 
-from comfyfleet.db import Database, Tx
-from comfyfleet.db.central import dispatches
-from comfyfleet.db.state import MAINTENANCE, write_state
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.fleets import decide
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Fleet, Registration, Sighting, Worker
-from comfyfleet.kernel.errors import (
+from comfyfleet.api.worker import BackendFacts, Reading
+from comfyfleet.errors import (
     Conflict,
     FleetFull,
     InvalidInput,
@@ -24,8 +18,14 @@ from comfyfleet.kernel.errors import (
     Unauthenticated,
     WorkerRevoked,
 )
-from comfyfleet.kernel.keys import hashed
-from comfyfleet.wire.messages import BackendFacts, Reading
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.db.coordination import MAINTENANCE, write_state
+from comfyfleet.server.fleets import model
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerRegistration
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.secrets import hash_key
 
 BOTH = ("self_hosted", "cloud")
 FACTS = BackendFacts(
@@ -41,7 +41,7 @@ def later(seconds: float) -> timedelta:
 
 
 async def test_a_worker_that_joins_is_approved_at_once(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         worker = await a_worker(tx, fleet, "gpu-7", capabilities=["video"], backend=FACTS)
         assert await fleets.get_worker(tx, "gpu-7") == worker
@@ -54,15 +54,17 @@ async def test_a_worker_that_joins_is_approved_at_once(central: Database) -> Non
 
 
 async def test_an_id_that_is_taken_is_a_conflict(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         await a_worker(tx, fleet, "gpu-7")
         with pytest.raises(Conflict, match="gpu-7"):
-            await fleets.register(tx, fleet, Registration("gpu-7"), hashed("k"), cap=50, now=NOW)
+            await fleets.register_worker(
+                tx, fleet, WorkerRegistration("gpu-7"), hash_key("k"), cap=50, now=NOW
+            )
 
 
 async def test_a_fleet_that_is_full_lets_nobody_in(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx, max_workers=1)
         await a_worker(tx, fleet, "gpu-1")
         with pytest.raises(FleetFull, match="gpus/production"):
@@ -72,14 +74,16 @@ async def test_a_fleet_that_is_full_lets_nobody_in(central: Database) -> None:
 
 
 async def test_the_cap_holds_when_many_join_at_once(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
 
     async def join(number: int) -> bool:
-        registration = Registration(f"gpu-{number}")
+        registration = WorkerRegistration(f"gpu-{number}")
         try:
-            async with central.begin() as tx:
-                await fleets.register(tx, fleet, registration, hashed(f"{number}"), cap=5, now=NOW)
+            async with central.transaction() as tx:
+                await fleets.register_worker(
+                    tx, fleet, registration, hash_key(f"{number}"), cap=5, now=NOW
+                )
         except FleetFull:
             return False
         return True
@@ -89,14 +93,14 @@ async def test_the_cap_holds_when_many_join_at_once(central: Database) -> None:
 
 
 async def test_one_id_is_given_once_in_each_fleet_to_many_that_ask(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
 
     async def join(fleet: Fleet, number: int) -> bool:
         try:
-            async with central.begin() as tx:
-                await fleets.register(
-                    tx, fleet, Registration("gpu"), hashed(f"{number}"), cap=50, now=NOW
+            async with central.transaction() as tx:
+                await fleets.register_worker(
+                    tx, fleet, WorkerRegistration("gpu"), hash_key(f"{number}"), cap=50, now=NOW
                 )
         except Conflict:
             return False
@@ -107,7 +111,7 @@ async def test_one_id_is_given_once_in_each_fleet_to_many_that_ask(central: Data
 
 
 async def test_a_workflow_that_does_not_exist_is_named(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         await a_workflow(tx, "upscale")
         with pytest.raises(InvalidInput, match="nowhere") as refused:
@@ -119,47 +123,47 @@ async def test_a_workflow_that_does_not_exist_is_named(central: Database) -> Non
 
 
 async def test_a_key_opens_the_door_until_it_is_rotated(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
-        assert await fleets.authenticate(tx, key_of("gpu-7")) == worker
+        assert await fleets.authenticate_worker(tx, key_of("gpu-7")) == worker
         await fleets.rotate_key(tx, worker, key="new", at_once=True)
         with pytest.raises(Unauthenticated):
-            await fleets.authenticate(tx, key_of("gpu-7"))
-        assert await fleets.authenticate(tx, "new") == worker
+            await fleets.authenticate_worker(tx, key_of("gpu-7"))
+        assert await fleets.authenticate_worker(tx, "new") == worker
 
 
 async def test_a_revoked_key_is_dead_until_the_worker_is_approved_again(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
-        worker = await fleets.revoke(tx, worker, now=NOW)
+        worker = await fleets.revoke_worker(tx, worker, now=NOW)
         with pytest.raises(Unauthenticated, match="revoked"):
-            await fleets.authenticate(tx, key_of("gpu-7"))
-        await fleets.approve(tx, worker)
-        assert (await fleets.authenticate(tx, key_of("gpu-7"))).is_approved
+            await fleets.authenticate_worker(tx, key_of("gpu-7"))
+        await fleets.approve_worker(tx, worker)
+        assert (await fleets.authenticate_worker(tx, key_of("gpu-7"))).is_approved
 
 
 async def test_a_worker_has_both_keys_until_it_uses_the_new_one(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx), "gpu-7")
         await fleets.rotate_key(tx, worker, key="new")
-        assert (await fleets.authenticate(tx, key_of("gpu-7"))).next_key == "new"
-        known = await fleets.authenticate(tx, "new")
-        taken = await fleets.take_next_key(tx, known, hashed("new"))
-        assert (taken.next_key, taken.key_hash) == (None, hashed("new"))
-        assert (await fleets.authenticate(tx, "new")).next_key is None
+        assert (await fleets.authenticate_worker(tx, key_of("gpu-7"))).next_key == "new"
+        known = await fleets.authenticate_worker(tx, "new")
+        taken = await fleets.take_next_key(tx, known, hash_key("new"))
+        assert (taken.next_key, taken.key_hash) == (None, hash_key("new"))
+        assert (await fleets.authenticate_worker(tx, "new")).next_key is None
         with pytest.raises(Unauthenticated):
-            await fleets.authenticate(tx, key_of("gpu-7"))
+            await fleets.authenticate_worker(tx, key_of("gpu-7"))
         with pytest.raises(Unauthenticated, match="replaced"):
-            await fleets.still_known(tx, worker.worker_id, worker.key_hash)
+            await fleets.reauthenticate(tx, worker.worker_id, worker.key_hash)
 
 
 async def test_a_revoked_worker_bars_its_id_for_good_and_not_its_place(central: Database) -> None:
     soon = NOW + timedelta(days=30)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx, max_workers=1)
-        worker = await fleets.revoke(tx, await a_worker(tx, fleet, "gpu-7"), now=NOW)
-        assert await fleets.stale(tx, unseen_since=soon) == []
-        assert not await fleets.remove_stale(tx, worker, unseen_since=soon)
+        worker = await fleets.revoke_worker(tx, await a_worker(tx, fleet, "gpu-7"), now=NOW)
+        assert await fleets.stale_workers(tx, unseen_since=soon) == []
+        assert not await fleets.remove_stale_worker(tx, worker, unseen_since=soon)
         with pytest.raises(WorkerRevoked):
             await joined(tx, fleet, "gpu-7", unseen_since=soon)
         await joined(tx, fleet, "gpu-8", unseen_since=soon)
@@ -168,20 +172,20 @@ async def test_a_revoked_worker_bars_its_id_for_good_and_not_its_place(central: 
 async def test_the_id_of_a_worker_that_is_lost_is_taken_over_with_the_orders_to_it(
     central: Database,
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx, max_workers=1)
-        worker = await fleets.drain(tx, await a_worker(tx, fleet, "gpu-7"))
+        worker = await fleets.drain_worker(tx, await a_worker(tx, fleet, "gpu-7"))
         with pytest.raises(Conflict):
             await joined(tx, fleet, "gpu-7", unseen_since=worker.last_seen_at)
         taken = await joined(tx, fleet, "gpu-7", unseen_since=NOW + timedelta(seconds=90))
         assert taken.is_draining
         with pytest.raises(Unauthenticated):
-            await fleets.authenticate(tx, key_of("gpu-7"))
-        assert (await fleets.authenticate(tx, "another key")).id == taken.id
+            await fleets.authenticate_worker(tx, key_of("gpu-7"))
+        assert (await fleets.authenticate_worker(tx, "another key")).id == taken.id
 
 
 async def test_an_id_of_another_fleet_keeps_nobody_out(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         rogue = await a_worker(tx, await a_fleet(tx, "rogue"), "gpu-7")
         mine = await joined(tx, await a_fleet(tx, "gpus"), "gpu-7", unseen_since=NOW)
         assert (rogue.worker_id, mine.worker_id) == ("gpu-7", "gpus.production:gpu-7")
@@ -190,26 +194,26 @@ async def test_an_id_of_another_fleet_keeps_nobody_out(central: Database) -> Non
 
 
 async def test_a_fleet_may_want_workers_to_be_approved_by_hand(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await fleets.set_approval(tx, await a_fleet(tx), approval="manual")
         await fleets.assign(tx, fleet, {await a_workflow(tx)}, now=NOW)
         worker = await a_worker(tx, fleet)
         assert (worker.is_approved, worker.revoked_at) == (False, None)
         assert await fleets.lanes_of(tx, worker, BOTH) == frozenset()
-        assigned = (await fleets.standing_of(tx, worker)).assigned
-        assert "approval" in decide.why_no_lanes(worker, assigned)
-        approved = await fleets.approve(tx, worker)
+        assigned = (await fleets.get_standing(tx, worker)).assigned
+        assert "approval" in model.why_no_lanes(worker, assigned)
+        approved = await fleets.approve_worker(tx, worker)
         assert await fleets.lanes_of(tx, approved, BOTH)
         with pytest.raises(InvalidInput):
             await fleets.set_approval(tx, fleet, approval="perhaps")
 
 
-async def joined(tx: Tx, fleet: Fleet, worker_id: str, *, unseen_since: datetime) -> Worker:
-    return await fleets.register(
+async def joined(tx: Tx, fleet: Fleet, worker_id: str, *, unseen_since: datetime) -> FleetWorker:
+    return await fleets.register_worker(
         tx,
         fleet,
-        Registration(worker_id),
-        hashed("another key"),
+        WorkerRegistration(worker_id),
+        hash_key("another key"),
         cap=50,
         now=NOW,
         unseen_since=unseen_since,
@@ -217,23 +221,23 @@ async def joined(tx: Tx, fleet: Fleet, worker_id: str, *, unseen_since: datetime
 
 
 async def test_a_removed_worker_frees_its_id_and_its_place(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx, max_workers=1)
         await a_workflow(tx)
         worker = await a_worker(tx, fleet, workflow_slugs=("upscale",))
-        assert await fleets.remove(tx, worker)
-        assert not await fleets.remove(tx, worker)
+        assert await fleets.remove_worker(tx, worker)
+        assert not await fleets.remove_worker(tx, worker)
         await a_worker(tx, fleet)
         with pytest.raises(NotFound):
             await fleets.get_worker(tx, "gpu-2")
         with pytest.raises(NotFound):
-            await fleets.drain(tx, worker)
+            await fleets.drain_worker(tx, worker)
 
 
 async def test_lanes_are_what_is_assigned_and_runnable_with_its_capabilities(
     central: Database,
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         plain = await a_workflow(tx, "plain")
         video = await a_workflow(tx, "video", required_capabilities=["video", "big"])
@@ -255,7 +259,7 @@ async def test_lanes_are_what_is_assigned_and_runnable_with_its_capabilities(
 
 
 async def test_a_worker_may_serve_only_some_of_its_fleets_workflows(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         one, two = await a_workflow(tx, "one"), await a_workflow(tx, "two")
         await a_workflow(tx, "elsewhere")
@@ -269,27 +273,27 @@ async def test_a_worker_may_serve_only_some_of_its_fleets_workflows(central: Dat
 
 
 async def test_a_worker_that_drains_or_was_revoked_has_no_lanes(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         await fleets.assign(tx, fleet, {await a_workflow(tx)}, now=NOW)
         worker = await a_worker(tx, fleet)
-        drained = await fleets.drain(tx, worker)
+        drained = await fleets.drain_worker(tx, worker)
         assert await fleets.lanes_of(tx, drained, BOTH) == frozenset()
-        back = await fleets.drain(tx, drained, is_draining=False)
+        back = await fleets.drain_worker(tx, drained, is_draining=False)
         assert len(await fleets.lanes_of(tx, back, BOTH)) == 2
-        revoked = await fleets.revoke(tx, back, now=NOW)
+        revoked = await fleets.revoke_worker(tx, back, now=NOW)
         assert await fleets.lanes_of(tx, revoked, BOTH) == frozenset()
 
 
-async def is_alone(tx: Tx, worker: Worker, lanes: Any, since: datetime) -> bool:
-    return await fleets.two_for(tx, lanes, seen_since=since) <= {worker.worker_id}
+async def is_alone(tx: Tx, worker: FleetWorker, lanes: Any, since: datetime) -> bool:
+    return await fleets.find_two_workers(tx, lanes, seen_since=since) <= {worker.worker_id}
 
 
 async def test_what_stands_for_and_against_a_worker_is_read_at_once(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         worker = await a_worker(tx, fleet)
-        assert await fleets.standing_of(tx, worker) == ([], (), False)
+        assert await fleets.get_standing(tx, worker) == ([], (), False)
         await fleets.assign(
             tx, fleet, {await a_workflow(tx, "b"), await a_workflow(tx, "a")}, now=NOW
         )
@@ -301,7 +305,7 @@ async def test_what_stands_for_and_against_a_worker_is_read_at_once(central: Dat
             whose = worker.worker_id if number else "another"
             values = {"status": "leased", "worker_id": whose}
             await tx.execute(update(dispatches).where(dispatches.c.id == held[-1]).values(values))
-        found = await fleets.standing_of(tx, worker)
+        found = await fleets.get_standing(tx, worker)
     assert [each.slug for each in found.assigned] == ["a", "b"]
     assert found.held == tuple(held[1:])
     assert found.in_maintenance
@@ -310,7 +314,7 @@ async def test_what_stands_for_and_against_a_worker_is_read_at_once(central: Dat
 async def test_a_key_is_read_together_with_what_stands_for_and_against_its_worker(
     central: Database,
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet, other = await a_fleet(tx), await a_fleet(tx, "other")
         plain = await a_workflow(tx, "plain")
         large = await a_workflow(tx, "large", required_capabilities=frozenset({"large"}))
@@ -323,8 +327,8 @@ async def test_a_key_is_read_together_with_what_stands_for_and_against_its_worke
         await tx.execute(update(dispatches).where(dispatches.c.id == made.id).values(leased))
         for each in ("all", "two"):
             worker, standing = await fleets.authenticate_with_standing(tx, key_of(each))
-            assert worker == await fleets.authenticate(tx, key_of(each))
-            assert standing == await fleets.standing_of(tx, worker)
+            assert worker == await fleets.authenticate_worker(tx, key_of(each))
+            assert standing == await fleets.get_standing(tx, worker)
             assert [each.slug for each in standing.assigned] == ["large", "plain"]
     assert worker.workflow_ids == frozenset({plain, large})
     assert standing.held == (made.id,)
@@ -335,14 +339,14 @@ async def test_a_key_is_read_together_with_what_stands_for_and_against_its_worke
 async def test_a_key_that_is_not_good_is_refused_with_and_without_a_standing(
     central: Database,
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx))
         with pytest.raises(Unauthenticated):
             await fleets.authenticate_with_standing(tx, "nobody's")
         await fleets.rotate_key(tx, worker, key="next")
         told, _ = await fleets.authenticate_with_standing(tx, "next")
         assert told == worker
-        await fleets.revoke(tx, worker, now=NOW)
+        await fleets.revoke_worker(tx, worker, now=NOW)
         with pytest.raises(WorkerRevoked):
             await fleets.authenticate_with_standing(tx, key_of(worker.worker_id))
 
@@ -351,7 +355,7 @@ async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
     central: Database,
 ) -> None:
     since = NOW - later(90)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         one, two = await a_fleet(tx, "one"), await a_fleet(tx, "two")
         shared, own = await a_workflow(tx, "shared"), await a_workflow(tx, "own")
         await fleets.assign(tx, one, {shared, own}, now=NOW)
@@ -363,14 +367,14 @@ async def test_a_worker_is_alone_until_another_lives_in_one_of_its_lanes(
         assert await is_alone(tx, worker, lanes, since)
         other = await a_worker(tx, two, "gpu-2")
         assert not await is_alone(tx, worker, lanes, since)
-        live = await fleets.live_by_lane(tx, seen_since=since)
+        live = await fleets.live_workers_by_lane(tx, seen_since=since)
         assert live[(shared, "production", "self_hosted")] == {"gpu-1", "gpu-2"}  # type: ignore[index]
-        await fleets.drain(tx, other)
+        await fleets.drain_worker(tx, other)
         assert await is_alone(tx, worker, lanes, since)
 
 
 async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         video = await a_workflow(tx, "video", required_capabilities=["video"])
         await fleets.assign(tx, fleet, {video}, now=NOW)
@@ -387,17 +391,17 @@ async def test_those_who_cannot_help_do_not_hide_the_one_who_can(central: Databa
 async def test_a_sighting_is_written_every_ten_seconds_or_when_it_is_news(
     central: Database,
 ) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx))
         soon = NOW + later(9)
-        seen = await fleets.seen(tx, worker, Sighting(load=1), now=soon)
+        seen = await fleets.record_sighting(tx, worker, Sighting(load=1), now=soon)
         assert (seen.current_load, seen.last_seen_at) == (1, soon)
         assert await fleets.get_worker(tx, "gpu-1") == worker
-        seen = await fleets.seen(
+        seen = await fleets.record_sighting(
             tx, worker, Sighting(capabilities=frozenset({"video"}), load=1), now=soon
         )
         assert await fleets.get_worker(tx, "gpu-1") == seen
-        seen = await fleets.seen(
+        seen = await fleets.record_sighting(
             tx, seen, Sighting(models_loaded=("sdxl",), load=2), now=soon + later(10)
         )
         assert await fleets.get_worker(tx, "gpu-1") == seen
@@ -406,46 +410,48 @@ async def test_a_sighting_is_written_every_ten_seconds_or_when_it_is_news(
 
 
 async def test_what_a_backend_has_is_kept_when_it_changes(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx))
         assert await fleets.facts_of(tx, [worker]) == {}
-        await fleets.seen(tx, worker, Sighting(backend=FACTS), now=NOW)
+        await fleets.record_sighting(tx, worker, Sighting(backend=FACTS), now=NOW)
         assert await fleets.facts_of(tx, [worker]) == {"gpu-1": FACTS}
 
 
 async def test_a_worker_that_was_removed_cannot_be_seen(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx))
-        await fleets.remove(tx, worker)
+        await fleets.remove_worker(tx, worker)
         with pytest.raises(Unauthenticated, match="removed"):
-            await fleets.seen(tx, worker, Sighting(), now=NOW + later(60))
+            await fleets.record_sighting(tx, worker, Sighting(), now=NOW + later(60))
 
 
 async def test_readings_are_kept_every_thirty_seconds_and_not_for_ever(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         worker = await a_worker(tx, await a_fleet(tx))
         for second in range(0, 100, 10):
             reading = Reading(cpu_percent=second)
-            await fleets.seen(tx, worker, Sighting(reading=reading), now=NOW + later(second))
+            await fleets.record_sighting(
+                tx, worker, Sighting(reading=reading), now=NOW + later(second)
+            )
         kept = await fleets.readings(tx, "gpu-1", since=NOW, limit=10)
         assert [each.reading.cpu_percent for each in kept] == [70, 40, 10]
-        removed = await fleets.thin_readings(tx, before=NOW + later(50), limit=10)
+        removed = await fleets.prune_readings(tx, before=NOW + later(50), limit=10)
         left = await fleets.readings(tx, "gpu-1", since=NOW, limit=10)
     assert removed == 2
     assert [each.at for each in left] == [NOW + later(70)]
 
 
 async def test_stale_workers_are_removed_unless_they_came_back(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         fleet = await a_fleet(tx)
         gone = await a_worker(tx, fleet, "gone")
         back = await a_worker(tx, fleet, "back")
         now = NOW + later(601)
         since = now - later(600)
-        assert await fleets.stale(tx, unseen_since=since) == [back, gone]
-        await fleets.seen(tx, back, Sighting(), now=now)
-        assert not await fleets.remove_stale(tx, back, unseen_since=since)
-        assert await fleets.remove_stale(tx, gone, unseen_since=since)
+        assert await fleets.stale_workers(tx, unseen_since=since) == [back, gone]
+        await fleets.record_sighting(tx, back, Sighting(), now=now)
+        assert not await fleets.remove_stale_worker(tx, back, unseen_since=since)
+        assert await fleets.remove_stale_worker(tx, gone, unseen_since=since)
         assert await fleets.workers_of(tx, fleet) == [
             await fleets.get_worker(tx, "back"),
         ]

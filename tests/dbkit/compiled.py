@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import LRUCache
 
-from comfyfleet.db import engine as product
+from comfyfleet.server.db import database as product
 
 COMPILED_MAX = 4000
 # By the name of the driver: what a first connection has made ready.

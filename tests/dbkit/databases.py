@@ -10,8 +10,8 @@ import asyncpg
 from sqlalchemy.engine import make_url
 from tests.dbkit.postgres import create_database
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.db.migrating import History, upgrade
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.schema import History, upgrade_schema
 
 # A test may have changed the schema: such a database is of no use to another test.
 _SCHEMA = """SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_constraint),
@@ -73,7 +73,7 @@ class Databases:
         else:
             url = f"sqlite:///{self.folder / f'{history}-template.sqlite3'}"
         database = open_database(url)
-        await upgrade(database, history)
+        await upgrade_schema(database, history)
         await database.close()
         schema = await _schema_of(url) if self.server_url else ()
         self._templates[history] = _Template(url, schema)

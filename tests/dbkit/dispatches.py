@@ -9,29 +9,33 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
-from comfyfleet.db import Database
-from comfyfleet.db.central import audit_log, dispatches, workflows
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Dispatch, Lane, Lease, NewDispatch, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.kernel.clock import Clock, utc_now
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.clock import Clock, utc_now
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import audit_log, dispatches, workflows
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import Dispatch, DispatchLease, NewDispatch, QueueLane, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.settings import Settings
 
 ADA = uuid.UUID(int=0xADA)
 BOB = uuid.UUID(int=0xB0B)
 
 
-def lane(number: int = 1, *, stage: str = "production", provider: str = "self_hosted") -> Lane:
-    return Lane(number, stage, provider)
+def lane(number: int = 1, *, stage: str = "production", provider: str = "self_hosted") -> QueueLane:
+    return QueueLane(number, stage, provider)
 
 
 def new(
-    tenant: uuid.UUID = ADA, *, to: Lane | None = None, job: uuid.UUID | None = None, **more: Any
+    tenant: uuid.UUID = ADA,
+    *,
+    to: QueueLane | None = None,
+    job: uuid.UUID | None = None,
+    **more: Any,
 ) -> NewDispatch:
     return NewDispatch(tenant, job or uuid.uuid4(), to or lane(), **more)
 
 
-def waiter(name: str = "gpu-1", *, lanes: Sequence[Lane] | None = None, **more: Any) -> Waiter:
+def waiter(name: str = "gpu-1", *, lanes: Sequence[QueueLane] | None = None, **more: Any) -> Waiter:
     affinities = frozenset({f"worker:{name}", "fleet:default/production"})
     return Waiter(name, frozenset([lane()] if lanes is None else lanes), affinities, **more)
 
@@ -48,30 +52,32 @@ async def add_workflows(db: Database, *numbers: int) -> None:
         }
         for number in numbers or (1, 2, 3)
     ]
-    async with db.begin() as tx:
+    async with db.transaction() as tx:
         await tx.execute(insert(workflows), rows)
 
 
 async def submit(db: Database, *jobs: NewDispatch, now: datetime | None = None) -> list[Dispatch]:
-    async with db.begin() as tx:
+    async with db.transaction() as tx:
         return await service.enqueue(tx, jobs, now=now or utc_now())
 
 
 async def seen(db: Database, dispatch_id: int) -> Dispatch:
-    async with db.look() as tx:
+    async with db.read() as tx:
         return await service.get(tx, dispatch_id)
 
 
 @asynccontextmanager
-async def opened(db: Database, *, clock: Clock = utc_now, **settings: Any) -> AsyncIterator[Queue]:
-    queue = Queue(db, settings=Settings(**settings), clock=clock, new_token=uuid.uuid4)
+async def opened(
+    db: Database, *, clock: Clock = utc_now, **settings: Any
+) -> AsyncIterator[DispatchQueue]:
+    queue = DispatchQueue(db, settings=Settings(**settings), clock=clock, new_token=uuid.uuid4)
     try:
         yield queue
     finally:
         await queue.close()
 
 
-async def leased(queue: Queue, who: Waiter | None = None) -> Lease:
+async def leased(queue: DispatchQueue, who: Waiter | None = None) -> DispatchLease:
     asking = who or waiter()
     # A new job is left to idle workers for a moment.
     lease = await queue.lease(asking, wait_seconds=10 if asking.is_prefetch else 0)
@@ -79,7 +85,7 @@ async def leased(queue: Queue, who: Waiter | None = None) -> Lease:
     return lease
 
 
-async def parked(queue: Queue, number: int) -> None:
+async def parked(queue: DispatchQueue, number: int) -> None:
     """Until so many wait, and none of them is being served."""
     for _ in range(1_000):
         if queue.waiting() == queue.parked() == number:
@@ -91,19 +97,19 @@ async def parked(queue: Queue, number: int) -> None:
 async def audited(db: Database, dispatch_id: int) -> list[str]:
     """What was done to a dispatch, in order."""
     query = select(audit_log.c.action).where(audit_log.c.subject == f"dispatch:{dispatch_id}")
-    async with db.look() as tx:
+    async with db.read() as tx:
         return list((await tx.execute(query.order_by(audit_log.c.id))).scalars())
 
 
 async def set_columns(db: Database, dispatch_id: int, **values: Any) -> None:
     """As time, or another process, would have left it."""
-    async with db.begin() as tx:
+    async with db.transaction() as tx:
         await tx.execute(update(dispatches).where(dispatches.c.id == dispatch_id).values(**values))
 
 
 async def outcome(db: Database) -> tuple[dict[str, int], int, int]:
     """Rows by status; the leases ever made; those of the audit."""
-    async with db.look() as tx:
+    async with db.read() as tx:
         by_status = await tx.execute(
             select(dispatches.c.status, func.count()).group_by(dispatches.c.status)
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from comfyfleet.db import Tx
+from comfyfleet.server.db import Tx
 
 
 @contextmanager

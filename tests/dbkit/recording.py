@@ -39,14 +39,14 @@ class Record:
 
 
 @contextmanager
-def recording(sides: Mapping[str, Side]) -> Iterator[Record]:
+def recording(context: Mapping[str, Side]) -> Iterator[Record]:
     """`sides` by the names of their databases."""
     record = Record()
     fetch, execute = Connection.fetch, Connection.execute
     fetch_prepared = PreparedStatement.fetch
 
     def note(connection: Any, text: str, values: tuple[Any, ...], rows: Any = ()) -> None:
-        side = sides[connection._params.database]
+        side = context[connection._params.database]
         record.said.append(Said(side, text, values, tuple(tuple(row) for row in rows)))
 
     async def heard(self: Any, text: str, *values: Any, **more: Any) -> Any:

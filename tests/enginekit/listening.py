@@ -9,10 +9,9 @@ from typing import Any
 
 from tests.enginekit.nodes import NODES
 
-from comfyfleet.engine.executor import Executor
-from comfyfleet.engine.history import Outcome
+from comfyfleet.engine.engine import Executor
 from comfyfleet.engine.node import Folders
-from comfyfleet.engine.queue import Item, Running
+from comfyfleet.engine.queue import QueuedPrompt, RunningPrompt, RunOutcome
 
 
 class Listener:
@@ -75,7 +74,7 @@ class Bench:
         *outputs: str,
         client_id: str | None = "alice",
         interrupted: threading.Event | None = None,
-    ) -> Outcome:
+    ) -> RunOutcome:
         extra_data = {} if client_id is None else {"client_id": client_id}
-        item = Item(0, "p", prompt, extra_data, outputs or ("9",))
-        return self.executor.run(Running(item, interrupted or threading.Event()))
+        item = QueuedPrompt(0, "p", prompt, extra_data, outputs or ("9",))
+        return self.executor.run(RunningPrompt(item, interrupted or threading.Event()))

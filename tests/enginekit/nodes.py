@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from comfyfleet.engine.node import Context, Folders, NodeType, Result
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.engine.node import Context, EngineNodeType, Folders, NodeResult
+from comfyfleet.errors import NodeFailed
 
 WORD = ["STRING", {"default": "", "multiline": False}]
 NUMBER = ["INT", {"default": 1, "min": 0, "max": 10}]
@@ -12,7 +12,7 @@ NUMBER = ["INT", {"default": 1, "min": 0, "max": 10}]
 
 def node_type(
     name: str,
-    run: Callable[..., Result],
+    run: Callable[..., NodeResult],
     inputs: Mapping[str, Any],
     *,
     outputs: tuple[str, ...] = ("STRING",),
@@ -21,7 +21,7 @@ def node_type(
     hidden: Mapping[str, Any] | None = None,
     shows_result: bool = False,
     **more: Any,
-) -> NodeType:
+) -> EngineNodeType:
     groups = {"required": inputs, "optional": optional or {}, "hidden": hidden or {}}
     info = {
         "input": {group: dict(entries) for group, entries in groups.items() if entries},
@@ -30,40 +30,40 @@ def node_type(
         "has_intermediate_output": shows_result,
         "name": name,
     }
-    return NodeType(name=name, info={"input": {"required": {}}} | info, run=run, **more)
+    return EngineNodeType(name=name, info={"input": {"required": {}}} | info, run=run, **more)
 
 
-def say(context: Context, word: str, times: int = 1) -> Result:
-    return Result((word * times,))
+def say(context: Context, word: str, times: int = 1) -> NodeResult:
+    return NodeResult((word * times,))
 
 
-def join(context: Context, left: str, right: str) -> Result:
-    return Result((f"{left}{right}",))
+def join(context: Context, left: str, right: str) -> NodeResult:
+    return NodeResult((f"{left}{right}",))
 
 
-def show(context: Context, text: str, **_: Any) -> Result:
-    return Result((text,), ui={"text": [str(text)]})
+def show(context: Context, text: str, **_: Any) -> NodeResult:
+    return NodeResult((text,), ui={"text": [str(text)]})
 
 
-def keep(context: Context, text: str) -> Result:
+def keep(context: Context, text: str) -> NodeResult:
     """An output without anything for history."""
-    return Result()
+    return NodeResult()
 
 
-def fail(context: Context, word: str) -> Result:
+def fail(context: Context, word: str) -> NodeResult:
     raise NodeFailed(f"no {word} today")
 
 
-def step(context: Context, steps: int, milliseconds: int, preview: str = "") -> Result:
+def step(context: Context, steps: int, milliseconds: int, preview: str = "") -> NodeResult:
     picture = preview.encode("latin-1") or None
     for done in range(steps):
         context.progress(done, steps, picture)
         context.pause(milliseconds / 1000)
-    return Result(("stepped",))
+    return NodeResult(("stepped",))
 
 
-def either(context: Context, second: bool, one: Any = None, two: Any = None) -> Result:
-    return Result((two if second else one,))
+def either(context: Context, second: bool, one: Any = None, two: Any = None) -> NodeResult:
+    return NodeResult((two if second else one,))
 
 
 def needed_side(inputs: Mapping[str, Any]) -> list[str]:
@@ -71,8 +71,8 @@ def needed_side(inputs: Mapping[str, Any]) -> list[str]:
     return [] if side in inputs else [side]
 
 
-def read(context: Context, name: str) -> Result:
-    return Result((context.folders.locate(name).read_text(),))
+def read(context: Context, name: str) -> NodeResult:
+    return NodeResult((context.folders.locate(name).read_text(),))
 
 
 def check_name(folders: Folders, inputs: Mapping[str, Any]) -> str | None:
@@ -83,22 +83,25 @@ def file_content(folders: Folders, inputs: Mapping[str, Any]) -> str:
     return folders.locate(inputs["name"]).read_text()
 
 
-def caption(context: Context, text: str) -> Result:
+def caption(context: Context, text: str) -> NodeResult:
     context.show_text(text)
-    return Result((text,))
+    return NodeResult((text,))
 
 
 LAZY = ["STRING", {"lazy": True}]
 ANY = ["*", {}]
 METADATA = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
 
-NODES: Mapping[str, NodeType] = {
+NODES: Mapping[str, EngineNodeType] = {
     kind.name: kind
     for kind in (
         node_type("Say", say, {"word": WORD}, optional={"times": NUMBER}),
         node_type("Join", join, {"left": ["STRING", {}], "right": ["STRING", {}]}),
         node_type(
-            "Count", lambda context, value: Result((value,)), {"value": NUMBER}, outputs=("INT",)
+            "Count",
+            lambda context, value: NodeResult((value,)),
+            {"value": NUMBER},
+            outputs=("INT",),
         ),
         node_type("Show", show, {"text": ANY}, output_node=True, hidden=METADATA),
         node_type("Keep", keep, {"text": ANY}, outputs=(), output_node=True),

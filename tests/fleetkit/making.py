@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 from sqlalchemy import insert
 
-from comfyfleet.db import Tx
-from comfyfleet.db.central import workflows
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Fleet, Registration, Worker
-from comfyfleet.kernel.keys import hashed
-from comfyfleet.wire.messages import BackendFacts
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import workflows
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker, WorkerRegistration
+from comfyfleet.server.secrets import hash_key
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 SECRET = "the fleet's secret"
@@ -20,7 +20,7 @@ async def a_fleet(
     tx: Tx, slug: str = "gpus", stage: str = "production", *, max_workers: int | None = None
 ) -> Fleet:
     return await fleets.create(
-        tx, slug=slug, stage=stage, secret_hash=hashed(SECRET), max_workers=max_workers, now=NOW
+        tx, slug=slug, stage=stage, secret_hash=hash_key(SECRET), max_workers=max_workers, now=NOW
     )
 
 
@@ -33,15 +33,15 @@ async def a_worker(
     workflow_slugs: tuple[str, ...] | None = None,
     backend: BackendFacts | None = None,
     now: datetime = NOW,
-) -> Worker:
-    registration = Registration(
+) -> FleetWorker:
+    registration = WorkerRegistration(
         worker_id=worker_id,
         capabilities=frozenset(capabilities),
         workflow_slugs=workflow_slugs,
         backend=backend,
     )
-    return await fleets.register(
-        tx, fleet, registration, hashed(key_of(worker_id)), cap=50, now=now
+    return await fleets.register_worker(
+        tx, fleet, registration, hash_key(key_of(worker_id)), cap=50, now=now
     )
 
 

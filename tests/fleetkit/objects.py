@@ -1,6 +1,6 @@
 """An object store in memory, for tests that only keep documents."""
 
-from comfyfleet.kernel.errors import NotFound
+from comfyfleet.errors import NotFound
 
 
 class MemoryObjects:

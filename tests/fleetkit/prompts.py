@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from comfyfleet.effects.drafting import draft
-from comfyfleet.effects.model import Draft, Property, Version
+from comfyfleet.server.catalog.draft import draft_workflow
+from comfyfleet.server.catalog.model import Property, WorkflowDraft, WorkflowVersion
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 OBJECT_INFO: Mapping[str, Any] = {
@@ -105,8 +105,8 @@ def drafted(
     output_node_id: str | None = "9",
     slug: str = "photo",
     object_info: Mapping[str, Any] = OBJECT_INFO,
-) -> Draft:
-    return draft(
+) -> WorkflowDraft:
+    return draft_workflow(
         slug=slug,
         document=document,
         properties=properties,
@@ -115,9 +115,9 @@ def drafted(
     )
 
 
-def versioned(drafted: Draft) -> Version:
+def versioned(drafted: WorkflowDraft) -> WorkflowVersion:
     """As it would come from the database."""
-    return Version(
+    return WorkflowVersion(
         workflow_id=1,
         version=1,
         kind=drafted.kind,

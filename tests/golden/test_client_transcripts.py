@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.golden.shared import SHARED
 
+from comfyfleet.comfy.answers import refusal_from
 from comfyfleet.comfy.events import Cancelled, End, Failed, Succeeded
-from comfyfleet.comfy.messages import RunOver, Unknown, parse_message
-from comfyfleet.comfy.outputs import find_outputs
-from comfyfleet.comfy.places import Ended, ended_in
-from comfyfleet.comfy.refusals import refusal
+from comfyfleet.comfy.messages import RunOver, UnknownMessage, parse_message
+from comfyfleet.comfy.run_location import InHistory, parse_history
+from comfyfleet.comfy.server import find_outputs
 
 TRANSCRIPTS = SHARED / "transcripts"
 VERSIONS = ("0.7.0", "0.28.0")
@@ -37,14 +37,14 @@ def heard(scenario: Scenario) -> dict[str, End]:
     return ends
 
 
-def kept(scenario: Scenario) -> Iterator[tuple[str, Ended]]:
+def kept(scenario: Scenario) -> Iterator[tuple[str, InHistory]]:
     """How each run ended, by history."""
     for step in scenario["steps"]:
         body = step.get("response", {}).get("json")
         path = step.get("request", {}).get("path", "")
         if path.startswith("/history/") and isinstance(body, dict):
             for run_id in body:
-                record = ended_in(body, run_id)
+                record = parse_history(body, run_id)
                 assert record is not None
                 yield run_id, record
 
@@ -56,7 +56,7 @@ def test_every_recorded_message_has_a_known_shape(version: str) -> None:
         for events in scenario["events"].values():
             for event in (event for event in events if isinstance(event, list)):
                 message = parse_message(json.dumps({"type": event[0], "data": event[1]}))
-                unknown |= {message.kind} if isinstance(message, Unknown) else set()
+                unknown |= {message.kind} if isinstance(message, UnknownMessage) else set()
     assert unknown <= {"feature_flags"}
 
 
@@ -82,7 +82,7 @@ def test_every_recorded_refusal_can_be_told(version: str) -> None:
             body = response.get("json")
             if request.get("path", "").endswith("/prompt") and response.get("status") == 400:
                 prompt = request.get("json", {}).get("prompt") if "json" in request else {}
-                assert refusal(body, prompt if isinstance(prompt, dict) else {}).message
+                assert refusal_from(body, prompt if isinstance(prompt, dict) else {}).message
                 told += 1
     assert told > 10
 

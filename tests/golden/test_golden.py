@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from comfyfleet.kernel.errors import FleetError
+from comfyfleet.errors import FleetError
 from comfyfleet.workflow import convert
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from comfyfleet.workflow import convert
-from comfyfleet.workflow.setting import shorthand_places
-from comfyfleet.workflow.setting.entries import read_entries
-from comfyfleet.workflow.setting.flow import Flow
-from comfyfleet.workflow.setting.sampling import samplers
+from comfyfleet.workflow.edit import shorthand_places
+from comfyfleet.workflow.edit.addresses import read_entries
+from comfyfleet.workflow.edit.prompt_flow import Flow
+from comfyfleet.workflow.edit.samplers import samplers
 
 SHARED = Path(os.environ.get("COMFYFLEET_SHARED", Path(__file__).parents[3] / "shared"))
 ORACLE = SHARED / "oracle"

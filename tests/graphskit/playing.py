@@ -13,19 +13,17 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import Calling, Yard, yard_on
 
-from comfyfleet.db.central import dispatches, workers
-from comfyfleet.db.tenant import ai_jobs
-from comfyfleet.db.types import EPOCH
-from comfyfleet.graphs import service
-from comfyfleet.graphs.advancing import Graphs
-from comfyfleet.graphs.events import Answer
-from comfyfleet.graphs.going import hear, judge_all
-from comfyfleet.graphs.keeping import Kept
-from comfyfleet.graphs.runs import Choice, Key
-from comfyfleet.graphs.service import NewRun, Owner
-from comfyfleet.ledger import service as ledger
-from comfyfleet.plane import Plane
-from comfyfleet.tenants import service as tenants
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db.central_tables import dispatches, workers
+from comfyfleet.server.db.dialect import EPOCH
+from comfyfleet.server.db.tenant_tables import ai_jobs
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.actions import NewGraphRun, Owner
+from comfyfleet.server.graphs.apply import GraphContext, LoadedRun
+from comfyfleet.server.graphs.run import Choice, ExecutionKey, QuestionAnswered
+from comfyfleet.server.graphs.runner import read_outbox, sweep_runs
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
 
 PRICE = 3
 DRAW = {
@@ -62,33 +60,33 @@ def graph(nodes: list[dict[str, Any]], *connections: str, **more: Any) -> dict[s
 
 @dataclass
 class Play:
-    plane: Plane
+    plane: ControlPlane
     yard: Yard
     owner: Owner
     workers: dict[str, Calling] = field(default_factory=dict)
 
     @property
-    def graphs(self) -> Graphs:
+    def graphs(self) -> GraphContext:
         return self.plane.graphs
 
-    async def started(self, document: Mapping[str, Any], **wanted: Any) -> Kept:
-        made = await service.create(self.graphs, self.owner, document)
+    async def started(self, document: Mapping[str, Any], **wanted: Any) -> LoadedRun:
+        made = await actions.create_graph(self.graphs, self.owner, document)
         return await self.run(made.id, **wanted)
 
-    async def run(self, graph_id: UUID, **wanted: Any) -> Kept:
-        new = NewRun(wanted.pop("inputs", {}), **wanted)
-        kept, _ = await service.start(self.graphs, self.owner, graph_id, new)
+    async def run(self, graph_id: UUID, **wanted: Any) -> LoadedRun:
+        new = NewGraphRun(wanted.pop("inputs", {}), **wanted)
+        kept, _ = await actions.start_run(self.graphs, self.owner, graph_id, new)
         return kept
 
-    async def now(self, kept: Kept) -> Kept:
-        return await service.get_run(self.graphs, self.owner, kept.head.id)
+    async def now(self, kept: LoadedRun) -> LoadedRun:
+        return await actions.get_run(self.graphs, self.owner, kept.head.id)
 
     async def sweep(self) -> None:
-        await hear(self.graphs, self.plane.pools["main"])
+        await read_outbox(self.graphs, self.plane.pools["main"])
 
     async def judge(self) -> None:
-        self.graphs.world._at = None
-        await judge_all(self.graphs, self.plane.pools["main"])
+        self.graphs.environment._at = None
+        await sweep_runs(self.graphs, self.plane.pools["main"])
 
     async def work(
         self, worker: str = "w1", *, wanted: Callable[[dict[str, Any]], Any] = lambda job: None
@@ -122,52 +120,52 @@ class Play:
         assert answer.status_code == 200, answer.text
 
     async def answer(
-        self, kept: Kept, node: str, choice: Choice, backend: str | None = None
-    ) -> Kept:
-        said = Answer(Key(node), choice, backend)
-        return await service.answer(self.graphs, self.owner, kept.head.id, said)
+        self, kept: LoadedRun, node: str, choice: Choice, backend: str | None = None
+    ) -> LoadedRun:
+        said = QuestionAnswered(ExecutionKey(node), choice, backend)
+        return await actions.answer_question(self.graphs, self.owner, kept.head.id, said)
 
     async def lose(self, worker: str, since: datetime = EPOCH) -> None:
         """It was last seen long ago."""
-        async with self.plane.central.begin() as tx:
+        async with self.plane.central.transaction() as tx:
             await tx.execute(
                 update(workers).where(workers.c.worker_id == worker).values(last_seen_at=since)
             )
-        self.graphs.world._at = None
+        self.graphs.environment._at = None
 
     async def balance(self) -> int:
-        async with self.plane.pools["main"].look() as tx:
+        async with self.plane.pools["main"].read() as tx:
             return await ledger.balance(tx, self.owner.tenant_id, self.owner.user_id)
 
     async def count_jobs(self, **states: Any) -> int:
-        async with self.plane.pools["main"].look() as tx:
+        async with self.plane.pools["main"].read() as tx:
             query = select(func.count()).select_from(ai_jobs)
             for name, value in states.items():
                 query = query.where(ai_jobs.c[name] == value)
             return int(await tx.scalar(query) or 0)
 
     async def count_dispatches(self, status: str) -> int:
-        async with self.plane.central.look() as tx:
+        async with self.plane.central.read() as tx:
             query = select(func.count()).select_from(dispatches)
             return int(await tx.scalar(query.where(dispatches.c.status == status)) or 0)
 
     async def require_sound_ledger(self) -> None:
-        async with self.plane.pools["main"].look() as tx:
+        async with self.plane.pools["main"].read() as tx:
             assert await ledger.verify(tx) == []
 
 
-def statuses(kept: Kept) -> dict[str, str]:
+def statuses(kept: LoadedRun) -> dict[str, str]:
     return {str(key): str(record.status) for key, record in kept.run.records.items()}
 
 
-async def new_owner(plane: Plane, tokens: int) -> Owner:
+async def new_owner(plane: ControlPlane, tokens: int) -> Owner:
     owner = Owner(uuid4(), uuid4())
-    async with plane.central.begin() as tx:
-        await tenants.create(
+    async with plane.central.transaction() as tx:
+        await tenants.create_tenant(
             tx, tenant_id=owner.tenant_id, name="Ada", pool="main", now=plane.clock()
         )
     if tokens:
-        async with plane.pools["main"].begin() as tx:
+        async with plane.pools["main"].transaction() as tx:
             paid = f"paid-{owner.user_id}"
             await ledger.credit(tx, owner.tenant_id, owner.user_id, tokens, paid, now=plane.clock())
     return owner

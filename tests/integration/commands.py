@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from comfyfleet.cli.context import CliContext, ServerCache
 from comfyfleet.cli.main import run
-from comfyfleet.cli.servers import Servers
-from comfyfleet.cli.world import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OBJECT_INFO = str(EXAMPLES / "object_info.json")
@@ -39,22 +38,22 @@ def comfyfleet(
     *arguments: str,
     stdin: bytes = b"",
     environ: dict[str, str] | None = None,
-    servers: Servers | None = None,
+    servers: ServerCache | None = None,
     width: int = 80,
     terminal: bool = False,
 ) -> Result:
     stdout = io.BytesIO()
     printed, err = io.StringIO(), io.StringIO()
-    world = World(
+    context = CliContext(
         stdin=io.BytesIO(stdin),
         stdout=stdout,
         out=Console(file=printed, width=width, force_terminal=terminal, color_system=None),
         err=Console(file=err, width=width),
         environ=environ or {},
         now=lambda: NOW,
-        servers=servers or Servers(),
+        servers=servers or ServerCache(),
     )
-    code = run(arguments, world)
+    code = run(arguments, context)
     return Result(code, stdout.getvalue().decode() + printed.getvalue(), err.getvalue())
 
 

@@ -16,8 +16,8 @@ from tests.unit.small_server import OBJECT_INFO as SMALL_SERVER
 from tests.unit.small_server import text_to_image
 
 from comfyfleet import __version__
-from comfyfleet.cli.settings import ShorthandOptions
-from comfyfleet.workflow.setting import SHORTHANDS
+from comfyfleet.cli.workflow import ShorthandOptions
+from comfyfleet.workflow.edit import SHORTHANDS
 
 PROMPT: dict[str, Any] = {
     "1": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
 
-from comfyfleet.workflow.inspection import model
+from comfyfleet.workflow.inspect import model
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "inspect-json.md"
 
@@ -96,10 +96,10 @@ def test_what_repeats_is_told_with_how_to_keep_less_of_it() -> None:
 def test_every_key_of_the_json_is_documented_and_nothing_else() -> None:
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE.read_text(), re.MULTILINE))
     classes = {
-        "": model.Inspection, "takes": model.Taken, "makes": model.Made, "files": model.NamedFile,
+        "": model.Inspection, "takes": model.TakenInput, "makes": model.MadeOutput, "files": model.NamedFile,
         "node_types": model.UsedType, "packs": model.UsedPack, "groups": model.GroupSummary,
         "chains": model.ChainSummary, "subgraphs": model.SubgraphSummary, "switched_off": model.SwitchedOff, "node": model.NodeRef,
-        "missing": model.Missing, "missing.node_types": model.MissingType,
+        "missing": model.MissingParts, "missing.node_types": model.MissingType,
         "missing.values": model.RefusedValue, "missing.inputs": model.LostInput,
     }  # fmt: skip
     actual = {

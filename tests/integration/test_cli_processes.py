@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.cli import processes
-from comfyfleet.cli.processes import Processes
-from comfyfleet.http.serving import listen
+from comfyfleet.cli import serve
+from comfyfleet.cli.serve import ProcessSupervisor
+from comfyfleet.server.http.listener import listen
 
 COUNT = 4
 SECONDS_MAX = 20
@@ -34,7 +34,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(CHILD.format(python=sys.executable))
     path.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(path))
-    monkeypatch.setattr(processes, "BACK_OFF_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(serve, "BACK_OFF_SECONDS_MAX", 0.05)
     return path
 
 
@@ -43,7 +43,9 @@ async def running(folder: Path) -> AsyncIterator[asyncio.Event]:
     """Yields what has all of them replaced."""
     stop, again = asyncio.Event(), asyncio.Event()
     with listen("127.0.0.1", 0) as listener:
-        parent = asyncio.create_task(Processes(COUNT, [], listener, folder).run(stop, again))
+        parent = asyncio.create_task(
+            ProcessSupervisor(COUNT, [], listener, folder).run(stop, again)
+        )
         try:
             yield again
         finally:

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, comfyfleet
 
-from comfyfleet.cli.admin.workflows import parse_property, read_registrations
-from comfyfleet.cli.world import real_world
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.cli.admin.catalog import parse_property, read_registrations
+from comfyfleet.cli.context import process_context
+from comfyfleet.errors import InvalidInput
 
 PROPERTIES = EXAMPLES / "properties.yaml"
 
 
 def registrations(path: Path, only: str | None = None) -> list[dict[str, object]]:
-    return read_registrations(path, only, real_world())
+    return read_registrations(path, only, process_context())
 
 
 def test_a_file_says_it_all_for_several_workflows() -> None:

@@ -16,9 +16,9 @@ import httpx
 import PIL.Image
 import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 
-from comfyfleet.engine import Served, serving
-from comfyfleet.engine.cloud import Account, serving_cloud
+from comfyfleet.engine import Served, serve_in_thread
 
 VIDEO = str(EXAMPLES / "workflows" / "video.json")
 PHOTO = str(EXAMPLES / "inputs" / "photo.png")
@@ -28,7 +28,7 @@ WAIT_SECONDS_MAX = 10.0
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(data=tmp_path_factory.mktemp("engine")) as served:
+    with serve_in_thread(data=tmp_path_factory.mktemp("engine")) as served:
         yield served
 
 
@@ -249,7 +249,7 @@ def test_a_row_may_name_a_file_beside_the_table(engine: Served, folder: Path) ->
 
 
 def test_the_least_busy_of_two_servers_takes_it(engine: Served, folder: Path) -> None:
-    with serving() as other:
+    with serve_in_thread() as other:
         busy = json.loads(Path(steps(folder, 20, 100)).read_text())
         httpx.post(f"{other.url}/prompt", json={"prompt": busy}).raise_for_status()
         result = run(NEGATIVE, "--server", other.url, "--server", engine.url)
@@ -380,7 +380,7 @@ def test_of_several_servers_the_one_is_watched_that_has_the_run(
     engine: Served, folder: Path
 ) -> None:
     run_id = run(steps(folder, 2, 5), "--detach", served=engine).out.strip()
-    with serving() as other:
+    with serve_in_thread() as other:
         servers = ("--server", other.url, "--server", engine.url)
         assert comfyfleet("watch", run_id, *servers).out == "output/slow.png\n"
         lost = comfyfleet("watch", "00000000-0000-4000-8000-000000000000", *servers)
@@ -388,7 +388,7 @@ def test_of_several_servers_the_one_is_watched_that_has_the_run(
 
 
 def test_a_cloud_runs_it_and_can_be_watched(folder: Path) -> None:
-    with serving_cloud({"key": Account("alice")}) as cloud:
+    with serving_cloud({"key": CloudAccount("alice")}) as cloud:
         environ = {"COMFY_CLOUD_API_KEY": "key", "COMFY_CLOUD_BASE_URL": cloud.url}
         made = comfyfleet("run", SOFTEN, "--image", PHOTO, "--cloud", environ=environ)
         left = comfyfleet("run", steps(folder, 3, 20), "--cloud", "--detach", environ=environ)

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.commands import NEGATIVE, OBJECT_INFO, comfyfleet
 from tests.integration.small_http import Answer, SmallServer, serving
 
-from comfyfleet.cli.servers import Servers, base_url, shown
+from comfyfleet.cli.context import ServerCache, base_url, url_without_password
 
 REMOTE = {"route": "/internal/files/output", "query_params": {"sort": "true"}}
 ASKED = "/internal/files/output?sort=true"
@@ -54,7 +54,7 @@ def test_a_file_goes_before_the_environment(comfyui: SmallServer) -> None:
 
 
 def test_a_server_is_asked_once(comfyui: SmallServer) -> None:
-    servers = Servers()
+    servers = ServerCache()
     for command in ("convert", "inspect", "inspect"):
         assert comfyfleet(command, NEGATIVE, "--server", comfyui.url, servers=servers).code == 0
     assert comfyui.asked == {"/object_info": 1}
@@ -129,7 +129,7 @@ def test_a_server_that_is_no_comfyui(comfyui: SmallServer, answer: Answer, got: 
 
 def test_a_slow_server_is_not_waited_for_forever(comfyui: SmallServer) -> None:
     comfyui.answers["/object_info"] = Answer(b"{}", wait_seconds=0.3)
-    servers = Servers(answer_seconds=0.05)
+    servers = ServerCache(answer_seconds=0.05)
     result = comfyfleet("convert", NEGATIVE, "--server", comfyui.url, servers=servers)
     assert result.code == 1
     assert result.lines[0] == f"error: {comfyui.url} did not answer within 0.05 seconds"
@@ -171,4 +171,4 @@ def test_addresses_are_taken_as_people_copy_them(typed: str, base: str) -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    assert shown("https://me:secret@gpu:8188") == "https://gpu:8188"
+    assert url_without_password("https://me:secret@gpu:8188") == "https://gpu:8188"

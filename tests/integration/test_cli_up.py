@@ -13,7 +13,7 @@ import pytest
 from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
 from tests.integration.processes import Running, executed, started
 
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 
 PHOTO = str(EXAMPLES / "inputs" / "photo.png")
 KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
@@ -258,7 +258,7 @@ def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
 
 def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
     with (
-        serving(data=tmp_path / "comfyui") as comfyui,
+        serve_in_thread(data=tmp_path / "comfyui") as comfyui,
         started("up", "--port", "0", "--backend", comfyui.url, folder=tmp_path) as running,
     ):
         running.hears(f"in fleet default/production on ComfyUI at {comfyui.url}")

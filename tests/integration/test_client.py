@@ -10,7 +10,7 @@ import pytest
 from tests.clientkit import CLIP, PHOTO, Shop, shop_in
 
 from comfyfleet.client import Client, JobEvent
-from comfyfleet.kernel.errors import (
+from comfyfleet.errors import (
     Conflict,
     FleetError,
     InsufficientTokens,

@@ -11,7 +11,7 @@ import pytest
 from tests.clientkit import PHOTO, Shop, shop_in
 
 from comfyfleet.client import Client, GraphEvent, PipelineRun
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut
+from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut
 
 TWO = """
 name: Two

@@ -12,6 +12,7 @@ from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run
 from tests.comfykit.stub import LIMITS, Stub, client_of, until
 
 from comfyfleet.comfy import Cancellation, ComfyServer, OutputFile, ServerSettings
+from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import (
     Blocked,
     Cancelled,
@@ -22,9 +23,8 @@ from comfyfleet.comfy.events import (
     Progress,
     Succeeded,
 )
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.engine import serving
-from comfyfleet.kernel.errors import (
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.errors import (
     AccessDenied,
     CancelUnconfirmed,
     FileGone,
@@ -88,7 +88,7 @@ async def test_success_with_no_outputs_names_the_nodes_that_were_cached() -> Non
 
 
 async def test_a_cached_output_whose_file_was_deleted_is_told_as_gone(tmp_path: Path) -> None:
-    with serving() as served:
+    with serve_in_thread() as served:
         async with ComfyServer(ServerSettings(served.url)) as server:
             prompt = picture(new_color())
             await run(server, prompt)
@@ -190,7 +190,7 @@ async def test_a_dead_prompt_thread_is_noticed_by_a_run_that_shows_no_progress()
     deadly: dict[str, Any] = picture(new_color())
     deadly["1"]["inputs"]["more"] = ["404", 0]
     limits = dataclasses.replace(LIMITS, stall_seconds=0.4)
-    with serving(mortal=True) as served:
+    with serve_in_thread(mortal=True) as served:
         async with ComfyServer(ServerSettings(served.url, limits)) as server:
             with pytest.raises(RunStalled, match="prompt thread is dead"):
                 await run(server, deadly)
@@ -466,8 +466,8 @@ async def test_a_server_that_is_not_there_is_told_after_the_retries() -> None:
     async def nap(seconds: float) -> None:
         naps.append(seconds)
 
-    surroundings = Surroundings(sleep=nap, chance=lambda: 1.0)
-    async with ComfyServer(ServerSettings("http://127.0.0.1:9"), surroundings=surroundings) as it:
+    runtime = Runtime(sleep=nap, chance=lambda: 1.0)
+    async with ComfyServer(ServerSettings("http://127.0.0.1:9"), runtime=runtime) as it:
         with pytest.raises(ServerUnavailable):
             await it.queue_length()
         with pytest.raises(ServerUnavailable):

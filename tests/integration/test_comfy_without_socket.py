@@ -12,18 +12,18 @@ from tests.agentkit.serving import serving_plane
 from tests.agentkit.workers import settings_for, working
 from tests.comfykit.proxy import meddling
 
-from comfyfleet.comfy import Cancellation, ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy import BackendLimits, Cancellation, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Cancelled, End, Started, Succeeded
-from comfyfleet.engine import Served, serving
-from comfyfleet.kernel.errors import ServerUnavailable
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.errors import ServerUnavailable
 
 # Much shorter than the runs below: that a run shows no progress must be no stall.
-LIMITS = Limits(max_retries=0, stall_seconds=0.4)
+LIMITS = BackendLimits(max_retries=0, stall_seconds=0.4)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Served]:
-    with serving() as served:
+    with serve_in_thread() as served:
         yield served
 
 

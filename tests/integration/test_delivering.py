@@ -8,17 +8,22 @@ from uuid import UUID
 import httpx
 import pytest
 
-from comfyfleet.fetching.outward import Outward
-from comfyfleet.webhooks.delivering import DELIVERY_ID, body_of, deliver
-from comfyfleet.webhooks.model import Delivery, DeliveryStatus, Webhook, WebhookEvent
-from comfyfleet.wire.signatures import HEADER, is_signed
+from comfyfleet.api.webhooks import HEADER, is_signature_valid
+from comfyfleet.server.notifications.model import (
+    DeliveryStatus,
+    RegisteredWebhook,
+    WebhookDelivery,
+    WebhookEvent,
+)
+from comfyfleet.server.notifications.service import DELIVERY_ID, body_of, send_delivery
+from comfyfleet.transport.fetch import PublicHttpClient
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
-HOOK = Webhook(
+HOOK = RegisteredWebhook(
     UUID(int=1), UUID(int=2), UUID(int=3), "http://example.com/hook", "whsec_1",
     frozenset(WebhookEvent), True, NOW,
 )  # fmt: skip
-DELIVERY = Delivery(
+DELIVERY = WebhookDelivery(
     UUID(int=4), UUID(int=2), HOOK.id, UUID(int=5), WebhookEvent.COMPLETED, {"status": "completed"},
     DeliveryStatus.PENDING, 1, NOW, None, None, NOW, None,
 )  # fmt: skip
@@ -48,13 +53,13 @@ async def private(_host: str, _port: int) -> Sequence[str]:
 
 async def test_it_is_signed_so_that_the_customer_can_tell() -> None:
     customer = Customer()
-    answer = await deliver(
-        Outward(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    answer = await send_delivery(
+        PublicHttpClient(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
     )
     assert answer.is_taken
     [request] = customer.got
     at = int(NOW.timestamp())
-    assert is_signed("whsec_1", request.content, request.headers[HEADER], now=at)
+    assert is_signature_valid("whsec_1", request.content, request.headers[HEADER], now=at)
     assert request.headers[DELIVERY_ID] == str(DELIVERY.id)
     assert request.content == body_of(DELIVERY)
     assert request.headers["Content-Type"] == "application/json"
@@ -63,8 +68,8 @@ async def test_it_is_signed_so_that_the_customer_can_tell() -> None:
 @pytest.mark.parametrize("status", [302, 400, 410, 500])
 async def test_what_is_no_success_is_not_taken_for_one(status: int) -> None:
     customer = Customer(status)
-    answer = await deliver(
-        Outward(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    answer = await send_delivery(
+        PublicHttpClient(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
     )
     assert (answer.status, answer.is_taken) == (status, False)
     assert len(customer.got) == 1
@@ -72,14 +77,14 @@ async def test_what_is_no_success_is_not_taken_for_one(status: int) -> None:
 
 async def test_an_address_that_became_private_is_not_called() -> None:
     customer = Customer()
-    answer = await deliver(
-        Outward(resolver=private, transport=customer), HOOK, DELIVERY, key="", now=NOW
+    answer = await send_delivery(
+        PublicHttpClient(resolver=private, transport=customer), HOOK, DELIVERY, key="", now=NOW
     )
     assert answer.error == "the host example.com has no public address"
     assert customer.got == []
 
 
 async def test_a_slow_customer_is_not_waited_for() -> None:
-    outward = Outward(resolver=public, transport=Customer(seconds=5))
-    answer = await deliver(outward, HOOK, DELIVERY, key="", now=NOW, within_seconds=0.05)
+    outward = PublicHttpClient(resolver=public, transport=Customer(seconds=5))
+    answer = await send_delivery(outward, HOOK, DELIVERY, key="", now=NOW, within_seconds=0.05)
     assert answer.error == "no answer within 0.05 seconds"

@@ -14,23 +14,28 @@ import PIL.Image
 import pytest
 from tests.unit.graphs.builders import EXAMPLES, example_catalogue, example_drafts
 
-from comfyfleet.effects.model import Version
-from comfyfleet.effects.payload import build
-from comfyfleet.engine import Served, serving
-from comfyfleet.graphs.decide import new_run, next_actions
-from comfyfleet.graphs.events import JobDone, StartJob, Surroundings
-from comfyfleet.graphs.parsing import parse_text
-from comfyfleet.graphs.plan import plan_of
-from comfyfleet.graphs.runs import Run, RunStatus
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.server.catalog.model import WorkflowVersion
+from comfyfleet.server.catalog.payload import build_payload
+from comfyfleet.server.graphs.decide import new_run, next_actions
+from comfyfleet.server.graphs.parse import parse_graph_text
+from comfyfleet.server.graphs.plan import plan_of
+from comfyfleet.server.graphs.run import (
+    Environment,
+    GraphRunState,
+    GraphRunStatus,
+    JobDone,
+    StartJob,
+)
 
-WORLD = Surroundings(datetime(2026, 1, 1, tzinfo=UTC))
+WORLD = Environment(datetime(2026, 1, 1, tzinfo=UTC))
 WAIT_SECONDS_MAX = 60
 KINDS = {".png": "image/png", ".mp4": "video/mp4"}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(data=tmp_path_factory.mktemp("engine")) as served:
+    with serve_in_thread(data=tmp_path_factory.mktemp("engine")) as served:
         yield served
 
 
@@ -51,11 +56,11 @@ class Bench:
 
     def prompt(self, job: StartJob) -> dict[str, Any]:
         draft = example_drafts()[job.workflow]
-        version = Version(
+        version = WorkflowVersion(
             1, 1, draft.kind, "", "", draft.properties, draft.output_node_id, (), (), WORLD.now
         )
         document = json.loads(draft.document)
-        built = build(version, document, self.object_info, job.values, {}, seed=1)
+        built = build_payload(version, document, self.object_info, job.values, {}, seed=1)
         for asset in built.assets:
             node, _, name = str(asset.binding).partition(".")
             built.prompt[node]["inputs"][name] = self.names[asset.file_id]
@@ -85,8 +90,8 @@ def _sizes(files: list[dict[str, Any]]) -> dict[str, Any]:
         return {"images": pictures, "width": picture.width, "height": picture.height}
 
 
-def played(bench: Bench, name: str, **inputs: Any) -> Run:
-    graph = parse_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
+def played(bench: Bench, name: str, **inputs: Any) -> GraphRunState:
+    graph = parse_graph_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
     plan = plan_of(graph, example_catalogue())
     advance = next_actions(plan, new_run(plan, uuid4(), inputs), (), WORLD)
     jobs: deque[StartJob] = deque()
@@ -95,7 +100,7 @@ def played(bench: Bench, name: str, **inputs: Any) -> Run:
         job = jobs.pop()  # the last first: the order of results is not that of work
         done = JobDone(job.key, job.attempt, bench.work(job))
         advance = next_actions(plan, advance.run, (done,), WORLD)
-    assert advance.run.status == RunStatus.COMPLETED
+    assert advance.run.status == GraphRunStatus.COMPLETED
     return advance.run
 
 

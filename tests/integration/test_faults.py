@@ -12,18 +12,18 @@ from _pytest.mark import ParameterSet
 from tests.comfykit.prompts import new_id, node
 from tests.comfykit.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 
-from comfyfleet.comfy import ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
+from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Succeeded
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.engine import Served, serving
-from comfyfleet.engine.queue import Item
-from comfyfleet.kernel.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.engine.queue import QueuedPrompt
+from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
 
 T = TypeVar("T")
 REQUESTS = ("GET /ws", "POST /prompt", "GET /history", "GET /view")
 FRAMES_MIN = 20
 DELAY_SECONDS = 0.4
-LIMITS = Limits(
+LIMITS = BackendLimits(
     job_seconds=20, poll_seconds=0.15, answer_seconds=0.2, connect_seconds=1, stall_seconds=10
 )
 QUICK_FRAMES = (2, 3, 6, 12, 18, 19, 20)
@@ -62,10 +62,10 @@ class Bench:
 def bench() -> Iterator[Bench]:
     """An engine that counts what it was given to run."""
     submissions: Counter[str] = Counter()
-    with serving() as served, pytest.MonkeyPatch.context() as patch:
+    with serve_in_thread() as served, pytest.MonkeyPatch.context() as patch:
         put = served.engine.queue.put
 
-        def counting(item: Item) -> None:
+        def counting(item: QueuedPrompt) -> None:
             submissions[item.prompt_id] += 1
             put(item)
 
@@ -78,7 +78,7 @@ def short_sleep(seconds: float) -> "asyncio.Future[None] | asyncio.Task[None]":
 
 
 def caller(url: str) -> ComfyServer:
-    return ComfyServer(ServerSettings(url, LIMITS), surroundings=Surroundings(sleep=short_sleep))
+    return ComfyServer(ServerSettings(url, LIMITS), runtime=Runtime(sleep=short_sleep))
 
 
 @pytest.mark.parametrize("faults", [*cases()])

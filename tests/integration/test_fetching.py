@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from comfyfleet.fetching.fetcher import Fetcher, Limits
-from comfyfleet.fetching.outward import Outward, resolved
-from comfyfleet.fetching.targets import target_of
-from comfyfleet.kernel.errors import FleetError, InputUnavailable, InvalidInput, LimitExceeded
-from comfyfleet.media.kinds import sniffed
+from comfyfleet.errors import FleetError, InputUnavailable, InvalidInput, LimitExceeded
+from comfyfleet.server.media.model import sniff_type
+from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient, resolve_host
+from comfyfleet.transport.public_url import parse_public_url
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(2000)
 PUBLIC, SECOND, PRIVATE = "93.184.216.34", "1.1.1.1", "10.0.0.7"
-LIMITS = Limits(max_bytes=100_000, total_seconds=20)
+LIMITS = FetchLimits(max_bytes=100_000, total_seconds=20)
 
 
 @dataclass
@@ -103,22 +102,22 @@ async def internet() -> AsyncIterator[Internet]:
 
 
 @pytest.fixture
-async def outward(internet: Internet) -> AsyncIterator[Outward]:
-    made = Outward(resolver=internet.resolve, transport=Rerouted(internet))
+async def outward(internet: Internet) -> AsyncIterator[PublicHttpClient]:
+    made = PublicHttpClient(resolver=internet.resolve, transport=Rerouted(internet))
     yield made
     await made.aclose()
 
 
-async def fetched(outward: Outward, url: str, limits: Limits = LIMITS) -> bytes:
-    async with Fetcher(outward, media_type_of=sniffed).open(url, limits) as source:
+async def fetched(outward: PublicHttpClient, url: str, limits: FetchLimits = LIMITS) -> bytes:
+    async with Fetcher(outward, media_type_of=sniff_type).open(url, limits) as source:
         assert source.media_type == "image/png"
         return b"".join([chunk async for chunk in source.chunks])
 
 
 async def test_a_file_is_fetched_from_the_address_that_was_looked_up(
-    internet: Internet, outward: Outward
+    internet: Internet, outward: PublicHttpClient
 ) -> None:
-    async with Fetcher(outward, media_type_of=sniffed).open(
+    async with Fetcher(outward, media_type_of=sniff_type).open(
         "http://example.com/photo.png", LIMITS
     ) as source:
         assert (source.media_type, source.size) == ("image/png", len(PNG))
@@ -129,7 +128,7 @@ async def test_a_file_is_fetched_from_the_address_that_was_looked_up(
 
 
 async def test_a_name_that_changes_its_address_gains_nothing(
-    internet: Internet, outward: Outward
+    internet: Internet, outward: PublicHttpClient
 ) -> None:
     assert await fetched(outward, "http://rebound.example/photo.png") == PNG
     assert internet.called == [(PUBLIC, "rebound.example")]
@@ -143,7 +142,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(
     ["inside.example", "mixed.example", "127.0.0.1", "169.254.169.254", "[::1]"],
 )
 async def test_what_is_not_public_is_never_called(
-    internet: Internet, outward: Outward, host: str
+    internet: Internet, outward: PublicHttpClient, host: str
 ) -> None:
     with pytest.raises(InputUnavailable, match="no public address"):
         await fetched(outward, f"http://{host}/photo.png")
@@ -151,7 +150,7 @@ async def test_what_is_not_public_is_never_called(
     assert internet.heard == []
 
 
-async def test_a_name_that_nobody_knows_is_told_as_such(outward: Outward) -> None:
+async def test_a_name_that_nobody_knows_is_told_as_such(outward: PublicHttpClient) -> None:
     with pytest.raises(InputUnavailable, match=r"unknown\.example can't be found"):
         await fetched(outward, "http://unknown.example/photo.png")
 
@@ -160,7 +159,7 @@ async def test_a_name_that_nobody_knows_is_told_as_such(outward: Outward) -> Non
 async def test_odd_spellings_of_ones_own_machine_are_seen_through(
     internet: Internet, spelled: str
 ) -> None:
-    real = Outward(resolver=resolved, transport=Rerouted(internet))
+    real = PublicHttpClient(resolver=resolve_host, transport=Rerouted(internet))
     with pytest.raises(InputUnavailable, match="no public address"):
         await fetched(real, f"http://{spelled}/photo.png")
     await real.aclose()
@@ -168,7 +167,9 @@ async def test_odd_spellings_of_ones_own_machine_are_seen_through(
 
 
 @pytest.mark.parametrize("path", ["/to-photo", "/to-other"])
-async def test_a_redirect_is_followed_to_public_addresses(outward: Outward, path: str) -> None:
+async def test_a_redirect_is_followed_to_public_addresses(
+    outward: PublicHttpClient, path: str
+) -> None:
     assert await fetched(outward, f"http://example.com{path}") == PNG
 
 
@@ -182,7 +183,7 @@ async def test_a_redirect_is_followed_to_public_addresses(outward: Outward, path
     ],
 )
 async def test_a_redirect_elsewhere_is_not(
-    internet: Internet, outward: Outward, path: str, error: type[FleetError]
+    internet: Internet, outward: PublicHttpClient, path: str, error: type[FleetError]
 ) -> None:
     with pytest.raises(error):
         await fetched(outward, f"http://example.com{path}")
@@ -190,32 +191,32 @@ async def test_a_redirect_elsewhere_is_not(
     assert len(internet.called) <= 6
 
 
-async def test_a_cookie_is_not_carried_on(internet: Internet, outward: Outward) -> None:
+async def test_a_cookie_is_not_carried_on(internet: Internet, outward: PublicHttpClient) -> None:
     await fetched(outward, "http://example.com/cookie")
     assert not any(b"cookie:" in head.lower() for head in internet.heard)
 
 
 @pytest.mark.parametrize("path", ["/endless", "/announced"])
-async def test_more_than_allowed_is_broken_off(outward: Outward, path: str) -> None:
+async def test_more_than_allowed_is_broken_off(outward: PublicHttpClient, path: str) -> None:
     with pytest.raises(LimitExceeded):
         await fetched(outward, f"http://example.com{path}")
 
 
 @pytest.mark.parametrize("path", ["/page", "/empty", "/gone", "/packed", "/cut"])
-async def test_what_is_no_whole_medium_is_refused(outward: Outward, path: str) -> None:
+async def test_what_is_no_whole_medium_is_refused(outward: PublicHttpClient, path: str) -> None:
     with pytest.raises(InputUnavailable):
         await fetched(outward, f"http://example.com{path}")
 
 
-async def test_a_server_that_says_nothing_is_left_in_time(outward: Outward) -> None:
+async def test_a_server_that_says_nothing_is_left_in_time(outward: PublicHttpClient) -> None:
     with pytest.raises(InputUnavailable, match=r"within 0\.2 seconds"):
-        await fetched(outward, "http://example.com/silent", Limits(1000, total_seconds=0.2))
+        await fetched(outward, "http://example.com/silent", FetchLimits(1000, total_seconds=0.2))
 
 
 async def test_a_word_can_be_sent_and_redirects_are_then_only_answers(
-    internet: Internet, outward: Outward
+    internet: Internet, outward: PublicHttpClient
 ) -> None:
-    target = target_of("http://example.com/to-photo")
+    target = parse_public_url("http://example.com/to-photo")
     headers = {"Host": "evil.example", "X-Sign": "1"}
     async with outward.request("POST", target, headers=headers, content=b"{}") as response:
         assert response.status_code == 302

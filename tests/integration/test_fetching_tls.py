@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from comfyfleet.fetching.outward import Outward, _transport
-from comfyfleet.fetching.targets import target_of
-from comfyfleet.kernel.errors import InputUnavailable
+from comfyfleet.errors import InputUnavailable
+from comfyfleet.transport.fetch import PublicHttpClient, _transport
+from comfyfleet.transport.public_url import parse_public_url
 
 
 def certificate(folder: Path, name: str) -> Path:
@@ -85,8 +85,8 @@ async def resolve(_host: str, _port: int) -> Sequence[str]:
 async def test_the_certificate_is_held_against_the_name(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "example.com")
     async with serving(pem) as port:
-        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
-        async with outward.request("GET", target_of("https://example.com/")) as response:
+        outward = PublicHttpClient(resolver=resolve, transport=Rerouted(port, pem))
+        async with outward.request("GET", parse_public_url("https://example.com/")) as response:
             assert response.status_code == 204
         await outward.aclose()
 
@@ -94,9 +94,9 @@ async def test_the_certificate_is_held_against_the_name(tmp_path: Path) -> None:
 async def test_a_certificate_of_another_name_is_refused(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "evil.example")
     async with serving(pem) as port:
-        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
+        outward = PublicHttpClient(resolver=resolve, transport=Rerouted(port, pem))
         with pytest.raises(InputUnavailable, match="did not answer"):
-            async with outward.request("GET", target_of("https://example.com/")):
+            async with outward.request("GET", parse_public_url("https://example.com/")):
                 pass
         await outward.aclose()
 
@@ -105,10 +105,10 @@ async def test_a_second_name_at_the_same_address_must_prove_itself_too(tmp_path:
     """A connection that is kept would serve it with the certificate of the first."""
     pem = certificate(tmp_path, "example.com")
     async with serving(pem) as port:
-        outward = Outward(resolver=resolve, transport=Rerouted(port, pem))
-        async with outward.request("GET", target_of("https://example.com/")) as answer:
+        outward = PublicHttpClient(resolver=resolve, transport=Rerouted(port, pem))
+        async with outward.request("GET", parse_public_url("https://example.com/")) as answer:
             assert await answer.aread() == b""  # what is read to its end could be kept
         with pytest.raises(InputUnavailable, match=r"other\.example did not answer"):
-            async with outward.request("GET", target_of("https://other.example/")):
+            async with outward.request("GET", parse_public_url("https://other.example/")):
                 pass
         await outward.aclose()

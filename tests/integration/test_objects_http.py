@@ -16,11 +16,11 @@ import pytest
 from fastapi import FastAPI
 from tests.storagekit.serving import free_listener, served, url_of
 
-from comfyfleet.http import objects
-from comfyfleet.http.objects import objects_routes
-from comfyfleet.kernel.errors import InvalidInput, Unavailable
-from comfyfleet.storage import LocalStore, ObjectFacts
-from comfyfleet.storage.folder import INCOMING_SECONDS_MAX, Folder
+from comfyfleet.errors import InvalidInput, Unavailable
+from comfyfleet.server.http import objects
+from comfyfleet.server.http.objects import objects_routes
+from comfyfleet.server.storage import LocalStore, ObjectFacts
+from comfyfleet.server.storage.local import INCOMING_SECONDS_MAX, ObjectFolder
 
 SECRET = b"s" * 32
 NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
@@ -254,7 +254,7 @@ async def test_a_file_put_there_by_hand_is_served_as_its_name_says(
 async def test_what_a_killed_process_left_behind_is_cleared_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    folder = Folder(tmp_path)
+    folder = ObjectFolder(tmp_path)
     folder.prepare(now=NOW.timestamp())
     old, young = tmp_path / "incoming" / "old", tmp_path / "incoming" / "young"
     for path, age in ((old, INCOMING_SECONDS_MAX + 1), (young, INCOMING_SECONDS_MAX - 1)):

@@ -15,7 +15,7 @@ from tests.clientkit import KEY, WORDS
 from tests.integration.commands import EXAMPLES
 from tests.integration.processes import started
 
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 
 WAIT_SECONDS_MAX = 60.0
 SOFTEN = json.loads((EXAMPLES / "workflows" / "soften.json").read_text())
@@ -102,7 +102,7 @@ def plain_worker(url: str, secret: str, comfyui: str) -> Iterator[None]:
 def test_a_worker_written_from_the_documents_works(tmp_path: Path) -> None:
     with (
         started("up", "--port", "0", "--no-worker", folder=tmp_path) as running,
-        serving() as comfy,
+        serve_in_thread() as comfy,
         ExitStack() as stack,
     ):
         url, key = running.hears(KEY).groups()

@@ -6,9 +6,9 @@ import pytest
 from tests.storagekit.s3 import RunningS3, running_s3
 from tests.storagekit.serving import free_listener, url_of
 
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import AccessDenied, NotFound, Refused, Unavailable
-from comfyfleet.storage import ObjectStore, open_store
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import AccessDenied, NotFound, Refused, Unavailable
+from comfyfleet.server.storage import ObjectStore, open_store
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.db import Database, Pools, Tx
-from comfyfleet.db.engine import driver_of
-from comfyfleet.jobs.deferred import Deferred
-from comfyfleet.jobs.sides import Sides
+from comfyfleet.server.db import Database, Pools, Tx
+from comfyfleet.server.db.database import driver_of
+from comfyfleet.server.jobs.context import DeferredWrites, JobContext
 
 
 class Burnt(Exception):
@@ -82,23 +81,23 @@ class FusedDatabase(Database):
         self._inner, self._fuse = database, fuse
 
     @asynccontextmanager
-    async def begin(self) -> AsyncIterator[Tx]:
+    async def transaction(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
-        async with self._inner.begin() as tx:
+        async with self._inner.transaction() as tx:
             yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 
     @asynccontextmanager
-    async def say(self) -> AsyncIterator[Tx]:
+    async def execute_one(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
-        async with self._inner.say() as tx:
+        async with self._inner.execute_one() as tx:
             yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 
     @asynccontextmanager
-    async def look(self) -> AsyncIterator[Tx]:
+    async def read(self) -> AsyncIterator[Tx]:
         await self._fuse.burn()
-        async with self._inner.look() as tx:
+        async with self._inner.read() as tx:
             yield tx
 
 
@@ -137,11 +136,11 @@ class FusedQueue:
         return answer
 
 
-class UnfusedDeferred(Deferred):
+class UnfusedDeferred(DeferredWrites):
     """What is written later is no step of the word that has left it."""
 
-    def forget_words(self, pool: Database, words: Sequence[int]) -> None:
-        super().forget_words(_unfused(pool), words)
+    def delete_outbox(self, pool: Database, words: Sequence[int]) -> None:
+        super().delete_outbox(_unfused(pool), words)
 
     def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
         super().note_duration(_unfused(central), effect_id, seconds)
@@ -151,12 +150,12 @@ def _unfused(database: Database) -> Database:
     return database._inner if isinstance(database, FusedDatabase) else database
 
 
-def fused(sides: Sides, fuse: Fuse) -> Sides:
-    pools = Pools({name: FusedDatabase(pool, fuse) for name, pool in sides.pools.items()})
+def fused(context: JobContext, fuse: Fuse) -> JobContext:
+    pools = Pools({name: FusedDatabase(pool, fuse) for name, pool in context.pools.items()})
     return replace(
-        sides,
-        central=FusedDatabase(sides.central, fuse),
+        context,
+        central=FusedDatabase(context.central, fuse),
         pools=pools,
         deferred=UnfusedDeferred(),
-        queue=FusedQueue(sides.queue, fuse),  # type: ignore[arg-type]
+        queue=FusedQueue(context.queue, fuse),  # type: ignore[arg-type]
     )

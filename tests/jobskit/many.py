@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import event, insert
 from tests.jobskit.sides import PROMPT
 
-from comfyfleet.db import Database
-from comfyfleet.db.central import dispatches
-from comfyfleet.db.tenant import ai_jobs
-from comfyfleet.jobs.sides import Sides
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.db.tenant_tables import ai_jobs
+from comfyfleet.server.jobs.context import JobContext
 
 ROWS_AT_ONCE = 1000
 
@@ -66,15 +66,17 @@ async def add_dispatches(central: Database, rows: list[dict[str, Any]]) -> None:
 
 async def _add(database: Database, table: Any, rows: list[dict[str, Any]]) -> None:
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             await tx.execute(insert(table), rows[start : start + ROWS_AT_ONCE])
 
 
-async def queue_many(sides: Sides, tenant_id: UUID, count: int) -> list[UUID]:
+async def queue_many(context: JobContext, tenant_id: UUID, count: int) -> list[UUID]:
     """Jobs that wait, each with its dispatch."""
-    jobs = [job_row(tenant_id, sides.clock()) for _ in range(count)]
-    await add_jobs(sides.pools["main"], jobs)
-    await add_dispatches(sides.central, [dispatch_row(job, rank) for rank, job in enumerate(jobs)])
+    jobs = [job_row(tenant_id, context.clock()) for _ in range(count)]
+    await add_jobs(context.pools["main"], jobs)
+    await add_dispatches(
+        context.central, [dispatch_row(job, rank) for rank, job in enumerate(jobs)]
+    )
     return [job["id"] for job in jobs]
 
 

@@ -10,22 +10,22 @@ from uuid import UUID, uuid4
 from sqlalchemy import insert, update
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database, Pools, open_database
-from comfyfleet.db.central import dispatches, workflows
-from comfyfleet.dispatch.model import Lane, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.jobs.model import Job, Submission
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.settings import Settings
-from comfyfleet.ledger import service as ledger
-from comfyfleet.ledger.model import JobFacts
-from comfyfleet.storage import LocalStore
-from comfyfleet.tenants import service as tenants
+from comfyfleet.server.db import Database, Pools, open_database
+from comfyfleet.server.db.central_tables import dispatches, workflows
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import Job, JobSpec
+from comfyfleet.server.queue.model import QueueLane, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.storage import LocalStore
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import JobLedgerFacts
+from comfyfleet.settings import Settings
 
 START = datetime(2026, 11, 15, 12, tzinfo=UTC)
 PROMPT = {"1": {"class_type": "ComfyfleetSteps", "inputs": {"steps": 1}}}
 WORKFLOWS = (1, 2)
-LANES = frozenset(Lane(number, "production", "self_hosted") for number in WORKFLOWS)
+LANES = frozenset(QueueLane(number, "production", "self_hosted") for number in WORKFLOWS)
 
 
 class ByHand:
@@ -44,17 +44,17 @@ class ByHand:
 @asynccontextmanager
 async def sides_on(
     databases: Databases, folder: Path, clock: ByHand, **settings: Any
-) -> AsyncIterator[tuple[Sides, UUID]]:
+) -> AsyncIterator[tuple[JobContext, UUID]]:
     """With a tenant in it."""
     urls = await databases.url("central"), await databases.url("tenant")
     central, pool = map(open_database, urls)
     # Caps are for those tests that are about them.
     given = Settings(**{"max_active_jobs_per_user": 1000, **settings})
-    queue = Queue(central, settings=given, clock=clock, new_token=uuid4)
+    queue = DispatchQueue(central, settings=given, clock=clock, new_token=uuid4)
     store = LocalStore(folder, public_url="http://c.test", secret=b"s" * 32, clock=clock)
     tenant_id = uuid4()
     await _seed(central, tenant_id, clock())
-    sides = Sides(
+    context = JobContext(
         central=central,
         pools=Pools({"main": pool}),
         store=store,
@@ -64,9 +64,9 @@ async def sides_on(
         new_id=uuid4,
     )
     try:
-        yield sides, tenant_id
+        yield context, tenant_id
     finally:
-        await sides.deferred.flush()
+        await context.deferred.flush()
         await queue.close()
         await central.close()
         await pool.close()
@@ -74,8 +74,8 @@ async def sides_on(
 
 
 async def _seed(central: Database, tenant_id: UUID, now: datetime) -> None:
-    async with central.begin() as tx:
-        await tenants.create(tx, tenant_id=tenant_id, name="Ada", pool="main", now=now)
+    async with central.transaction() as tx:
+        await tenants.create_tenant(tx, tenant_id=tenant_id, name="Ada", pool="main", now=now)
         for number in WORKFLOWS:
             row = {
                 "id": number,
@@ -88,8 +88,8 @@ async def _seed(central: Database, tenant_id: UUID, now: datetime) -> None:
             await tx.execute(insert(workflows).values(row))
 
 
-def asked(workflow_id: int = 1, **changes: Any) -> Submission:
-    return Submission(
+def asked(workflow_id: int = 1, **changes: Any) -> JobSpec:
+    return JobSpec(
         workflow_id=workflow_id,
         workflow_slug=f"workflow-{workflow_id}",
         workflow_version=1,
@@ -102,29 +102,31 @@ def waiter(worker_id: str = "w1", **changes: Any) -> Waiter:
     return Waiter(worker_id=worker_id, lanes=LANES, is_alone=True, **changes)
 
 
-async def give_tokens(sides: Sides, tenant_id: UUID, amount: int) -> UUID:
+async def give_tokens(context: JobContext, tenant_id: UUID, amount: int) -> UUID:
     """A user with a full wallet."""
     user_id = uuid4()
-    async with sides.pools["main"].begin() as tx:
-        await ledger.credit(tx, tenant_id, user_id, amount, f"paid-{user_id}", now=sides.clock())
+    async with context.pools["main"].transaction() as tx:
+        await ledger.credit(tx, tenant_id, user_id, amount, f"paid-{user_id}", now=context.clock())
     return user_id
 
 
-async def require_sound_ledger(sides: Sides, tenant_id: UUID, jobs: Sequence[Job]) -> None:
+async def require_sound_ledger(context: JobContext, tenant_id: UUID, jobs: Sequence[Job]) -> None:
     """It adds up, and every job that has ended is settled as it ended."""
     facts = [
-        JobFacts(job.id, job.reserved_tokens, not job.status.is_active, job.status == "completed")
+        JobLedgerFacts(
+            job.id, job.reserved_tokens, not job.status.is_active, job.status == "completed"
+        )
         for job in jobs
     ]
-    async with sides.pools["main"].look() as tx:
+    async with context.pools["main"].read() as tx:
         assert await ledger.verify(tx) == []
         assert await ledger.verify_jobs(tx, tenant_id, facts) == []
 
 
-async def let_expire(sides: Sides, dispatch_id: int | None = None) -> None:
+async def let_expire(context: JobContext, dispatch_id: int | None = None) -> None:
     """The time of this lease, or of all, is up; PostgreSQL would not look at our clock."""
     statement = update(dispatches).where(dispatches.c.status == "leased")
     if dispatch_id is not None:
         statement = statement.where(dispatches.c.id == dispatch_id)
-    async with sides.central.begin() as tx:
+    async with context.central.transaction() as tx:
         await tx.execute(statement.values(lease_expires_at=START - timedelta(days=1)))

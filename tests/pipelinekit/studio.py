@@ -13,28 +13,26 @@ from sqlalchemy import delete
 from tests.dbkit.databases import Databases
 from tests.jobskit.sides import ByHand, give_tokens, require_sound_ledger, sides_on
 
-from comfyfleet.db.central import workflows
-from comfyfleet.dispatch.model import Lane, Waiter
-from comfyfleet.effects import documents
-from comfyfleet.effects import service as effects
-from comfyfleet.effects.drafting import draft
-from comfyfleet.effects.model import Property, Terms
-from comfyfleet.files.model import output_key
-from comfyfleet.jobs import ending, submitting
-from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.model import Failure, Job, delivery_of
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.loops.pipelines import carry_on
-from comfyfleet.pipelines import service
-from comfyfleet.pipelines.model import Candidate, StoredRun
-from comfyfleet.pipelines.service import NewRun
-from comfyfleet.pipelines.state import State, read_state
-from comfyfleet.pipelines.store import candidates
-from comfyfleet.pipelines.store.candidates import Filter
-from comfyfleet.wire.files import DeliveredOutput
-from comfyfleet.wire.messages import Complete
-from comfyfleet.wire.messages import Job as Handed
-from comfyfleet.wire.values import ShownValue
+from comfyfleet.api.values import DeliveredOutput, ShownValue
+from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.server.catalog import service
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.draft import draft_workflow
+from comfyfleet.server.catalog.model import Property, WorkflowTerms
+from comfyfleet.server.db.central_tables import workflows
+from comfyfleet.server.jobs import finish, submit
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.model import Failure, Job, output_folder_of
+from comfyfleet.server.maintenance.sweeps import advance_pipelines
+from comfyfleet.server.media.model import output_key
+from comfyfleet.server.pipelines import actions, store_candidates
+from comfyfleet.server.pipelines.actions import NewPipelineRun
+from comfyfleet.server.pipelines.model import PipelineCandidate, StoredRun
+from comfyfleet.server.pipelines.run_state import PipelineRunState, read_state
+from comfyfleet.server.pipelines.store_candidates import CandidateFilter
+from comfyfleet.server.queue.model import QueueLane, Waiter
 
 PRICES = {"draw": 3, "fix": 2, "upscale": 1}
 TOKENS = 1000
@@ -93,11 +91,11 @@ def png(pixel: int = 0) -> bytes:
 
 @dataclass
 class Studio:
-    sides: Sides
+    context: JobContext
     tenant_id: UUID
     user_id: UUID
     clock: ByHand
-    lanes: frozenset[Lane]
+    lanes: frozenset[QueueLane]
 
     @property
     def whose(self) -> tuple[UUID, UUID]:
@@ -105,25 +103,25 @@ class Studio:
 
     @property
     def pool(self) -> Any:
-        return self.sides.pools["main"]
+        return self.context.pools["main"]
 
     async def start(
         self, document: dict[str, Any] = THREE_STEPS, *, base: int = 2, **more: Any
     ) -> StoredRun:
-        made = await service.create(self.sides, *self.whose, document)
-        new = NewRun(base, **{"variables": {"width": 8}, **more})
-        run, _ = await service.start_run(self.sides, *self.whose, made.id, new)
+        made = await actions.create_pipeline(self.context, *self.whose, document)
+        new = NewPipelineRun(base, **{"variables": {"width": 8}, **more})
+        run, _ = await actions.start_run(self.context, *self.whose, made.id, new)
         return run
 
-    async def sweep(self, sides: Sides | None = None) -> None:
-        sides = sides or self.sides
+    async def sweep(self, context: JobContext | None = None) -> None:
+        context = context or self.context
         self.clock.go_on(seconds=1)
-        while await carry_on(sides, sides.pools["main"]):
+        while await advance_pipelines(context, context.pools["main"]):
             pass
 
     async def lease(self) -> Handed | None:
-        return await next_job(
-            self.sides, Waiter("w1", lanes=self.lanes, is_alone=True), wait_seconds=0
+        return await lease_next(
+            self.context, Waiter("w1", lanes=self.lanes, is_alone=True), wait_seconds=0
         )
 
     async def leased(self) -> Handed:
@@ -141,9 +139,9 @@ class Studio:
         outputs = []
         for number, data in enumerate(pictures):
             name = f"{number}.png"
-            delivery = delivery_of(handed.lease_token, handed.job_id)
+            delivery = output_folder_of(handed.lease_token, handed.job_id)
             key = output_key(self.tenant_id, handed.job_id, delivery, name)
-            await self.sides.store.put(key, data, content_type)
+            await self.context.store.put(key, data, content_type)
             outputs.append(
                 DeliveredOutput(name=name, size=len(data), content_type=content_type, filename=name)
             )
@@ -153,11 +151,11 @@ class Studio:
             outputs=tuple(outputs),
             values=tuple(ShownValue(node_id="9", name="text", value=each) for each in texts),
         )
-        return await ending.complete(self.sides, said)
+        return await finish.complete(self.context, said)
 
     async def fail(self, handed: Handed) -> None:
-        await ending.fail(
-            self.sides, handed.dispatch_id, handed.lease_token, Failure("out of memory")
+        await finish.fail(
+            self.context, handed.dispatch_id, handed.lease_token, Failure("out of memory")
         )
 
     async def work_off(self, jobs_max: int = 100) -> int:
@@ -170,13 +168,15 @@ class Studio:
             await self.finish(handed)
         raise AssertionError(f"still not done after {jobs_max} jobs")
 
-    async def state(self, run: StoredRun) -> State:
-        async with self.pool.look() as tx:
+    async def state(self, run: StoredRun) -> PipelineRunState:
+        async with self.pool.read() as tx:
             return await read_state(tx, self.tenant_id, run.id)
 
-    async def candidates(self, run: StoredRun, **wanted: Any) -> list[Candidate]:
-        async with self.pool.look() as tx:
-            return await candidates.page(tx, run.id, Filter(**wanted), after=None, limit=1000)
+    async def candidates(self, run: StoredRun, **wanted: Any) -> list[PipelineCandidate]:
+        async with self.pool.read() as tx:
+            return await store_candidates.list_page(
+                tx, run.id, CandidateFilter(**wanted), after=None, limit=1000
+            )
 
     async def made(self, run: StoredRun) -> list[int]:
         """How many candidates each step has."""
@@ -184,39 +184,39 @@ class Studio:
         return [steps.count(number) for number in range(max(steps, default=-1) + 1)]
 
     async def job(self, job_id: UUID) -> Job:
-        return await submitting.get(self.sides, self.tenant_id, job_id)
+        return await submit.get_job(self.context, self.tenant_id, job_id)
 
     async def require_sound(self, run: StoredRun, job_ids: Sequence[UUID]) -> None:
         jobs = [await self.job(each) for each in job_ids]
-        await require_sound_ledger(self.sides, self.tenant_id, jobs)
+        await require_sound_ledger(self.context, self.tenant_id, jobs)
 
 
 @asynccontextmanager
 async def studio_on(databases: Databases, folder: Path, **settings: Any) -> AsyncIterator[Studio]:
     clock = ByHand()
-    async with sides_on(databases, folder, clock, **settings) as (sides, tenant_id):
-        async with sides.central.begin() as tx:
+    async with sides_on(databases, folder, clock, **settings) as (context, tenant_id):
+        async with context.central.transaction() as tx:
             # Their numbers were chosen by hand, and PostgreSQL would give them out once more.
             await tx.execute(delete(workflows))
-        lanes = frozenset([await _register(sides, slug) for slug in PRICES])
-        user_id = await give_tokens(sides, tenant_id, TOKENS)
-        yield Studio(sides, tenant_id, user_id, clock, lanes)
+        lanes = frozenset([await _register(context, slug) for slug in PRICES])
+        user_id = await give_tokens(context, tenant_id, TOKENS)
+        yield Studio(context, tenant_id, user_id, clock, lanes)
 
 
-async def _register(sides: Sides, slug: str) -> Lane:
-    made = draft(
+async def _register(context: JobContext, slug: str) -> QueueLane:
+    made = draft_workflow(
         slug=slug,
         document=DRAW if slug == "draw" else CHANGE,
         properties=DRAW_TAKES if slug == "draw" else CHANGE_TAKES,
         output_node_id="2",
         object_info=OBJECT_INFO,
     )
-    await documents.keep(sides.store, made)
-    async with sides.central.begin() as tx:
-        workflow, _ = await effects.register(
-            tx, made, Terms(price_tokens=PRICES[slug]), now=sides.clock()
+    await service.store_document(context.store, made)
+    async with context.central.transaction() as tx:
+        workflow, _ = await catalog.register_workflow(
+            tx, made, WorkflowTerms(price_tokens=PRICES[slug]), now=context.clock()
         )
-    return Lane(workflow.id, "production", "self_hosted")
+    return QueueLane(workflow.id, "production", "self_hosted")
 
 
 def _input(kind: Any, **options: Any) -> list[Any]:

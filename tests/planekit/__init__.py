@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 from tests.dbkit.databases import Databases
 
-from comfyfleet.http.app import create_app
-from comfyfleet.http.wrong_keys import WrongKeys
-from comfyfleet.kernel.clock import Clock, utc_now
-from comfyfleet.kernel.settings import Settings
-from comfyfleet.plane import Plane, open_plane
+from comfyfleet.clock import Clock, utc_now
+from comfyfleet.server.app import ControlPlane, open_control_plane
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.middleware import WrongKeyThrottle
+from comfyfleet.settings import Settings
 
 ADMIN_KEY = "an-admin-key-of-tests"
 URL = "http://control.test"
@@ -21,7 +21,7 @@ URL = "http://control.test"
 @asynccontextmanager
 async def plane_on(
     databases: Databases, data: Path, *, clock: Clock = utc_now, **settings: Any
-) -> AsyncIterator[Plane]:
+) -> AsyncIterator[ControlPlane]:
     central, pool = await databases.url("central"), await databases.url("tenant")
     given = Settings(
         **{
@@ -32,7 +32,7 @@ async def plane_on(
             **settings,
         }
     )
-    async with open_plane(given, data, clock) as plane:
+    async with open_control_plane(given, data, clock) as plane:
         yield plane
     await databases.give_back(central, pool)
 
@@ -40,7 +40,7 @@ async def plane_on(
 _documented: dict[str, tuple[str, ...]] = {}
 
 
-def documented_routes(plane: Plane) -> Mapping[str, tuple[str, ...]]:
+def documented_routes(plane: ControlPlane) -> Mapping[str, tuple[str, ...]]:
     """The methods of each path in the API's document, which takes long to make and is always the
     same."""
     if not _documented:
@@ -54,10 +54,12 @@ async def at_once(_seconds: float) -> None:
 
 
 @asynccontextmanager
-async def client_of(plane: Plane, key: str | None = ADMIN_KEY) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(
+    plane: ControlPlane, key: str | None = ADMIN_KEY
+) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     app = create_app(plane)
-    app.state.wrong_keys = WrongKeys(at_once)
+    app.state.wrong_keys = WrongKeyThrottle(at_once)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
         yield client

@@ -13,15 +13,12 @@ import httpx
 from tests.planekit import client_of
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.effects import service as workflows
-from comfyfleet.effects.catalogue import service as catalogue
-from comfyfleet.effects.catalogue.model import Effect, Face
-from comfyfleet.ledger import service as ledger
-from comfyfleet.plane import Plane
-from comfyfleet.tenants import service as tenants
-from comfyfleet.tenants.keys import service as keys
-from comfyfleet.tenants.keys.model import ALL_SCOPES, ApiKey, NewKey, new_api_key
-from comfyfleet.tenants.users import service as users
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import EffectDefinition, EffectSettings
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import ALL_SCOPES, ApiKey, NewApiKey, new_api_key
 
 PRICE = 5
 TOKENS = 100
@@ -75,14 +72,14 @@ class Customer:
         video_id: str = linked.json()["id"]
         return video_id
 
-    async def submit(self, effect: Effect, **changes: Any) -> httpx.Response:
+    async def submit(self, effect: EffectDefinition, **changes: Any) -> httpx.Response:
         wait = changes.pop("wait", None)
         body = {"effect_id": str(effect.id), **changes}
         return await self.client.post(
             "/api/ai-jobs", json=body, params={"wait": wait} if wait else None
         )
 
-    async def job(self, effect: Effect, **changes: Any) -> str:
+    async def job(self, effect: EffectDefinition, **changes: Any) -> str:
         made = await self.submit(effect, **changes)
         assert made.status_code == 201, made.text
         job_id: str = made.json()["id"]
@@ -105,18 +102,18 @@ class Shop:
 
     yard: Yard
     stack: AsyncExitStack
-    effects: dict[str, Effect] = field(default_factory=dict)
+    effects: dict[str, EffectDefinition] = field(default_factory=dict)
 
     @property
-    def plane(self) -> Plane:
+    def plane(self) -> ControlPlane:
         return self.yard.plane
 
     @property
-    def draw(self) -> Effect:
+    def draw(self) -> EffectDefinition:
         return self.effects["draw"]
 
     @property
-    def invert(self) -> Effect:
+    def invert(self) -> EffectDefinition:
         return self.effects["invert"]
 
     async def set_up(self) -> None:
@@ -128,23 +125,25 @@ class Shop:
         for slug in ("invert", "draw"):
             await self.publish(slug)
 
-    async def publish(self, slug: str, workflow: str | None = None, **face: Any) -> Effect:
+    async def publish(
+        self, slug: str, workflow: str | None = None, **face: Any
+    ) -> EffectDefinition:
         given = {"price_tokens": PRICE, "is_published": True, **face}
-        async with self.plane.central.begin() as tx:
-            made = await catalogue.create(
+        async with self.plane.central.transaction() as tx:
+            made = await catalog.create_effect(
                 tx,
                 effect_id=uuid4(),
                 slug=slug,
-                workflow=await workflows.by_slug(tx, workflow or slug),
-                face=Face(**given),
+                workflow=await catalog.workflow_by_slug(tx, workflow or slug),
+                face=EffectSettings(**given),
                 now=self.plane.clock(),
             )
         self.effects[slug] = made
         return made
 
-    async def change(self, effect: Effect, **face: Any) -> None:
-        async with self.plane.central.begin() as tx:
-            await catalogue.update(tx, effect, replace(effect.face, **face))
+    async def change(self, effect: EffectDefinition, **face: Any) -> None:
+        async with self.plane.central.transaction() as tx:
+            await catalog.update_effect(tx, effect, replace(effect.face, **face))
 
     async def customer(
         self, tenant_id: UUID | None = None, *, tokens: int = TOKENS, **key: Any
@@ -152,9 +151,9 @@ class Shop:
         """A new user, of a new tenant unless one is named."""
         tenant_id = tenant_id or await self._tenant()
         user_id, now = uuid4(), self.plane.clock()
-        pool = await self.plane.sides.pool_of(tenant_id)
-        async with pool.begin() as tx:
-            await users.create(tx, user_id=user_id, tenant_id=tenant_id, now=now)
+        pool = await self.plane.context.pool_of(tenant_id)
+        async with pool.transaction() as tx:
+            await tenants.create_user(tx, user_id=user_id, tenant_id=tenant_id, now=now)
             if tokens:
                 await ledger.credit(tx, tenant_id, user_id, tokens, f"pay-{user_id}", now=now)
         text, _ = await self.key(tenant_id, user_id, **key)
@@ -170,14 +169,14 @@ class Shop:
         expires_at: datetime | None = None,
     ) -> tuple[str, ApiKey]:
         text = new_api_key()
-        new = NewKey(uuid4(), text, tenant_id, user_id, "test", scopes, expires_at)
-        async with self.plane.central.begin() as tx:
-            return text, await keys.create(tx, new, now=self.plane.clock())
+        new = NewApiKey(uuid4(), text, tenant_id, user_id, "test", scopes, expires_at)
+        async with self.plane.central.transaction() as tx:
+            return text, await tenants.create_key(tx, new, now=self.plane.clock())
 
     async def _tenant(self) -> UUID:
         tenant_id = uuid4()
-        async with self.plane.central.begin() as tx:
-            await tenants.create(
+        async with self.plane.central.transaction() as tx:
+            await tenants.create_tenant(
                 tx,
                 tenant_id=tenant_id,
                 name="Ada & Co",
@@ -200,7 +199,7 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop_on(plane: Plane) -> AsyncIterator[Shop]:
+async def shop_on(plane: ControlPlane) -> AsyncIterator[Shop]:
     async with yard_on(plane) as yard, AsyncExitStack() as stack:
         shop = Shop(yard, stack)
         await shop.set_up()

@@ -10,8 +10,8 @@ from uuid import UUID
 import httpx
 from tests.planekit import URL, client_of
 
-from comfyfleet.http.app import create_app
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
 
 PROMPT = {
     "1": {"class_type": "LoadImage", "inputs": {"image": "photo.png"}},
@@ -64,7 +64,7 @@ class Calling:
 
 @dataclass
 class Yard:
-    plane: Plane
+    plane: ControlPlane
     admin: httpx.AsyncClient
     secret: str = ""
 
@@ -147,7 +147,7 @@ class Yard:
 
 
 @asynccontextmanager
-async def yard_on(plane: Plane, **fleet: Any) -> AsyncIterator[Yard]:
+async def yard_on(plane: ControlPlane, **fleet: Any) -> AsyncIterator[Yard]:
     async with client_of(plane) as admin:
         yard = Yard(plane, admin)
         await yard.set_up(**fleet)

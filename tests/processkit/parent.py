@@ -13,11 +13,11 @@ from typing import Any
 
 from comfyfleet.cli.main import main
 
-COMMANDS = ("admin", "db", "engine", "graph", "pipeline", "serve", "up", "worker")
+COMMANDS = ("admin", "engine", "graph", "pipeline", "serve", "up", "worker")
 # What they import when they are at it.
 LATER = (
-    "comfyfleet.dispatch.store.postgres",
-    "comfyfleet.dispatch.store.sqlite",
+    "comfyfleet.server.queue.store.postgres",
+    "comfyfleet.server.queue.store.sqlite",
     "comfyfleet.engine.serve",
     "anyio._backends._asyncio",
     "asyncpg",

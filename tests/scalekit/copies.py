@@ -7,9 +7,11 @@ from uuid import UUID
 
 from sqlalchemy import Table
 
-from comfyfleet.db import Database
-from comfyfleet.db.central import audit_log, dispatches
-from comfyfleet.db.tenant import (
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import audit_log, dispatches
+from comfyfleet.server.db.dialect import Moment
+from comfyfleet.server.db.tenant_tables import (
     ai_jobs,
     files,
     job_attempts,
@@ -17,8 +19,6 @@ from comfyfleet.db.tenant import (
     token_transactions,
     videos,
 )
-from comfyfleet.db.types import Moment
-from comfyfleet.plane import Plane
 
 FAILED, CANCELLED = 20, 21  # one job in so many
 ENDED = f"""CASE WHEN n % {FAILED} = 0 THEN 'failed' WHEN n % {CANCELLED} = 0 THEN 'cancelled'
@@ -121,7 +121,7 @@ def _is_numbered(table: Table, name: str) -> bool:
     return name == "id" and table in (dispatches, audit_log, job_events, token_transactions)
 
 
-async def copy_job(plane: Plane, job_id: UUID, count: int) -> None:
+async def copy_job(plane: ControlPlane, job_id: UUID, count: int) -> None:
     """So many jobs as this one, which has ended, of the same user."""
     pool = plane.pools["main"]
     copier = Copier(pool.is_sqlite, count)
@@ -131,7 +131,7 @@ async def copy_job(plane: Plane, job_id: UUID, count: int) -> None:
 
 async def _say(database: Database, statements: Iterator[str]) -> None:
     """Indexes are made anew when all rows are there: row by row, a million takes half an hour."""
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         found = (await tx.exec_driver_sql(INDEXES[database.is_sqlite])).mappings().all()
         drops = [f"DROP INDEX {each['name']}" for each in found]
         makes = [each["sql"] for each in found]
@@ -142,5 +142,5 @@ async def _say(database: Database, statements: Iterator[str]) -> None:
         for statement in (*wide, *drops, *statements, *makes, *as_before):
             await tx.exec_driver_sql(statement)
     if not database.is_sqlite:
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             await tx.exec_driver_sql("ANALYZE")  # as autovacuum does

@@ -17,8 +17,8 @@ import asyncpg
 from sqlalchemy.engine import make_url
 from tests.dbkit.recording import recording
 
-from comfyfleet.db import Database
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Database
 
 SPOKEN = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 
@@ -74,7 +74,7 @@ class SqliteTrace:
 class Reads:
     """What is read while a route is served, on either kind of database."""
 
-    plane: Plane
+    plane: ControlPlane
     trace: SqliteTrace
     taken: list[tuple[str, str, tuple[Any, ...]]] = field(
         default_factory=list
@@ -88,8 +88,8 @@ class Reads:
                 yield
             self.taken += [(path, text, ()) for path, text in self.trace.said]
             return
-        sides = {_name(each): each.url for each in self._databases()}
-        with recording(sides) as record:
+        context = {_name(each): each.url for each in self._databases()}
+        with recording(context) as record:
             yield
         self.taken += [(each.side, each.text, each.values) for each in record.said]
 

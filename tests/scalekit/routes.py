@@ -15,7 +15,7 @@ from tests.planekit.fleet import PICTURE, Calling
 from tests.scalekit.copies import copy_job
 from tests.scalekit.reads import Read, Reads, SqliteTrace
 
-from comfyfleet.upkeep import store as upkeep
+from comfyfleet.server.maintenance import store as upkeep
 
 PAGE = 10
 TOKENS = 100_000_000
@@ -58,7 +58,7 @@ class Filled:
 
     async def each_route(self, noted: Noted) -> None:
         """A job goes its way, and then everything is looked at."""
-        self.reads.plane.sides.caps.forget()
+        self.reads.plane.context.caps.forget()
         await noted("POST ai-jobs", self.submit)
         job = await noted("POST worker/poll", self.lease)
         await noted("POST worker/heartbeat", lambda: self.worker.of(job, "heartbeat"))
@@ -72,11 +72,11 @@ class Filled:
         tenant_id, pool = self.customer.tenant_id, self.shop.plane.pools["main"]
 
         async def active() -> None:
-            async with pool.look() as tx:
+            async with pool.read() as tx:
                 await upkeep.active_jobs(tx, tenant_id, limit=PAGE)
 
         async def named() -> None:
-            async with pool.look() as tx:
+            async with pool.read() as tx:
                 await upkeep.named_by_active_jobs(tx, tenant_id)
 
         return {"sweep: active jobs": active, "sweep: files of active jobs": named}

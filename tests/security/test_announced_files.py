@@ -11,8 +11,8 @@ from tests.planekit import ADMIN_KEY, client_of
 from tests.planekit.customers import Customer, Shop, png
 from tests.security.test_picture_bombs import bomb
 
-from comfyfleet.files import service as files
-from comfyfleet.files.model import File
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
 
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\n../output/video/inverted_00001_.mp4\n#EXT-X-ENDLIST\n"
 GRAPH: dict[str, Any] = {
@@ -30,9 +30,9 @@ GRAPH: dict[str, Any] = {
 
 
 async def row_of(shop: Shop, customer: Customer, file_id: str) -> File:
-    pool = await shop.plane.sides.pool_of(customer.tenant_id)
-    async with pool.look() as tx:
-        return await files.get(tx, customer.tenant_id, UUID(file_id))
+    pool = await shop.plane.context.pool_of(customer.tenant_id)
+    async with pool.read() as tx:
+        return await media.get_file(tx, customer.tenant_id, UUID(file_id))
 
 
 async def run_with(customer: Customer, value: Any, kind: str = "image") -> httpx.Response:
@@ -135,7 +135,7 @@ async def test_a_file_taken_by_two_doors_at_once_is_one_file(shop: Shop, ada: Cu
     runs = [run_with(ada, {"file_id": file_id}) for _ in range(3)]
     answers = await asyncio.gather(link, *runs)
     assert [each.status_code for each in answers] == [201] * 4
-    await shop.plane.sides.deferred.flush()
+    await shop.plane.context.deferred.flush()
     kept = [key async for key in shop.plane.store.keys(f"tenants/{ada.tenant_id}/")]
     assert kept == [(await row_of(shop, ada, file_id)).path]
 

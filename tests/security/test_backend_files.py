@@ -10,7 +10,7 @@ from tests.agentkit.serving import serving_plane
 from tests.agentkit.workers import settings_for, working
 from tests.comfykit.prompts import node
 
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
 
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\n../output/video/inverted_00001_.mp4\n"
@@ -37,7 +37,7 @@ class Backend:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Any:
-    with serving_plane() as served, serving(data=tmp_path / "engine") as engine:
+    with serving_plane() as served, serve_in_thread(data=tmp_path / "engine") as engine:
         yield Backend(served.plane, engine, tmp_path / "state")
 
 

@@ -10,9 +10,9 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 
-from comfyfleet.effects.declaring import PROPERTIES_MAX
-from comfyfleet.http.json_body import _object, parse_tolerantly
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.draft import PROPERTIES_MAX
+from comfyfleet.server.http.request_body import _object, parse_tolerantly
 
 ECHO = {
     "name": "Echo",

@@ -68,6 +68,6 @@ async def test_an_output_url_changes_nothing_once_the_job_is_completed(
     (output,) = (await ada.get(f"ai-jobs/{job_id}"))["outputs"]
     assert not set(output["filename"]) & set("/\r\n\u202e:")
     assert output["filename"].endswith(".png")
-    await shop.plane.sides.deferred.flush()
+    await shop.plane.context.deferred.flush()
     kept = [key async for key in shop.plane.store.keys(f"tenants/{ada.tenant_id}/ai-jobs/")]
     assert len(kept) <= 2  # what was put too late is left, and swept away in a day

@@ -9,10 +9,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from comfyfleet.engine.decode import decode, frame_size, opened
-from comfyfleet.engine.encode import encode_mp4, encode_webm
-from comfyfleet.kernel.errors import NodeFailed
-from comfyfleet.media.measuring import film_facts
+from comfyfleet.engine.codecs import decode, encode_mp4, encode_webm, frame_size, open_media
+from comfyfleet.errors import NodeFailed
+from comfyfleet.server.maintenance.checks import probe_video
 
 PLAYLIST = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n"
 FRAMES = np.full((8, 16, 32, 3), 0.5, np.float32)
@@ -60,7 +59,7 @@ def test_a_pattern_in_a_name_reads_no_sequence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [SESSION, b"ID3\3\0\0\0\0\0\0" + SESSION])
 def test_a_description_of_a_stream_is_not_followed(data: bytes) -> None:
-    assert film_facts(data) == {}
+    assert probe_video(data) == {}
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -91,9 +90,9 @@ def test_sounds_and_films_are_opened(tmp_path: Path, container: str, codec: str)
         frame.rate = 48000
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             output.mux(packet)
-    with opened(path) as found:
+    with open_media(path) as found:
         assert found.streams.audio
-    assert film_facts(path.read_bytes())["duration_seconds"] > 0
+    assert probe_video(path.read_bytes())["duration_seconds"] > 0
 
 
 def test_videos_are_opened(tmp_path: Path, secret: Path) -> None:

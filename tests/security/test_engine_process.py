@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from comfyfleet.cli.engine_process import engine_process
+from comfyfleet.cli.engine import start_engine_process
 
 MEMORY = 512 * 1024**2
 SECONDS_MAX = 60
@@ -30,7 +30,7 @@ SECRETS = {
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environ = {**os.environ, "COMFYFLEET_ENGINE_MEMORY_BYTES": str(MEMORY), **SECRETS}
-    with engine_process(environ, tmp_path_factory.mktemp("engine")) as url:
+    with start_engine_process(environ, tmp_path_factory.mktemp("engine")) as url:
         yield url
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_was_killed_is_started_again_at_the_same_place(url: str) 
 def test_it_does_not_outlive_who_started_it_however_that_one_ends(tmp_path: Path) -> None:
     program = """
         import os, sys, time
-        from comfyfleet.cli.engine_process import engine_process
+        from comfyfleet.cli.engine import engine_process
         with engine_process(os.environ) as url:
             print(url, flush=True)
             time.sleep(600)

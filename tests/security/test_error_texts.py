@@ -11,9 +11,9 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Shop, shop_on
 
-from comfyfleet.http.errors import answer_to
-from comfyfleet.jobs.complaints import presentable
-from comfyfleet.kernel import errors
+from comfyfleet import errors
+from comfyfleet.server.http.errors import response_to_error
+from comfyfleet.server.jobs.user_messages import to_user_message
 
 SECRETS = ("/home", "127.0.0.1", "user:pw", "tiny_a", "sd15_a", "gpu-7", "Traceback")
 # Each took from seconds to minutes; a second of processor time is a hundred times what it takes now.
@@ -52,7 +52,7 @@ def processor_seconds_max(seconds: float) -> Iterator[None]:
 def test_an_error_text_of_any_shape_is_read_at_once(name: str) -> None:
     error: Any = SLOW[name]
     with processor_seconds_max(1):
-        assert presentable(error).message
+        assert to_user_message(error).message
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ async def test_why_names_no_worker_and_no_fleet(shop: Shop) -> None:
     ],
 )
 def test_only_operators_are_told_which_machine_is_down(error: errors.FleetError) -> None:
-    assert b"127.0.0.1" not in answer_to(error, "/api/ai-jobs").body
-    assert b"127.0.0.1" in answer_to(error, "/api/admin/jobs").body
+    assert b"127.0.0.1" not in response_to_error(error, "/api/ai-jobs").body
+    assert b"127.0.0.1" in response_to_error(error, "/api/admin/jobs").body

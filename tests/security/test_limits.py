@@ -11,41 +11,41 @@ from tests.dbkit.databases import Databases
 from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.db.central import dispatches
-from comfyfleet.jobs import service, submitting
-from comfyfleet.jobs.admitting import admit_all
-from comfyfleet.jobs.settling import deliver
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import TooManyActive
+from comfyfleet.errors import TooManyActive
+from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.jobs import service, submit
+from comfyfleet.server.jobs.batches import admit_all
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.outbox import flush
 
 
 class Till:
-    def __init__(self, sides: Sides, tenant_id: UUID, user_id: UUID) -> None:
-        self.sides, self.tenant_id, self.user_id = sides, tenant_id, user_id
+    def __init__(self, context: JobContext, tenant_id: UUID, user_id: UUID) -> None:
+        self.context, self.tenant_id, self.user_id = context, tenant_id, user_id
         self.run_id = uuid4()
 
     async def apply(self, user_id: UUID | None = None) -> UUID:
         wanted = asked(user_id=user_id or self.user_id)
-        return (await submitting.submit_new(self.sides, self.tenant_id, wanted))[0].id
+        return (await submit.submit_new(self.context, self.tenant_id, wanted))[0].id
 
     async def run(self, count: int, kind: str = "graph") -> list[UUID]:
         """As graphs and pipelines submit."""
         changes: dict[str, Any] = {"run_kind": kind, "run_id": self.run_id}
         wanted = {uuid4(): asked(user_id=self.user_id, **changes) for _ in range(count)}
-        pool = self.sides.pools["main"]
-        async with pool.begin() as tx:
+        pool = self.context.pools["main"]
+        async with pool.transaction() as tx:
             jobs, words = await service.submit(
                 tx,
                 self.tenant_id,
                 wanted,
-                now=self.sides.clock(),
-                active_max=self.sides.active_max,
+                now=self.context.clock(),
+                active_max=self.context.active_max,
             )
-        await deliver(self.sides, pool, jobs, words)
+        await flush(self.context, pool, jobs, words)
         return list(wanted)
 
     async def queued(self) -> int:
-        async with self.sides.central.look() as tx:
+        async with self.context.central.read() as tx:
             some = select(func.count()).where(dispatches.c.status == "queued")
             return int(await tx.scalar(some) or 0)
 
@@ -53,8 +53,8 @@ class Till:
 @pytest.fixture
 async def till(databases: Databases, tmp_path: Path) -> AsyncIterator[Till]:
     limits = {"max_active_jobs_per_user": 5, "max_active_jobs_per_tenant": 7}
-    async with sides_on(databases, tmp_path, ByHand(), **limits) as (sides, tenant_id):
-        yield Till(sides, tenant_id, await give_tokens(sides, tenant_id, 100))
+    async with sides_on(databases, tmp_path, ByHand(), **limits) as (context, tenant_id):
+        yield Till(context, tenant_id, await give_tokens(context, tenant_id, 100))
 
 
 @pytest.mark.parametrize("kind", ["graph", "pipeline"])
@@ -64,19 +64,19 @@ async def test_jobs_of_runs_count_with_those_of_effects_and_wait(till: Till, kin
     assert await till.queued() == 5, "the rest is held, and the run has not failed"
     with pytest.raises(TooManyActive, match="at most 5 jobs of a user"):
         await till.apply()
-    await submitting.cancel(till.sides, till.tenant_id, jobs[0])
-    await admit_all(till.sides)
+    await submit.cancel_job(till.context, till.tenant_id, jobs[0])
+    await admit_all(till.context)
     assert await till.queued() == 5, "as one ends, another goes on"
     for _ in range(20):
         for job_id in jobs:
-            await submitting.cancel(till.sides, till.tenant_id, job_id)
-    await admit_all(till.sides)
+            await submit.cancel_job(till.context, till.tenant_id, job_id)
+    await admit_all(till.context)
     assert await till.queued() == 1
 
 
 async def test_a_tenant_has_a_cap_over_all_its_users(till: Till) -> None:
     await till.run(5)
-    other = await give_tokens(till.sides, till.tenant_id, 100)
+    other = await give_tokens(till.context, till.tenant_id, 100)
     await till.apply(other)
     await till.apply(other)
     with pytest.raises(TooManyActive, match="at most 7 jobs of a tenant"):

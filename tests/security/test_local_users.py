@@ -17,14 +17,13 @@ from tests.planekit import ADMIN_KEY, plane_on
 from tests.planekit.customers import Shop, shop_on
 
 import comfyfleet as package
-from comfyfleet.audit import service as audit
-from comfyfleet.fetching.outward import Outward
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings, misspelt
-from comfyfleet.plane import Plane, open_plane
-from comfyfleet.storage import LocalStore
-from comfyfleet.webhooks import service as webhooks
-from comfyfleet.webhooks.model import WebhookEvent
+from comfyfleet.clock import utc_now
+from comfyfleet.server.app import ControlPlane, open_control_plane
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import WebhookEvent
+from comfyfleet.server.storage import LocalStore
+from comfyfleet.settings import Settings, misspelt
+from comfyfleet.transport.fetch import PublicHttpClient
 
 SOURCE = Path(package.__file__).parent
 
@@ -45,7 +44,7 @@ def open_to_others(folder: Path) -> list[Path]:
 
 
 async def opened_and_used(data: Path) -> None:
-    async with open_plane(Settings(), data, utc_now) as plane:
+    async with open_control_plane(Settings(), data, utc_now) as plane:
         assert isinstance(plane.store, LocalStore)
         async with plane.store.receiving("a/b", "text/plain") as incoming:
             await incoming.write(b"secret")
@@ -110,7 +109,7 @@ async def resolved_inside(host: str, _port: int) -> list[str]:
 
 @pytest.fixture
 async def shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    outward = Outward(resolver=resolved_inside)
+    outward = PublicHttpClient(resolver=resolved_inside)
     async with (
         plane_on(sqlite_databases, tmp_path) as plane,
         shop_on(replace(plane, outward=outward)) as shop,
@@ -136,16 +135,16 @@ async def test_a_webhook_into_our_own_network_is_refused_when_it_is_made(shop: S
 async def test_new_url_secret_makes_every_url_void(tmp_path: Path, usual_umask: None) -> None:
     settings = Settings(admin_key=ADMIN_KEY)
 
-    async def signed(plane: Plane) -> str:
+    async def signed(plane: ControlPlane) -> str:
         assert isinstance(plane.store, LocalStore)
         return (await plane.store.url_to_put("a", content_type="text/plain", seconds=9)).url
 
-    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+    async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         before, again = await signed(plane), await signed(plane)
     assert before == again
     said = await _in_thread("db", "new-url-secret", "--data", str(tmp_path))
     assert "all URLs to files are void" in said
-    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+    async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         assert await signed(plane) != before
 
 
@@ -153,14 +152,16 @@ async def test_new_webhook_key_gives_every_webhook_another_secret(
     tmp_path: Path, usual_umask: None
 ) -> None:
     settings = Settings(admin_key=ADMIN_KEY)
-    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+    async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         before = plane.webhook_key
     said = await _in_thread("db", "new-webhook-key", "--data", str(tmp_path))
     assert "new secrets from the next start on" in said
-    async with open_plane(settings, tmp_path, lambda: _NOW) as plane:
+    async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         assert plane.webhook_key != before
-        async with plane.central.look() as tx:
-            assert await audit.find(tx, action="webhook_key_replaced", limit=1)
+        async with plane.central.read() as tx:
+            assert await notifications.find_audit_entries(
+                tx, action="webhook_key_replaced", limit=1
+            )
 
 
 _NOW = utc_now()
@@ -176,9 +177,9 @@ async def test_tenants_take_turns_at_deliveries(
     async with plane_on(sqlite_databases, tmp_path) as plane:
         pool, now = plane.pools["main"], plane.clock()
         owners = [(uuid4(), uuid4()) for _ in range(2)]
-        async with pool.begin() as tx:
+        async with pool.transaction() as tx:
             for (tenant_id, user_id), count in zip(owners, (30, 2), strict=True):
-                await webhooks.create(
+                await notifications.create_webhook(
                     tx,
                     webhook_id=uuid4(),
                     tenant_id=tenant_id,
@@ -189,7 +190,7 @@ async def test_tenants_take_turns_at_deliveries(
                 )
                 for number in range(count):
                     at = now + timedelta(seconds=number + (60 if count == 2 else 0))
-                    await webhooks.announce(
+                    await notifications.enqueue(
                         tx,
                         tenant_id,
                         user_id,
@@ -199,6 +200,6 @@ async def test_tenants_take_turns_at_deliveries(
                         new_id=uuid4,
                         now=at,
                     )
-        async with pool.begin() as tx:
-            due = await webhooks.take_due(tx, now=now + timedelta(hours=1), limit=4)
+        async with pool.transaction() as tx:
+            due = await notifications.take_due_deliveries(tx, now=now + timedelta(hours=1), limit=4)
     assert [each.tenant_id for each, _ in due].count(owners[1][0]) == 2

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.wire.metadata import strip_metadata
+from comfyfleet.media import strip_metadata
 
 MEMORY_MAX = 160 * 1024**2
 SECONDS_MAX = 60  # it takes a fraction of one; the expression before took hours
 STRIP = """
 import sys
 from pathlib import Path
-from comfyfleet.wire.metadata import strip_metadata
+from comfyfleet.media import strip_metadata
 print(strip_metadata(Path(sys.argv[1])))
 """
 

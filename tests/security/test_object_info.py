@@ -12,10 +12,10 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.fleets import objectinfo
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Fleet
-from comfyfleet.loops.learning import learn_object_infos
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.maintenance.sweeps import sync_object_infos
 
 TRUE = json.dumps({"Invert": {"input": {}}}).encode()
 FORGED = json.dumps({"Other2": {"input": {}}}).encode()
@@ -28,7 +28,7 @@ async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
     async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
         slot = await slot_for(yard, "w1", HASH)
         assert (await put(yard, slot, TRUE)).is_success
-        await learn_object_infos(plane)
+        await sync_object_infos(plane)
         assert await known(yard) == json.loads(TRUE)
         made = await yard.admin.post("/api/admin/fleets", json={"slug": "rogue"})
         yard.secret = made.json()["secret"]
@@ -48,19 +48,19 @@ async def put(yard: Yard, slot: dict[str, Any], data: bytes) -> httpx.Response:
 
 
 async def fleet_of(yard: Yard, slug: str = "gpu") -> Fleet:
-    async with yard.plane.central.look() as tx:
+    async with yard.plane.central.read() as tx:
         return await fleets.get(tx, slug, "production")
 
 
 async def known(yard: Yard) -> dict[str, Any] | None:
-    return await objectinfo.read(yard.plane.store, await fleet_of(yard))
+    return await object_info.read_object_info(yard.plane.store, await fleet_of(yard))
 
 
 async def test_a_forged_object_info_reaches_no_other_fleet(yard: Yard) -> None:
     slot = await slot_for(yard, "thief", HASH, fleet_slug="rogue")
     assert len(FORGED) == len(TRUE)
     assert (await put(yard, slot, FORGED)).is_success
-    await learn_object_infos(yard.plane)
+    await sync_object_infos(yard.plane)
     assert await known(yard) == json.loads(TRUE)
 
 
@@ -68,10 +68,10 @@ async def test_a_forged_object_info_is_not_believed_of_its_own_fleet_either(yard
     wanted = "0" * 64
     slot = await slot_for(yard, "thief", wanted, fleet_slug="rogue")
     assert (await put(yard, slot, FORGED)).is_success
-    await learn_object_infos(yard.plane)
+    await sync_object_infos(yard.plane)
     rogue = await fleet_of(yard, "rogue")
     assert rogue.object_info_hash is None
-    assert await yard.plane.store.head(objectinfo.incoming_key_of(rogue, wanted)) is None
+    assert await yard.plane.store.head(object_info.incoming_key_of(rogue, wanted)) is None
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ async def test_the_url_takes_the_announced_size_only(yard: Yard) -> None:
 
 
 async def test_what_was_changed_in_the_store_is_not_read(yard: Yard) -> None:
-    await yard.plane.store.put(objectinfo.key_of(HASH), FORGED, objectinfo.JSON_TYPE)
+    await yard.plane.store.put(object_info.object_info_key(HASH), FORGED, object_info.JSON_TYPE)
     assert await known(yard) is None

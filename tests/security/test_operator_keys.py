@@ -14,19 +14,19 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, URL, client_of, documented_routes, plane_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.http.wrong_keys import FREE_TRIES, WrongKeys
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.middleware import FREE_TRIES, WrongKeyThrottle
 
 
 @pytest.fixture
-async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[ControlPlane]:
     async with plane_on(databases, tmp_path) as plane:
         yield plane
 
 
 @pytest.fixture
-async def admin(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
+async def admin(plane: ControlPlane) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(plane) as client:
         yield client
 
@@ -98,7 +98,7 @@ async def test_a_revoked_operator_is_out_at_once_on_every_control_plane(
 
 
 async def test_a_name_is_one_persons_for_ever_and_no_key_is_told_twice(
-    admin: httpx.AsyncClient, plane: Plane
+    admin: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     ada = await added(admin, "ada", "viewer")
     await admin.post("/api/admin/operators/ada/revoke")
@@ -130,10 +130,10 @@ class Sleeping:
     ],
 )
 async def test_wrong_keys_are_slowed_down_and_the_right_one_is_not(
-    plane: Plane, method: str, path: str, header: str
+    plane: ControlPlane, method: str, path: str, header: str
 ) -> None:
     app, sleeping = create_app(plane), Sleeping()
-    app.state.wrong_keys = WrongKeys(sleeping)
+    app.state.wrong_keys = WrongKeyThrottle(sleeping)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
         for number in range(FREE_TRIES + 5):
@@ -157,7 +157,7 @@ OWNERS = {
 }
 
 
-def routes_of(plane: Plane) -> dict[str, tuple[str, str]]:
+def routes_of(plane: ControlPlane) -> dict[str, tuple[str, str]]:
     """Every admin route by its name, and how to call it with ids of things that are not there."""
     nobody = str(uuid4())
     return {
@@ -172,13 +172,13 @@ BRACES = str.maketrans("", "", "{}")
 
 
 async def test_every_route_asks_for_its_role_whatever_is_sent(
-    admin: httpx.AsyncClient, plane: Plane
+    admin: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     keys = {role: await added(admin, role, role) for role in ("viewer", "operator")}
     keys["gone"] = await added(admin, "gone", "owner")
     await admin.post("/api/admin/operators/gone/revoke")
     app = create_app(plane)
-    app.state.wrong_keys = WrongKeys(Sleeping())
+    app.state.wrong_keys = WrongKeyThrottle(Sleeping())
     routes = routes_of(plane)
     refused: dict[str, set[str]] = {role: set() for role in keys}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL) as client:
@@ -193,7 +193,7 @@ async def test_every_route_asks_for_its_role_whatever_is_sent(
 
 
 async def test_nobody_is_locked_out_by_wrong_keys_from_the_same_address(
-    admin: httpx.AsyncClient, plane: Plane
+    admin: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     ada = await added(admin, "ada", "viewer")
     app, gate = create_app(plane), asyncio.Event()
@@ -201,7 +201,7 @@ async def test_nobody_is_locked_out_by_wrong_keys_from_the_same_address(
     async def held(_seconds: float) -> None:
         await gate.wait()
 
-    app.state.wrong_keys = WrongKeys(held)
+    app.state.wrong_keys = WrongKeyThrottle(held)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL) as client:
 
         async def calls(key: dict[str, str]) -> int:

@@ -9,11 +9,11 @@ import httpx
 from tests.dbkit.databases import Databases
 from tests.planekit import URL, plane_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
 
 
-def stranger_at(plane: Plane) -> httpx.AsyncClient:
+def stranger_at(plane: ControlPlane) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(plane)), base_url=URL)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from comfyfleet.engine.nodes.loading import load_picture
-from comfyfleet.engine.pictures import alpha_only
-from comfyfleet.engine.trouble import Trouble
-from comfyfleet.kernel.errors import LimitExceeded
-from comfyfleet.kernel.pictures import size_by_header
+from comfyfleet.engine.file_routes import alpha_only
+from comfyfleet.engine.nodes.files import load_picture
+from comfyfleet.engine.payloads import UnforeseenInput
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.media import size_by_header
 
 MEMORY_MIB_MAX = 300
 
@@ -43,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bomb_is_refused_before_it_is_decoded(path: Path) -> None:
     with pytest.raises(LimitExceeded, match="10000x10000"):
         load_picture(path)
-    with pytest.raises(Trouble, match="10000x10000"):
+    with pytest.raises(UnforeseenInput, match="10000x10000"):
         alpha_only(path)
 
 
@@ -51,8 +51,8 @@ def test_refusing_it_takes_little_memory(path: Path) -> None:
     program = """
         import re, sys
         from pathlib import Path
-        from comfyfleet.engine.nodes.loading import load_picture
-        from comfyfleet.kernel.errors import LimitExceeded
+        from comfyfleet.engine.nodes.files import load_picture
+        from comfyfleet.errors import LimitExceeded
         try:
             load_picture(Path(sys.argv[1]))
         except LimitExceeded:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.planekit.customers import DRAWN, DRAWN_PROPERTIES, Customer, Shop
 
-from comfyfleet.graphs.going import hear
-from comfyfleet.loops.pipelines import carry_on
+from comfyfleet.server.graphs.runner import read_outbox
+from comfyfleet.server.maintenance.sweeps import advance_pipelines
 
 PRICE = 5000
 
@@ -81,7 +81,7 @@ async def test_a_node_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: C
         job = await worker.job()
         assert job["prompt"]["2"]["inputs"]["filename_prefix"].endswith("locked")
         await worker.deliver(job)
-    await hear(vip.plane.graphs, vip.plane.pools["main"])
+    await read_outbox(vip.plane.graphs, vip.plane.pools["main"])
     assert (await rich.get(f"graph-runs/{run['id']}"))["status"] == "completed"
     assert await rich.balance() == PRICE
 
@@ -93,7 +93,7 @@ async def test_a_step_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: C
         await rich.client.post("/api/pipelines", json={"document": pipeline(effect="vip")})
     ).json()
     await rich.client.post(f"/api/pipelines/{made['id']}/runs", json={"base_candidates": 1})
-    await carry_on(vip.plane.sides, vip.plane.pools["main"])
+    await advance_pipelines(vip.plane.context, vip.plane.pools["main"])
     async with vip.yard.worker("w1") as worker:
         job = await worker.job()
     assert job["prompt"]["2"]["inputs"]["filename_prefix"].endswith("locked")
@@ -122,7 +122,7 @@ async def test_an_offer_that_ends_keeps_runs_going_and_refuses_new_ones(
     made = (await ada.client.post("/api/graphs", json=graph(workflow="vip"))).json()
     run = (await ada.client.post(f"/api/graphs/{made['id']}/runs", json={})).json()
     await vip.fail()
-    await hear(vip.plane.graphs, vip.plane.pools["main"])
+    await read_outbox(vip.plane.graphs, vip.plane.pools["main"])
     ended = await vip.yard.admin.patch("/api/admin/workflows/vip", json={"is_withdrawn": True})
     assert ended.json()["price_tokens"] is None
     retried = await ada.client.post(f"/api/graph-runs/{run['id']}/retry")

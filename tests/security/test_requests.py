@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.security.test_strangers import KINDS, closed, listening
 
-from comfyfleet.http.connections import HEAD_BYTES_MAX, Connection, with_limits
+from comfyfleet.server.http.connections import HEAD_BYTES_MAX, HttpConnection, with_limits
 
 GET = b"GET /one HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /one HTTP/1.1\r\nHost: x\r\n"
@@ -49,7 +49,7 @@ async def app() -> Echo:
 
 
 @pytest.fixture
-async def url(app: Echo, kind: type[Connection]) -> AsyncIterator[str]:
+async def url(app: Echo, kind: type[HttpConnection]) -> AsyncIterator[str]:
     patient = with_limits(kind, header_seconds_max=1000, linger_seconds=1000)
     async with listening(app, patient) as url:
         yield url

@@ -11,7 +11,7 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Shop, shop_on
 
-from comfyfleet.http import callers
+from comfyfleet.server.http import middleware
 
 JSON = {"Content-Type": "application/json"}
 
@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 async def shop(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Shop]:
-    monkeypatch.setattr(callers, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(middleware, "SLOW_SECONDS", 0.0)
     async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
         yield shop
 
@@ -72,7 +72,7 @@ async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(shop: Sh
 async def test_an_order_that_comes_before_the_last_byte_of_a_poll_holds(
     shop: Shop, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "SLOW_SECONDS", slow_seconds)
+    monkeypatch.setattr(middleware, "SLOW_SECONDS", slow_seconds)
     said, yard = {"worker_id": "w1", "held": []}, shop.yard
     await yard.submit()
     async with yard.worker() as worker:

@@ -15,18 +15,23 @@ from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, plane_on
 from tests.storagekit.serving import free_listener, url_of
 
-from comfyfleet.http.app import create_app
-from comfyfleet.http.bodies import Bodies
-from comfyfleet.http.connections import (
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.connections import (
     HAS_HTTPTOOLS,
-    Connection,
     H11Connection,
+    HttpConnection,
     HttptoolsConnection,
     with_limits,
 )
-from comfyfleet.http.json_body import SMALL_BYTES, VALUES_MAX, parse, read_json
-from comfyfleet.http.serving import serve
-from comfyfleet.plane import Plane
+from comfyfleet.server.http.listener import serve
+from comfyfleet.server.http.request_body import (
+    SMALL_BYTES,
+    VALUES_MAX,
+    BodyLimits,
+    parse,
+    read_json,
+)
 
 MIB = 1024**2
 KINDS = pytest.mark.parametrize(
@@ -36,13 +41,13 @@ DOORS = ("/api/worker/register", "/api/worker/poll", "/api/admin/workflows", "/a
 
 
 @pytest.fixture
-async def plane(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[ControlPlane]:
     async with plane_on(sqlite_databases, tmp_path) as plane:
         yield plane
 
 
 @asynccontextmanager
-async def listening(app: Any, connection: type[Connection] | None = None) -> AsyncIterator[str]:
+async def listening(app: Any, connection: type[HttpConnection] | None = None) -> AsyncIterator[str]:
     listener, stop = free_listener(), asyncio.Event()
     serving = asyncio.create_task(serve(app, listener, stop, connection=connection))
     try:
@@ -80,7 +85,9 @@ class Upload:
 
 
 @pytest.mark.parametrize("path", DOORS)
-async def test_nothing_of_a_body_is_read_before_the_key_is_known(plane: Plane, path: str) -> None:
+async def test_nothing_of_a_body_is_read_before_the_key_is_known(
+    plane: ControlPlane, path: str
+) -> None:
     for headers in (
         [],
         [(b"authorization", b"Bearer wrong"), (b"x-fleet-secret", b"wrong")],
@@ -91,13 +98,13 @@ async def test_nothing_of_a_body_is_read_before_the_key_is_known(plane: Plane, p
         assert (upload.status, upload.read) == (401, 0)
 
 
-async def test_a_path_without_a_key_takes_no_more_than_64_kib(plane: Plane) -> None:
+async def test_a_path_without_a_key_takes_no_more_than_64_kib(plane: ControlPlane) -> None:
     upload = Upload("/healthz", (b"content-length", str(65 * 1024).encode()))
     await create_app(plane)(upload.scope, upload.receive, upload.send)
     assert (upload.status, upload.read) == (413, 0)
 
 
-async def test_others_are_answered_while_a_stranger_sends_20_mib(plane: Plane) -> None:
+async def test_others_are_answered_while_a_stranger_sends_20_mib(plane: ControlPlane) -> None:
     body = b"[[]" + b",[]" * (20 * MIB // 3) + b"]"
     async with (
         listening(create_app(plane)) as url,
@@ -137,7 +144,7 @@ async def closed(url: str, *sent: bytes, every_seconds: float = 0.05) -> bytes:
 
 @KINDS
 async def test_headers_that_never_end_end_the_connection(
-    plane: Plane, kind: type[Connection]
+    plane: ControlPlane, kind: type[HttpConnection]
 ) -> None:
     short = with_limits(kind, header_seconds_max=0.3)
     async with listening(create_app(plane), short) as url:
@@ -147,7 +154,7 @@ async def test_headers_that_never_end_end_the_connection(
 
 @KINDS
 async def test_a_refused_body_that_still_trickles_in_ends_the_connection(
-    plane: Plane, kind: type[Connection]
+    plane: ControlPlane, kind: type[HttpConnection]
 ) -> None:
     short = with_limits(kind, linger_seconds=0.3)
     head = b"POST /api/ai-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n"
@@ -155,7 +162,7 @@ async def test_a_refused_body_that_still_trickles_in_ends_the_connection(
         assert b" 401 " in (await closed(url, head, b"[")).splitlines()[0]
 
 
-async def test_a_connection_beyond_the_limit_is_told_to_come_again(plane: Plane) -> None:
+async def test_a_connection_beyond_the_limit_is_told_to_come_again(plane: ControlPlane) -> None:
     async with (
         listening(create_app(plane), with_limits(connections_max=1)) as url,
         httpx.AsyncClient(base_url=url) as first,
@@ -180,7 +187,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_given_up() -> None:
 
     upload = Upload("/api/ai-jobs")
     with pytest.raises(HTTPException) as given_up:
-        await Bodies(read_all, 10**6, seconds_max=0.1)(upload.scope, trickle, send)
+        await BodyLimits(read_all, 10**6, seconds_max=0.1)(upload.scope, trickle, send)
     assert given_up.value.status_code == 408
 
 
@@ -196,7 +203,7 @@ async def test_a_large_body_with_a_key_is_parsed_beside_the_loop() -> None:
     assert turns > 10
 
 
-async def test_a_body_of_very_many_values_is_refused_unparsed(plane: Plane) -> None:
+async def test_a_body_of_very_many_values_is_refused_unparsed(plane: ControlPlane) -> None:
     body = b"[" + b"0," * VALUES_MAX + b"0]"
     transport = httpx.ASGITransport(create_app(plane))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:

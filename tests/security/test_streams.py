@@ -9,8 +9,8 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 
-from comfyfleet.http.public import streams
-from comfyfleet.tenants.keys import service as keys
+from comfyfleet.server.http import streams
+from comfyfleet.server.tenants import service as tenants
 
 GRAPH = {
     "name": "Draw",
@@ -59,8 +59,8 @@ async def _is_watched(shop: Shop, ada: Customer, path: str) -> None:
         both = [asyncio.create_task(ada.client.get(path, headers=headers)) for _ in range(2)]
         done, open_still = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         assert [each.result().status_code for each in done] == [429]
-        async with shop.plane.central.begin() as tx:
-            await keys.revoke(tx, ada.tenant_id, ada.user_id, key.id, now=shop.plane.clock())
+        async with shop.plane.central.transaction() as tx:
+            await tenants.revoke_key(tx, ada.tenant_id, ada.user_id, key.id, now=shop.plane.clock())
         (ended,) = await asyncio.gather(*open_still)
     assert ended.status_code == 200
     assert (await ada.client.get(path, headers=headers)).status_code == 401

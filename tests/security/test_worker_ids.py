@@ -9,7 +9,7 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
 
 LONG = timedelta(seconds=300)
 

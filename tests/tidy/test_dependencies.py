@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from comfyfleet.http import admin, health, pages, public, worker
+from comfyfleet.server.http import admin, app, health, public, worker
 
 ROUTERS: list[APIRouter] = [
     worker.router,
     health.router,
-    pages.router,
-    *(module.router for module in public.MODULES),
+    app.router,
+    *public.ROUTERS,
     *admin.ROUTERS,
 ]
 

@@ -9,8 +9,8 @@ import sys
 NOT_IMPORTED = ["PIL", "av", "boto3", "comfyfleet.engine", "httpx", "numpy"]
 PROGRAM = """
 import json, sys
-import comfyfleet.cli.serve, comfyfleet.http.app
-from comfyfleet.effects.objectinfo import engine_object_info
+import comfyfleet.cli.serve, comfyfleet.server.http.app
+from comfyfleet.server.catalog.service import engine_object_info
 assert "LoadImage" in engine_object_info()
 print(json.dumps(sorted(sys.modules)))
 """

@@ -6,8 +6,9 @@ import pytest
 from tests.unit.drawn import Drawing
 from tests.unit.drawn_chains import STYLES, Style, by_groups, by_instances, by_titles, in_a_subgraph
 
+from comfyfleet.workflow.edit.chains import find_segments
+from comfyfleet.workflow.edit.node_modes import switch
 from comfyfleet.workflow.model import Mode
-from comfyfleet.workflow.switching import find_segments, switch
 
 
 def found(document: dict[str, Any]) -> list[tuple[str, str, int]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from comfyfleet.cli.graph_tree import tree
+from comfyfleet.cli.graph import run_tree
 
 RUN: dict[str, Any] = {
     "id": "7c1f",
@@ -43,7 +43,7 @@ RUN["nodes"] = [{**each, "done": 1} for each in RUN["nodes"]]
 
 def shown(**changes: Any) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=120).print(tree({**RUN, **changes}))
+    Console(file=out, width=120).print(run_tree({**RUN, **changes}))
     return out.getvalue().splitlines()
 
 

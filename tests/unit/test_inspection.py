@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.unit.small_server import OBJECT_INFO, node, node_class, socket, text_to_image
 
-from comfyfleet.kernel.errors import InvalidInput, InvalidWorkflow
+from comfyfleet.errors import InvalidInput, InvalidWorkflow
 from comfyfleet.workflow import convert_with_report
-from comfyfleet.workflow.inspection import Inspection, inspect
-from comfyfleet.workflow.inspection.model import ChainSummary, GroupSummary, NamedFile, Taken
-from comfyfleet.workflow.media import Opened
-from comfyfleet.workflow.setting import Assignment, set_shorthands, set_values
+from comfyfleet.workflow.edit import Assignment, set_shorthands, set_values
+from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.inspect import Inspection, inspect
+from comfyfleet.workflow.inspect.model import ChainSummary, GroupSummary, NamedFile, TakenInput
 
 SAMPLER_VALUES = [5, "fixed", 20, 8.0, "euler", "normal", 1.0]
 OPTIONS = {"image_upload": True}
@@ -42,7 +42,7 @@ def values(found: Inspection) -> dict[str | None, Any]:
     return {taken.address: taken.value for taken in found.takes}
 
 
-def taken(found: Inspection, address: str) -> Taken:
+def taken(found: Inspection, address: str) -> TakenInput:
     return next(each for each in found.takes if each.address == address)
 
 

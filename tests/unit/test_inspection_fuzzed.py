@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.small_server import OBJECT_INFO
 
-from comfyfleet.kernel.errors import FleetError
-from comfyfleet.workflow.inspection import inspect
-from comfyfleet.workflow.media import Opened
+from comfyfleet.errors import FleetError
+from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.inspect import inspect
 
 SCALARS = st.one_of(
     st.none(),

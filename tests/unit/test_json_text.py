@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
-from comfyfleet.workflow.media.json_text import parse_json
-from comfyfleet.workflow.media.limits import JSON_DEPTH_MAX, Limits
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.workflow.files.reader import JSON_DEPTH_MAX, FileLimits, parse_json
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -126,12 +125,12 @@ def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
 
 def test_more_values_than_allowed_are_refused() -> None:
     with pytest.raises(LimitExceeded, match="more than 10 values"):
-        parse_json("[1,2,3,4,5,6,7,8,9,10,11]", what="the file", limits=Limits(json_values=10))
+        parse_json("[1,2,3,4,5,6,7,8,9,10,11]", what="the file", limits=FileLimits(json_values=10))
 
 
 def test_a_longer_text_than_allowed_is_refused() -> None:
     with pytest.raises(LimitExceeded, match="has 12 bytes, more than the 10"):
-        parse_json(b'"0123456789"', what="the file", limits=Limits(metadata_bytes=10))
+        parse_json(b'"0123456789"', what="the file", limits=FileLimits(metadata_bytes=10))
 
 
 @given(st.binary() | st.text() | st.text('[]{}",:\\ud8e1 NaInfty-.'))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from comfyfleet.cli.listing import Listing, exact_time, fitted, relative_time
+from comfyfleet.cli.tables import TextTable, exact_time, fit_columns, relative_time
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HEADINGS = ("id", "status", "workflow", "worker", "queued", "last error")
@@ -21,7 +21,7 @@ ROW = (
 
 
 def shown(width: int, *, terminal: bool) -> list[str]:
-    listing = Listing(HEADINGS)
+    listing = TextTable(HEADINGS)
     listing.add(*ROW)
     file = io.StringIO()
     console = Console(
@@ -54,9 +54,9 @@ def test_what_is_left_out_is_said() -> None:
 
 
 def test_the_widest_columns_are_narrowed_first_and_the_first_never() -> None:
-    assert fitted([40, 9, 60, 20], 100) == {0: 40, 1: 9, 2: 25, 3: 20}
-    assert fitted([40, 9, 60], 30) == {0: 40}
-    assert fitted([5, 5], 80) == {0: 5, 1: 5}
+    assert fit_columns([40, 9, 60, 20], 100) == {0: 40, 1: 9, 2: 25, 3: 20}
+    assert fit_columns([40, 9, 60], 30) == {0: 40}
+    assert fit_columns([5, 5], 80) == {0: 5, 1: 5}
 
 
 @pytest.mark.parametrize(

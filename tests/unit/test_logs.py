@@ -10,9 +10,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from comfyfleet.cli.logs import LINES_MAX, WRITE_BYTES_MAX, ForPeople, JsonLine, LinesTogether
-from comfyfleet.cli.world import real_world
-from comfyfleet.kernel.tracing import bound
+from comfyfleet.cli.context import (
+    LINES_MAX,
+    WRITE_BYTES_MAX,
+    BufferedLines,
+    ConsoleFormatter,
+    JsonFormatter,
+    process_context,
+)
+from comfyfleet.log_context import bind_ids
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
@@ -22,22 +28,22 @@ def record(message: str, **extra: object) -> logging.LogRecord:
 
 
 def test_a_line_carries_the_ids_of_what_was_being_done() -> None:
-    with bound(request_id="r1"), bound(dispatch_id=12):
-        line = JsonLine().format(record("leased\nfor good", worker="gpu-1"))
-        told = ForPeople().format(record("leased"))
+    with bind_ids(request_id="r1"), bind_ids(dispatch_id=12):
+        line = JsonFormatter().format(record("leased\nfor good", worker="gpu-1"))
+        told = ConsoleFormatter().format(record("leased"))
     entry = json.loads(line)
     assert "\n" not in line
     assert (entry["request_id"], entry["dispatch_id"], entry["worker"]) == ("r1", 12, "gpu-1")
     assert entry["message"] == "leased\nfor good"
     assert told.endswith("INFO leased  [request_id=r1 dispatch_id=12]")
-    assert "request_id" not in json.loads(JsonLine().format(record("later")))
+    assert "request_id" not in json.loads(JsonFormatter().format(record("later")))
 
 
 def test_an_exception_is_told_in_the_same_line() -> None:
     try:
         int("on purpose")
     except ValueError:
-        entry = JsonLine().format(record("failed", exc_info=sys.exc_info()))
+        entry = JsonFormatter().format(record("failed", exc_info=sys.exc_info()))
     assert "on purpose" in json.loads(entry)["exception"]
     assert "\n" not in entry
 
@@ -60,9 +66,9 @@ def said(handler: logging.Handler, message: str, level: int = logging.INFO) -> N
     handler.handle(logging.makeLogRecord({"msg": message, "levelno": level}))
 
 
-def handler_on(stream: io.StringIO) -> LinesTogether:
-    handler = LinesTogether(stream)
-    handler.setFormatter(JsonLine())
+def handler_on(stream: io.StringIO) -> BufferedLines:
+    handler = BufferedLines(stream)
+    handler.setFormatter(JsonFormatter())
     return handler
 
 
@@ -70,7 +76,7 @@ async def test_lines_of_one_moment_are_written_together_with_the_ids_of_each() -
     stream = Stream()
     handler = handler_on(stream)
     for number in range(3):
-        with bound(request_id=f"r{number}"):
+        with bind_ids(request_id=f"r{number}"):
             said(handler, f"line {number}")
     assert stream.getvalue() == ""
     await asyncio.wait_for(stream.written.wait(), 10)
@@ -134,12 +140,12 @@ async def test_no_write_is_longer_than_what_a_pipe_of_several_processes_takes_wh
 
 async def test_what_a_command_says_to_people_stands_behind_what_it_has_logged() -> None:
     stream = io.StringIO()
-    world = replace(real_world(), err=Console(file=stream, width=80))
+    context = replace(process_context(), err=Console(file=stream, width=80))
     handler = handler_on(stream)
     logging.getLogger().addHandler(handler)
     try:
         said(handler, "stopping")
-        world.fail("register was answered 401")
+        context.fail("register was answered 401")
     finally:
         logging.getLogger().removeHandler(handler)
     first, last = stream.getvalue().splitlines()

@@ -11,8 +11,7 @@ import PIL.Image
 import pytest
 from tests.unit import saved_files
 
-from comfyfleet.wire.avif import empty_items
-from comfyfleet.wire.metadata import strip_metadata
+from comfyfleet.media import empty_items, strip_metadata
 
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
 TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}

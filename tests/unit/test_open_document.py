@@ -29,8 +29,8 @@ from tests.unit.saved_files import (
     webp,
 )
 
-from comfyfleet.kernel.errors import InvalidInput, NoWorkflowFound
-from comfyfleet.workflow.media import Opened, open_document
+from comfyfleet.errors import InvalidInput, NoWorkflowFound
+from comfyfleet.workflow.files import Opened, open_document
 
 BOTH = json.dumps({"prompt": PROMPT, "workflow": WORKFLOW})
 

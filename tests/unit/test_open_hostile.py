@@ -24,11 +24,11 @@ from tests.unit.saved_files import (
     saved,
 )
 
-from comfyfleet.kernel.errors import InvalidInput, LimitExceeded, NoWorkflowFound
-from comfyfleet.workflow.media import Limits, open_document
+from comfyfleet.errors import InvalidInput, LimitExceeded, NoWorkflowFound
+from comfyfleet.workflow.files import FileLimits, open_document
 
 GIBIBYTE = 2**30
-SMALL = Limits(metadata_bytes=10_000, chunks=1_000, texts=50)
+SMALL = FileLimits(metadata_bytes=10_000, chunks=1_000, texts=50)
 
 
 def open_or_refuse(data: bytes) -> None:
@@ -206,7 +206,7 @@ def test_a_container_that_lies_holds_no_workflow(data: bytes) -> None:
 @pytest.mark.parametrize("data", WITHOUT_END.values(), ids=WITHOUT_END)
 def test_a_container_that_goes_on_and_on_is_refused(data: bytes) -> None:
     with pytest.raises(LimitExceeded):
-        open_document(data, limits=Limits(metadata_bytes=30_000, chunks=1_000))
+        open_document(data, limits=FileLimits(metadata_bytes=30_000, chunks=1_000))
 
 
 def test_a_movie_of_many_gigabytes_is_not_copied() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.opened_files import opened, opened_by
+from comfyfleet.transport import open_file, open_with
 
 
 async def test_a_file_is_opened_in_a_thread(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with await opened(path, "wb") as file:
+    with await open_file(path, "wb") as file:
         file.write(b"here")
-    with await opened(path) as file:
+    with await open_file(path) as file:
         assert file.read() == b"here"
     with pytest.raises(FileNotFoundError):
-        await opened(tmp_path / "none")
+        await open_file(tmp_path / "none")
 
 
 async def test_what_is_opened_for_a_task_that_was_cancelled_is_closed() -> None:
@@ -32,7 +32,7 @@ async def test_what_is_opened_for_a_task_that_was_cancelled_is_closed() -> None:
         file.close()
         closed.set()
 
-    task = asyncio.create_task(opened_by(make, close))
+    task = asyncio.create_task(open_with(make, close))
     await asyncio.to_thread(begun.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -5,7 +5,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from comfyfleet.agent.pictures import size_of
+from comfyfleet.worker.files import picture_size
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "webp"])
@@ -15,13 +15,13 @@ def test_the_size_is_that_which_was_saved(
 ) -> None:
     path = tmp_path / f"picture.{suffix}"
     PIL.Image.new("RGB", size).save(path)
-    assert size_of(path) == size
+    assert picture_size(path) == size
 
 
 def test_a_lossless_webp_has_a_size_too(tmp_path: Path) -> None:
     path = tmp_path / "picture.webp"
     PIL.Image.new("RGBA", (300, 7)).save(path, lossless=True)
-    assert size_of(path) == (300, 7)
+    assert picture_size(path) == (300, 7)
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_lossless_webp_has_a_size_too(tmp_path: Path) -> None:
 def test_what_is_no_picture_has_no_size(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "thing"
     path.write_bytes(data)
-    assert size_of(path) is None
+    assert picture_size(path) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.settings import read_settings
+from comfyfleet.errors import InvalidInput
+from comfyfleet.settings import read_settings
 
 
 def test_zero_keeps_for_ever_where_that_is_told() -> None:

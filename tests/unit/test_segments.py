@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from tests.unit.drawn import OBJECT_INFO, Drawing
 from tests.unit.drawn_chains import CHAINS, Place, Style, by_groups, by_instances, in_a_subgraph
 
-from comfyfleet.kernel.errors import FleetError, InvalidInput
+from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.workflow import convert
+from comfyfleet.workflow.edit.chains import find_segments
+from comfyfleet.workflow.edit.node_modes import dead_shells, switch
+from comfyfleet.workflow.edit.segments import keep_segments
 from comfyfleet.workflow.model import Mode
-from comfyfleet.workflow.switching import dead_shells, find_segments, keep_segments, switch
 
 COUNT = 3
 

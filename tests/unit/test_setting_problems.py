@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.small_server import RESIZE_TYPES, SAMPLERS
 
-from comfyfleet.workflow.setting import problem_with
-from comfyfleet.workflow.setting.wording import closest, shown
+from comfyfleet.workflow.edit import problem_with
+from comfyfleet.workflow.edit.addresses import closest, shown_value
 
 INT = ["INT", {"min": 1, "max": 10}]
 FLOAT = ["FLOAT", {"min": 0.0, "max": 1.0}]
@@ -99,12 +99,12 @@ def test_a_file_is_found_without_its_folder_and_ending() -> None:
 
 
 def test_values_are_shown_on_one_short_line() -> None:
-    assert shown("two\nlines") == '"two\\nlines"'
-    assert len(shown("long" * 100)) <= 62
-    assert shown("half \ud83d, bell \x9b") == '"half \ufffd, bell \ufffd"'
-    assert shown({"__value__": [1, 2]}) == "a list of 2"
-    assert shown({"a": 1}) == "an object"
-    assert shown(10**5000) == "a number of many digits"
+    assert shown_value("two\nlines") == '"two\\nlines"'
+    assert len(shown_value("long" * 100)) <= 62
+    assert shown_value("half \ud83d, bell \x9b") == '"half \ufffd, bell \ufffd"'
+    assert shown_value({"__value__": [1, 2]}) == "a list of 2"
+    assert shown_value({"a": 1}) == "an object"
+    assert shown_value(10**5000) == "a number of many digits"
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

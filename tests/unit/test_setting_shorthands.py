@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.small_server import OBJECT_INFO, node, text_to_image
 
-from comfyfleet.kernel.errors import InvalidInput, InvalidValue, LimitExceeded
-from comfyfleet.workflow.setting import SHORTHANDS, Edit, set_shorthands, shorthand_places
-from comfyfleet.workflow.setting.flow import STEPS_MAX
+from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
+from comfyfleet.workflow.edit import SHORTHANDS, Edit, set_shorthands, shorthand_places
+from comfyfleet.workflow.edit.prompt_flow import STEPS_MAX
 
 Prompt = dict[str, Any]
 
@@ -399,7 +399,7 @@ def test_circles_end() -> None:
 
 def test_a_search_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert STEPS_MAX > 100_000
-    monkeypatch.setattr("comfyfleet.workflow.setting.flow.STEPS_MAX", 10)
+    monkeypatch.setattr("comfyfleet.workflow.edit.prompt_flow.STEPS_MAX", 10)
     with pytest.raises(LimitExceeded):
         found(text_to_image(), "prompt")
 

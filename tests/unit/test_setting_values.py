@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.small_server import OBJECT_INFO, node, text_to_image
 
-from comfyfleet.kernel.errors import InvalidInput, InvalidValue, InvalidWorkflow, LimitExceeded
-from comfyfleet.workflow.setting import Assignment, Edit, parse_assignment, set_values
-from comfyfleet.workflow.setting.assigning import ASSIGNMENTS_MAX, PROBLEMS_MAX
+from comfyfleet.errors import InvalidInput, InvalidValue, InvalidWorkflow, LimitExceeded
+from comfyfleet.workflow.edit import Assignment, Edit, parse_assignment, set_values
+from comfyfleet.workflow.edit.values import ASSIGNMENTS_MAX, PROBLEMS_MAX
 
 
 def set_in(prompt: dict[str, Any], *texts: str, check: bool = True) -> Edit:

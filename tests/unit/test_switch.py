@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.unit.drawn import OBJECT_INFO, Drawing, port
 from tests.unit.drawn_chains import Style, by_groups
 
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
 from comfyfleet.workflow import convert
+from comfyfleet.workflow.edit.node_modes import dead_shells, switch
 from comfyfleet.workflow.model import Mode
-from comfyfleet.workflow.switching import dead_shells, switch
 
 LOADER, IMAGE, FIRST, SECOND, PREVIEW, SAVE = 1, 2, 3, 4, 5, 6
 

@@ -8,17 +8,15 @@ from uuid import UUID
 
 import httpx
 
-from comfyfleet.db import Database
-from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import AssetRef
-from comfyfleet.files import service as files
-from comfyfleet.files.model import File, upload_key
-from comfyfleet.jobs import submitting
-from comfyfleet.jobs.model import Job, Submission
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.media import service as media
-from comfyfleet.media.model import Media
-from comfyfleet.plane import Plane
+from comfyfleet.clock import utc_now
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import AssetRef
+from comfyfleet.server.db import Database
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.jobs.model import Job, JobSpec
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File, MediaItem, upload_key
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x03\0\0\0\x02\x08\x02\0\0\0"
 
@@ -37,7 +35,7 @@ class Ahead:
 class Customer:
     """A tenant with its first user."""
 
-    plane: Plane
+    plane: ControlPlane
     admin: httpx.AsyncClient
     tenant_id: UUID
     user_id: UUID
@@ -78,12 +76,12 @@ class Customer:
         file = File(**(fields | changes))
         if data is not None:
             await self.plane.store.put(file.path, data, file.mime_type)
-        async with self.pool.begin() as tx:
-            return await files.add(tx, file)
+        async with self.pool.transaction() as tx:
+            return await media.add_file(tx, file)
 
-    async def media(self, file: File) -> Media:
-        async with self.pool.begin() as tx:
-            return await media.create(
+    async def media(self, file: File) -> MediaItem:
+        async with self.pool.transaction() as tx:
+            return await media.create_media(
                 tx,
                 media_id=uuid.uuid4(),
                 tenant_id=self.tenant_id,
@@ -94,10 +92,10 @@ class Customer:
             )
 
     async def job(self, file: File, *, price: int = 0, **changes: Any) -> Job:
-        async with self.plane.central.look() as tx:
-            workflow = await effects.by_slug(tx, "invert")
+        async with self.plane.central.read() as tx:
+            workflow = await catalog.workflow_by_slug(tx, "invert")
         asset = AssetRef("input", file.id, "image", binding="1.image", is_primary_input=True)
-        asked = Submission(
+        asked = JobSpec(
             workflow_id=workflow.id,
             workflow_slug=workflow.slug,
             workflow_version=1,
@@ -108,18 +106,18 @@ class Customer:
             price_tokens=price,
             **changes,
         )
-        jobs = await submitting.submit_many(self.plane.sides, self.tenant_id, {uuid.uuid4(): asked})
+        jobs = await submit.submit_many(self.plane.context, self.tenant_id, {uuid.uuid4(): asked})
         return jobs[0]
 
     async def has(self, file: File) -> tuple[bool, bool]:
         """Whether its row and its object are there, under the key that its row names by now."""
-        async with self.pool.look() as tx:
-            found = await files.those_of(tx, self.tenant_id, [file.id])
+        async with self.pool.read() as tx:
+            found = await media.find_existing(tx, self.tenant_id, [file.id])
         path = found.get(file.id, file).path
         return file.id in found, await self.plane.store.head(path) is not None
 
 
-async def customer_of(plane: Plane, admin: httpx.AsyncClient, name: str = "Ada") -> Customer:
+async def customer_of(plane: ControlPlane, admin: httpx.AsyncClient, name: str = "Ada") -> Customer:
     body = {"name": name, "email": f"{name.lower()}@example.com"}
     made = (await admin.post("/api/admin/tenants", json=body)).json()
     return Customer(plane, admin, UUID(made["id"]), UUID(made["user_id"]), made["key"])

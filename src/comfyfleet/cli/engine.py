@@ -1,23 +1,129 @@
-"""`comfyfleet engine`: a ComfyUI server without ComfyUI."""
+"""`comfyfleet engine`: a ComfyUI server without ComfyUI. For other commands the engine runs in a process of its own:
+what a prompt takes of memory, or breaks, is the engine's."""
 
 import contextlib
 import logging
+import secrets
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from comfyfleet.cli.files import explained
-from comfyfleet.cli.world import InWorld, World
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.extras import missing_extra
+from comfyfleet.cli.context import CliContext, InjectedContext, explain_errors
+from comfyfleet.errors import InvalidInput, missing_extra
 
 if TYPE_CHECKING:
     from comfyfleet.engine import Engine
-    from comfyfleet.engine.node import NodeType
+    from comfyfleet.engine.node import EngineNodeType
+
+
+log = logging.getLogger(__name__)
+
+MODULE, KEY, USER = "comfyfleet.engine.child", "COMFYFLEET_ENGINE_KEY", "engine"
+STOP_SECONDS_MAX = 10.0
+LISTEN_BACKLOG = 128
+# It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
+SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
+ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
+# One that ends this soon after its start will do so again: starts are spaced out.
+SHORT_LIFE_SECONDS = 10.0
+PAUSE_SECONDS_MAX = 30.0
+
+
+@contextlib.contextmanager
+def start_engine_process(environ: Mapping[str, str], data: Path | None = None) -> Iterator[str]:
+    """Its URL, with its key; without `data` its files are gone afterwards.
+
+    We hold the socket that it serves on: while it starts, or starts again, calls wait.
+    """
+    with contextlib.ExitStack() as stack:
+        kept = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
+        kept.mkdir(parents=True, exist_ok=True)
+        listener = stack.enter_context(_listener())
+        key = secrets.token_urlsafe(24)
+        command = [sys.executable, "-m", MODULE, str(listener.fileno()), str(kept.resolve())]
+        keeper = _Supervisor(command, listener.fileno(), {**_told(environ), KEY: key})
+        stack.callback(keeper.stop)
+        keeper.start()
+        yield f"http://{USER}:{key}@127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _told(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(ENGINE_PREFIXES) or not name.startswith(SECRET_PREFIXES)
+    }
+
+
+def _listener() -> socket.socket:
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(LISTEN_BACKLOG)
+    return listener
+
+
+class _Supervisor(threading.Thread):
+    """Starts the process, and starts it again whenever it has ended."""
+
+    def __init__(self, command: list[str], descriptor: int, environ: Mapping[str, str]) -> None:
+        super().__init__(name="engine-keeper", daemon=True)
+        self._command = command
+        self._descriptor = descriptor
+        self._environ = dict(environ)
+        self._stopping = threading.Event()
+        self._process = self._spawned()
+
+    def run(self) -> None:
+        short_lives = 0
+        while True:
+            began = time.monotonic()
+            code = self._process.wait()
+            if self._stopping.is_set():
+                return
+            is_short = time.monotonic() - began < SHORT_LIFE_SECONDS
+            short_lives = short_lives + 1 if is_short else 0
+            log.warning("the built-in engine ended with code %s, and is started again", code)
+            pause = min(2.0**short_lives, PAUSE_SECONDS_MAX) if short_lives > 1 else 0.0
+            if self._stopping.wait(pause):
+                return
+            self._end()
+            self._process = self._spawned()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._end()
+        self.join(STOP_SECONDS_MAX)
+        self._end()  # one that was started at this very moment
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        if self._process.stdin:
+            self._process.stdin.close()
+
+    def _spawned(self) -> subprocess.Popen[bytes]:
+        # Its input ends when we do. Ctrl-C is ours alone: a session of its own does not hear it.
+        return subprocess.Popen(  # noqa: S603
+            self._command,
+            stdin=subprocess.PIPE,
+            pass_fds=[self._descriptor],
+            start_new_session=True,
+            env=self._environ,
+        )
+
 
 PACKAGES = ("av", "numpy", "PIL")
 Port = Annotated[
@@ -52,7 +158,7 @@ def engine(
             "GPU, for trying out clients."
         ),
     ] = False,
-    world: InWorld,
+    context: InjectedContext,
 ) -> None:
     """Serve the built-in CPU engine, which speaks ComfyUI's protocol.
 
@@ -61,34 +167,34 @@ def engine(
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     require_engine()
-    _serve(host, port, data, world, pace=not no_pace)
+    _serve(host, port, data, context, pace=not no_pace)
 
 
-def _serve(host: str, port: int, data: Path | None, world: World, *, pace: bool) -> None:
+def _serve(host: str, port: int, data: Path | None, context: CliContext, *, pace: bool) -> None:
     # Here, so that help and the other commands do without numpy and its friends.
-    from comfyfleet.engine.features import COMFYUI_VERSION
-    from comfyfleet.engine.limits import limit_memory, limits_of
+    from comfyfleet.engine.info_routes import COMFYUI_VERSION
+    from comfyfleet.engine.node import limit_memory, limits_of
     from comfyfleet.engine.nodes import registry
-    from comfyfleet.engine.pacing import paced
+    from comfyfleet.engine.nodes.diagnostics import with_cpu_pace
     from comfyfleet.engine.serve import listen, serve, url_of
 
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(host, port))
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
-        nodes = paced(registry()) if pace else registry()
+        nodes = with_cpu_pace(registry()) if pace else registry()
         engine = _engine_in(root, nodes)
-        limit_memory(limits_of(world.environ))
+        limit_memory(limits_of(context.environ))
         kept = "" if data else " (until it stops)"
-        world.print_line(
+        context.print_line(
             f"Engine at {url_of(listener)}, as ComfyUI {COMFYUI_VERSION} with "
             f"{len(engine.nodes)} node types\nFiles in {engine.data.root}{kept}"
         )
         serve(engine, listener)
-    world.print_line("Stopped")
+    context.print_line("Stopped")
 
 
-def _engine_in(folder: Path, nodes: "Mapping[str, NodeType]") -> "Engine":
+def _engine_in(folder: Path, nodes: "Mapping[str, EngineNodeType]") -> "Engine":
     from comfyfleet.engine import DataFolder, Engine
 
-    with explained(folder):
+    with explain_errors(folder):
         return Engine(DataFolder(folder.resolve()), nodes)

@@ -3,8 +3,9 @@
 import json
 import mimetypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,19 +13,24 @@ from uuid import UUID
 
 import yaml
 from cyclopts import App, Parameter
+from rich.text import Text
+from rich.tree import Tree
 
-from comfyfleet.cli import helps
-from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control, control
-from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
-from comfyfleet.cli.admin.waiting import outlasted
-from comfyfleet.cli.files import read_structure
-from comfyfleet.cli.graph_files import save_files
-from comfyfleet.cli.graph_tree import summary, tree
-from comfyfleet.cli.live import live_on
-from comfyfleet.cli.world import InWorld, World, counted
-from comfyfleet.graphs.mermaid import draw
-from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.kernel.errors import (
+from comfyfleet.cli import help_texts
+from comfyfleet.cli.api_client import (
+    API_DEFAULTS,
+    PUBLIC_BASE,
+    ApiClient,
+    ApiOptions,
+    control,
+    live_display,
+    retry_while_away,
+)
+from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
+from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.client.jobs import free_path
+from comfyfleet.client.model import GraphRun
+from comfyfleet.errors import (
     InvalidInput,
     LimitExceeded,
     NotFound,
@@ -33,8 +39,130 @@ from comfyfleet.kernel.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.server.graphs.parse import parse_graph
+from comfyfleet.server.graphs.progress import draw_mermaid
 
-app = App(name="graph", help=helps.GRAPH, help_format="markdown")
+
+def save_files(
+    plane: ApiClient, seen: Mapping[str, Any], folder: Path, context: CliContext
+) -> list[Path]:
+    """Each once, several with their number in front so that a folder keeps their order."""
+    files = GraphRun.model_validate(seen).files
+    width = len(str(len(files)))
+    saved: list[Path] = []
+    for number, file in enumerate(files, start=1):
+        folder.mkdir(parents=True, exist_ok=True)
+        front = f"{number:0{width}}_" if len(files) > 1 else ""
+        path = free_path(folder, front + file.filename)
+        part = path.with_name(f"{path.name}.part")
+        plane.download(file.url, part)
+        part.replace(path)
+        saved.append(path)
+        context.print_line(str(path))
+    return saved
+
+
+FILES_SHOWN_MAX = 8
+VALUE_CHARACTERS_MAX = 200
+_MARKS = {
+    "done": ("✓", "green"),
+    "running": ("▶", "blue"),
+    "queued": ("○", ""),
+    "failed": ("✗", "bold red"),
+    "skipped": ("–", "dim"),
+    "cancelled": ("■", "dim"),
+    "pending": ("·", "dim"),
+}
+
+
+def run_tree(seen: Mapping[str, Any]) -> Tree:
+    root = Tree(Text(run_summary(seen), style="bold"))
+    running: dict[str, list[Mapping[str, Any]]] = {}
+    for each in seen["progress"]["running_nodes"]:
+        running.setdefault(each["node_id"], []).append(each)
+    seconds = _seconds_by_node(seen.get("executions", ()))
+    for node in seen["nodes"]:
+        branch = root.add(_node(node, seconds.get(node["id"])))
+        for each in running.get(node["id"], ()):
+            branch.add(_job(each))
+    for line in _remarks(seen):
+        root.add(Text(printable(line), style="yellow"))
+    for name, value in (seen.get("outputs") or {}).items():
+        root.add(Text.assemble(("→ ", "green"), printable(f"{name}: {_shown(value)}")))
+    return root
+
+
+def _seconds_by_node(executions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """From the first start to the last end; of nodes that have jobs, and once they have ended."""
+    spans: dict[str, list[datetime]] = {}
+    for each in executions:
+        if each["started_at"] and each["ended_at"]:
+            moments = (each["started_at"], each["ended_at"])
+            spans.setdefault(each["node"], []).extend(map(datetime.fromisoformat, moments))
+    return {node: (max(found) - min(found)).total_seconds() for node, found in spans.items()}
+
+
+def _shown(value: Any) -> str:
+    """Files by their names, texts as they are, everything else as JSON, on one line."""
+    files = list({each["file_id"]: each["filename"] for each in _files_in(value)}.values())
+    if files:
+        more = f" and {len(files) - FILES_SHOWN_MAX} more" if len(files) > FILES_SHOWN_MAX else ""
+        return ", ".join(files[:FILES_SHOWN_MAX]) + more
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[: VALUE_CHARACTERS_MAX - 1]}…"
+
+
+def _files_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, Mapping):
+        if "file_id" in value and "filename" in value:
+            yield value
+            return
+        value = [value["files"]] if value.get("files") else list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _files_in(part)
+
+
+def run_summary(seen: Mapping[str, Any]) -> str:
+    progress = seen["progress"]
+    counts = f"{progress['completed_nodes']} of {progress['total_nodes']} nodes"
+    percent = f"{progress['weighted_percent']:.0f} %"
+    name = seen["name"] or seen["id"]  # an expired run has lost its name
+    return printable(f"{name}: {seen['status']}, {counts}, {percent}")
+
+
+def _node(node: Mapping[str, Any], seconds: float | None) -> Text:
+    mark, style = _MARKS.get(node["status"], ("·", ""))
+    what = node["workflow"] or node.get("effect") or node["type"]
+    times = f"  {node['done']}/{node['expected']}" if node["expected"] > 1 else ""
+    took = f"  {seconds:.1f} s" if seconds is not None else ""
+    return Text.assemble(
+        (f"{mark} ", style), printable(node["id"]), (f"  {printable(what)}{times}{took}", "dim")
+    )
+
+
+def _job(job: Mapping[str, Any]) -> Text:
+    index = "".join(f"[{number}]" for number in job["index"])
+    where = job["backend_id"] or "in the queue"
+    parts = [index, where, f"{100 * job['progress']:.0f} %", job["current_step"] or ""]
+    return Text(printable(" ".join(filter(None, parts))), style="blue")
+
+
+def _remarks(seen: Mapping[str, Any]) -> Iterator[str]:
+    if seen.get("is_expired"):
+        yield "its time was up: what went in, came out and was recorded is gone"
+    for each in seen["questions"]:
+        choices = ", ".join(each["choices"])
+        others = f" (backends: {', '.join(each['backends'])})" if each["backends"] else ""
+        yield f"{each['node']} asks: {each['message']}; answer {choices}{others}"
+    if seen["error"]:
+        yield seen["error"]["message"]
+        if seen["error"]["alternatives"]:
+            yield f"it could run on {', '.join(seen['error']['alternatives'])}"
+
+
+app = App(name="graph", help=help_texts.GRAPH, help_format="markdown")
 LOOK_SECONDS = 0.5
 NODE_ENDS = ("done", "failed", "skipped", "cancelled")
 OVER = ("completed", "failed", "cancelled")
@@ -60,8 +188,8 @@ GRAPH_COLUMNS = ("id", "name", "version", "created_at")
 RUN_COLUMNS = ("id", "name", "status", "tokens", "created_at", "ended_at", "error")
 
 
-def _public(asking: Asking, world: World) -> AbstractContextManager[Control]:
-    return control(asking, world, base=PUBLIC_BASE)
+def _public(options: ApiOptions, context: CliContext) -> AbstractContextManager[ApiClient]:
+    return control(options, context, base=PUBLIC_BASE)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -72,34 +200,38 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @app.command
-def validate(file: File, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def validate(
+    file: File, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """Tell all that is wrong with a graph, before anything runs."""
     document = _read(file)
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         verdict = plane.post("graphs", "validate", document=document)
-    if asking.as_json:
-        print_json(verdict, world)
-    for each in () if asking.as_json else verdict["problems"]:
+    if options.as_json:
+        print_json(verdict, context)
+    for each in () if options.as_json else verdict["problems"]:
         place = ".".join(filter(None, (each["node"], each["port"])))
-        world.out.print(f"{place or file.name}: {each['message']}", markup=False, soft_wrap=True)
-    for each in () if asking.as_json else verdict["warnings"]:
-        world.warn(f"{each['node']}: {each['message']}")
+        context.out.print(f"{place or file.name}: {each['message']}", markup=False, soft_wrap=True)
+    for each in () if options.as_json else verdict["warnings"]:
+        context.warn(f"{each['node']}: {each['message']}")
     if not verdict["valid"]:
         many = counted(len(verdict["problems"]), "problem", "problems")
         raise InvalidInput(f"{file} has {many}")
-    world.say(f"{file} is fine")
+    context.say(f"{file} is fine")
 
 
 @app.command(name="list")
-def list_(*, limit: Most = 50, asking: Asking = USUALLY, world: InWorld) -> None:
+def list_(
+    *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """The graphs that are stored, the newest first."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         found = plane.pages("graphs", "graphs", limit=limit)
-    if asking.as_json:
-        print_json(found, world)
+    if options.as_json:
+        print_json(found, context)
     else:
         none = "no graph is stored: comfyfleet graph run FILE stores one and runs it"
-        print_rows(found, GRAPH_COLUMNS, world, none=none)
+        print_rows(found, GRAPH_COLUMNS, context, none=none)
 
 
 @app.command
@@ -108,34 +240,39 @@ def runs(
     graph: Annotated[str | None, Parameter(help="Only of this one, by its id or name.")] = None,
     status: Annotated[str | None, Parameter(help="Only those, such as running or failed.")] = None,
     limit: Most = 50,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Your runs, the newest first."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         graph_id = plane.get("graphs", graph)["id"] if graph else None
         found = plane.pages("runs", "graph-runs", limit=limit, graph_id=graph_id, status=status)
-    if asking.as_json:
-        print_json(found, world)
+    if options.as_json:
+        print_json(found, context)
     else:
-        print_rows(found, RUN_COLUMNS, world, none="there are no such runs")
+        print_rows(found, RUN_COLUMNS, context, none="there are no such runs")
 
 
 @app.command
 def quote(
-    graph: GraphName, /, *, input: Inputs = (), asking: Asking = USUALLY, world: InWorld
+    graph: GraphName,
+    /,
+    *,
+    input: Inputs = (),
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Tell what a run would cost and how long it would take, at least and at most.
 
     Without inputs, lists are taken to be as long as they may be. A file is stored first.
     """
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
         if Path(graph).is_file():
             graph = plane.post("graphs", document=_read(Path(graph)))["id"]
         found = plane.post("graphs", graph, "quote", inputs=inputs)
-    if asking.as_json:
-        print_json(found, world)
+    if options.as_json:
+        print_json(found, context)
         return
     fields = {
         "tokens": _span(found["tokens_min"], found["tokens_max"]),
@@ -143,7 +280,7 @@ def quote(
         "seconds": _span(round(found["seconds_min"]), round(found["seconds_max"])),
         "never_timed": ", ".join(found["unknown_durations"]),
     }
-    print_fields(fields, world)
+    print_fields(fields, context)
 
 
 def _span(least: int, most: int) -> str:
@@ -166,38 +303,40 @@ def run(
             name=["--output", "-o"], metavar="DIR", help="Follow it, then save its files there."
         ),
     ] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Run a graph; prints the run's id. A file is stored with its first run."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
         started = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
-        if not asking.as_json:
-            world.say(f"graph {started['graph_id']} ({started['name']})")
-            world.print_line(started["id"])
+        if not options.as_json:
+            context.say(f"graph {started['graph_id']} ({started['name']})")
+            context.print_line(started["id"])
         if watch or output:
-            started = _watched(plane, started["id"], world)
+            started = _watched(plane, started["id"], context)
         if output:
-            save_files(plane, started, output, world)
-    if asking.as_json:
-        print_json(started, world)
+            save_files(plane, started, output, context)
+    if options.as_json:
+        print_json(started, context)
     if (watch or output) and started["status"] != "completed":
         raise RunFailed(_reason(started))
 
 
-def _started(plane: Control, graph: str, **body: Any) -> dict[str, Any]:
+def _started(plane: ApiClient, graph: str, **body: Any) -> dict[str, Any]:
     if Path(graph).is_file():
         return plane.post("graph-runs", document=_read(Path(graph)), **body)
     return plane.post("graphs", graph, "runs", **body)
 
 
 @app.command
-def cancel(run_id: RunId, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def cancel(
+    run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """Stop a run and its jobs; what was not made is not paid."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         seen = plane.post("graph-runs", run_id, "cancel")
-    _told(seen, asking, world)
+    _told(seen, options, context)
 
 
 @app.command
@@ -208,23 +347,25 @@ def download(
     output: Annotated[
         Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Where the files go.")
     ] = Path("output"),
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Save the files that a run made, in their order; prints the paths. Nothing is overwritten."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         seen = plane.get("graph-runs", run_id, executions=0)
-        saved = save_files(plane, seen, output, world)
+        saved = save_files(plane, seen, output, context)
     if not saved:
         raise RunFailed(f"the run is {seen['status']} and has no files")
 
 
 @app.command
-def delete(graph: StoredName, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def delete(
+    graph: StoredName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """Delete a graph of yours; its runs stay."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         plane.delete("graphs", graph)
-    world.say(f"{graph} is deleted; its runs stay")
+    context.say(f"{graph} is deleted; its runs stay")
 
 
 def _reason(seen: dict[str, Any]) -> str:
@@ -238,7 +379,7 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _value(plane: Control, text: str) -> Any:
+def _value(plane: ApiClient, text: str) -> Any:
     if text.startswith("@"):
         names = [each.removeprefix("@") for each in text.split(",")]
         files = [_uploaded(plane, Path(name)) for name in names if name]
@@ -249,7 +390,7 @@ def _value(plane: Control, text: str) -> Any:
         return text
 
 
-def _uploaded(plane: Control, path: Path) -> str:
+def _uploaded(plane: ApiClient, path: Path) -> str:
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
@@ -259,40 +400,40 @@ def _uploaded(plane: Control, path: Path) -> str:
     return str(slot["file_id"])
 
 
-def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
+def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
     """Until it is over. Ctrl-C only stops watching: the run goes on."""
-    seen = _looked(plane, run_id, world)
-    changes = RunChanges(run_id, world)
-    with live_on(world.err, tree(seen)) as live:
+    seen = _looked(plane, run_id, context)
+    changes = RunChanges(run_id, context)
+    with live_display(context.err, run_tree(seen)) as live:
         while seen["status"] not in OVER:
             for told in _heard(plane, run_id, seen):
                 seen = told
-                live.update(tree(seen))
+                live.update(run_tree(seen))
                 changes.tell(seen)
             if seen["status"] not in OVER:  # the stream broke, or none came through
                 time.sleep(LOOK_SECONDS)
-                seen = _looked(plane, run_id, world)
+                seen = _looked(plane, run_id, context)
                 changes.tell(seen)
-        seen = _looked(plane, run_id, world)
-        live.update(tree(seen))
+        seen = _looked(plane, run_id, context)
+        live.update(run_tree(seen))
     return seen
 
 
-def _looked(plane: Control, run_id: str, world: World) -> dict[str, Any]:
+def _looked(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
     """The run, even if its control plane is away for a while: the run doesn't end by that."""
     get = partial(plane.get, "graph-runs", run_id)
-    return outlasted(get, world, "the run goes on", time.sleep)
+    return retry_while_away(get, context, "the run goes on", time.sleep)
 
 
 class RunChanges:
     """Tells what changed, a line each, where no live tree can be shown: in a pipe or in CI."""
 
-    def __init__(self, run_id: str, world: World) -> None:
-        self._run_id, self._world = run_id, world
+    def __init__(self, run_id: str, context: CliContext) -> None:
+        self._run_id, self._context = run_id, context
         self._told: set[tuple[str, ...]] = set()
 
     def tell(self, seen: dict[str, Any]) -> None:
-        if self._world.err.is_terminal:
+        if self._context.err.is_terminal:
             return
         for node in seen["nodes"]:
             if node["status"] in NODE_ENDS:
@@ -305,10 +446,10 @@ class RunChanges:
     def _once(self, key: tuple[str, ...], line: str) -> None:
         if key not in self._told:
             self._told.add(key)
-            self._world.say(line)
+            self._context.say(line)
 
 
-def _heard(plane: Control, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _heard(plane: ApiClient, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The run as its events tell it, until it is over or they break off."""
     try:
         for event in plane.events("graph-runs", run_id, "events"):
@@ -337,28 +478,30 @@ def show(
     *,
     mermaid: Annotated[bool, Parameter(help="Draw it, in Mermaid's language.")] = False,
     watch: Annotated[bool, Parameter(help="Follow a run to its end.")] = False,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Show a run as a tree, or draw a graph (from a file, or as it is stored)."""
     if Path(what).is_file():
-        world.out.print(draw(parse_graph(_read(Path(what))).graph), markup=False, soft_wrap=True)
+        context.out.print(
+            draw_mermaid(parse_graph(_read(Path(what))).graph), markup=False, soft_wrap=True
+        )
         return
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         seen, graph = _found(plane, what)
         if watch and seen:
-            seen = _watched(plane, what, world)
-    if asking.as_json:
-        print_json(seen or graph, world)
+            seen = _watched(plane, what, context)
+    if options.as_json:
+        print_json(seen or graph, context)
     elif mermaid or seen is None:
-        world.out.print(graph["mermaid"], markup=False, soft_wrap=True)
+        context.out.print(graph["mermaid"], markup=False, soft_wrap=True)
     elif not watch:
-        world.out.print(tree(seen))
+        context.out.print(run_tree(seen))
     if seen and seen["status"] == "failed":
-        world.say(_reason(seen))
+        context.say(_reason(seen))
 
 
-def _found(plane: Control, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _found(plane: ApiClient, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """A run with its graph, or a graph, which may also be named."""
     try:
         UUID(what)
@@ -383,14 +526,14 @@ def retry(
         int | None, Parameter(help="Let the whole run spend so much, if that is more than before.")
     ] = None,
     watch: Annotated[bool, Parameter(help="Follow it to its end.")] = False,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Go on from where a run failed; what was done is used again."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         seen = plane.post("graph-runs", run_id, "retry", backend=backend, max_tokens=max_tokens)
-        seen = _watched(plane, str(run_id), world) if watch else seen
-    _told(seen, asking, world)
+        seen = _watched(plane, str(run_id), context) if watch else seen
+    _told(seen, options, context)
 
 
 @app.command
@@ -404,8 +547,8 @@ def answer(
     node: Annotated[str | None, Parameter(help="That asks; needed if several do.")] = None,
     index: Annotated[tuple[int, ...], Parameter(help="Of the item that asks.")] = (),
     backend: Annotated[str | None, Parameter(metavar="WHO", help="worker:ID.")] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Answer a node whose backend is offline."""
     if choice == "backend" and backend is None:
@@ -414,16 +557,16 @@ def answer(
             hint=f"comfyfleet graph show {run_id} lists those that could run it.",
         )
     said = {"node": node, "index": list(index), "choice": choice, "backend": backend}
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         seen = plane.post("graph-runs", run_id, "answer", **said)
-    _told(seen, asking, world)
+    _told(seen, options, context)
 
 
-def _told(seen: dict[str, Any], asking: Asking, world: World) -> None:
-    if asking.as_json:
-        print_json(seen, world)
+def _told(seen: dict[str, Any], options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(seen, context)
     else:
-        world.say(summary(seen))
+        context.say(run_summary(seen))
 
 
 @app.command
@@ -432,14 +575,14 @@ def export(
     /,
     *,
     version: Annotated[int | None, Parameter(help="Else the newest.")] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Print a stored graph as YAML (or JSON), to be kept in a file."""
-    with _public(asking, world) as plane:
+    with _public(options, context) as plane:
         document = plane.get("graphs", graph, version=version)["document"]
-    if asking.as_json:
-        print_json(document, world)
+    if options.as_json:
+        print_json(document, context)
         return
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    world.out.print(text, markup=False, soft_wrap=True, end="")
+    context.out.print(text, markup=False, soft_wrap=True, end="")

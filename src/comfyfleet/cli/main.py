@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from comfyfleet import __version__
-from comfyfleet.cli import helps
-from comfyfleet.cli.convert import convert
+from comfyfleet.cli import help_texts
+from comfyfleet.cli.context import CliContext, InjectedContext, process_context
 from comfyfleet.cli.engine import engine
-from comfyfleet.cli.inspect import inspect
-from comfyfleet.cli.world import InWorld, World, real_world
-from comfyfleet.kernel.errors import FleetError, InvalidInput, WorkerRevoked
+from comfyfleet.cli.workflow import convert, inspect
+from comfyfleet.errors import FleetError, InvalidInput, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 REVOKED = 77  # a worker that an operator has sent away: to start it again is of no use
@@ -41,26 +40,30 @@ app = App(
 )
 app["--help"].group = app["--version"].group = (ABOUT,)
 # By name: what they import (httpx, websockets) takes longer than a conversion.
-app.command("comfyfleet.cli.run:run", help=helps.RUN, group=CORE, sort_key=1)
+app.command("comfyfleet.cli.run:run", help=help_texts.RUN, group=CORE, sort_key=1)
 app.command(inspect, group=CORE, sort_key=2)
 app.command(convert, group=CORE, sort_key=3)
-app.command("comfyfleet.cli.up:up", help=helps.UP, group=CORE, sort_key=4)
-app.command("comfyfleet.cli.watch:watch", help=helps.WATCH, group=MORE, sort_key=1)
+app.command("comfyfleet.cli.up:up", help=help_texts.UP, group=CORE, sort_key=4)
+app.command("comfyfleet.cli.run:watch", help=help_texts.WATCH, group=MORE, sort_key=1)
 app.command(engine, group=MORE, sort_key=2)
-app.command("comfyfleet.cli.serve:serve", help=helps.SERVE, group=PRODUCTION, sort_key=1)
-app.command("comfyfleet.cli.worker:worker", help=helps.WORKER, group=PRODUCTION, sort_key=2)
+app.command("comfyfleet.cli.serve:serve", help=help_texts.SERVE, group=PRODUCTION, sort_key=1)
+app.command("comfyfleet.cli.worker:worker", help=help_texts.WORKER, group=PRODUCTION, sort_key=2)
 app.command(
-    "comfyfleet.cli.admin:app", name="admin", help=helps.ADMIN, group=PRODUCTION, sort_key=3
+    "comfyfleet.cli.admin:app", name="admin", help=help_texts.ADMIN, group=PRODUCTION, sort_key=3
 )
-app.command("comfyfleet.cli.db:app", name="db", help=helps.DB, group=PRODUCTION, sort_key=4)
-app.command("comfyfleet.cli.graph:app", name="graph", help=helps.GRAPH, group=COMPOSED)
-app.command("comfyfleet.cli.pipeline:app", name="pipeline", help=helps.PIPELINE, group=COMPOSED)
+app.command(
+    "comfyfleet.cli.serve:db_app", name="db", help=help_texts.DB, group=PRODUCTION, sort_key=4
+)
+app.command("comfyfleet.cli.graph:app", name="graph", help=help_texts.GRAPH, group=COMPOSED)
+app.command(
+    "comfyfleet.cli.pipeline:app", name="pipeline", help=help_texts.PIPELINE, group=COMPOSED
+)
 
 
 @app.command(name="help", group=ABOUT, sort_key=1)
 def show_help(
     *command: Annotated[str, Parameter(help="A command, such as: admin workflows register.")],
-    world: InWorld,
+    context: InjectedContext,
 ) -> None:
     """Show what a command does; the same as its --help."""
     unknown = app.parse_commands(command)[2]
@@ -68,7 +71,7 @@ def show_help(
         raise InvalidInput(
             f"there is no command {' '.join(command)}", hint="comfyfleet help shows what there is"
         )
-    app.help_print(command, console=world.out)
+    app.help_print(command, console=context.out)
 
 
 @app.command(group=ABOUT, sort_key=2)
@@ -79,7 +82,7 @@ def completion(
     install: Annotated[
         bool, Parameter(help="Put it where the shell looks for it, for good, instead.")
     ] = False,
-    world: InWorld,
+    context: InjectedContext,
 ) -> None:
     """Print the script with which a shell completes commands and options.
 
@@ -91,34 +94,36 @@ def completion(
     ```
     """
     if install:
-        world.say(f"wrote {app.install_completion(shell=shell)}; it counts in the next {shell}")
+        context.say(f"wrote {app.install_completion(shell=shell)}; it counts in the next {shell}")
     else:
-        world.print_line(app.generate_completion(shell=shell))
+        context.print_line(app.generate_completion(shell=shell))
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:], real_world()))
+    sys.exit(run(sys.argv[1:], process_context()))
 
 
-def run(arguments: Sequence[str], world: World) -> int:
+def run(arguments: Sequence[str], context: CliContext) -> int:
     """The exit code of one command. The only place that catches our errors."""
     try:
         command, bound, asked_for = app.parse_args(
             arguments,
-            console=world.out,
-            error_console=world.err,
+            console=context.out,
+            error_console=context.err,
             exit_on_error=False,
             print_error=False,
         )
-        command(*bound.args, **bound.kwargs, **({"world": world} if "world" in asked_for else {}))
+        command(
+            *bound.args, **bound.kwargs, **({"context": context} if "context" in asked_for else {})
+        )
     except CycloptsError as error:
-        world.fail(
+        context.fail(
             str(error),
             " ".join(("comfyfleet", *(error.command_chain or ()), "--help shows what there is")),
         )
         return WRONG_USAGE
     except FleetError as error:
-        world.fail(error.message, error.details.get("hint"))
+        context.fail(error.message, error.details.get("hint"))
         return REVOKED if isinstance(error, WorkerRevoked) else FAILED
     except BrokenPipeError:
         return _reader_is_gone()

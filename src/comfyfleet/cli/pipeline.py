@@ -1,4 +1,4 @@
-"""`comfyfleet pipeline`: make one, run it, watch its board, take the results."""
+"""`comfyfleet pipeline`: pipelines over the customers' API, and a run's candidates exported as files."""
 
 import json
 import time
@@ -6,26 +6,140 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import App, Parameter
 from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from comfyfleet.cli import helps
-from comfyfleet.cli.admin.client import PUBLIC_BASE, USUALLY, Asking, Control
-from comfyfleet.cli.admin.client import control as control_of
-from comfyfleet.cli.admin.showing import cell, print_json, print_rows
-from comfyfleet.cli.exporting import exported
-from comfyfleet.cli.files import read_text
-from comfyfleet.cli.listing import Listing
-from comfyfleet.cli.live import live_on
-from comfyfleet.cli.world import InWorld, World, counted
-from comfyfleet.kernel.errors import InvalidInput, RunFailed
+from comfyfleet.cli import help_texts
+from comfyfleet.cli.api_client import API_DEFAULTS, PUBLIC_BASE, ApiClient, ApiOptions, live_display
+from comfyfleet.cli.api_client import control as control_of
+from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
+from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
+from comfyfleet.errors import InvalidInput, RunFailed, missing_extra
 
-app = App(name="pipeline", help=helps.PIPELINE, help_format="markdown")
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+INDEX, SHEET = "index.json", "contact-sheet.png"
+PAGE = 100
+CELL_PIXELS, GAP_PIXELS, LABEL_PIXELS = 192, 8, 14
+COLUMNS_MAX = 8
+PICTURES_MAX = 2000  # on one sheet
+PAPER, INK = (24, 24, 27), (228, 228, 231)
+
+
+class ExportedFiles(NamedTuple):
+    candidates: int
+    index_file: Path
+    sheet_file: Path
+
+
+def export_candidates(
+    plane: ApiClient, run: Mapping[str, Any], folder: Path, *, status: str | None = None
+) -> ExportedFiles:
+    """Files that are there in their size already are not fetched again."""
+    require_pillow()
+    rows = []
+    for each in _candidates(plane, run["id"], status):
+        path = _inside(folder, each["path"])
+        if each["url"] and not (path.exists() and path.stat().st_size == each["size"]):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(path.name + ".part")
+            plane.download(each["url"], part)
+            part.replace(path)
+        rows.append({**each, "url": None, "file": each["path"] if path.exists() else None})
+    folder.mkdir(parents=True, exist_ok=True)
+    index, sheet = folder / INDEX, folder / SHEET
+    steps = [each["name"] for each in run["steps"]]
+    text = json.dumps({"run": run, "candidates": rows}, indent=2, ensure_ascii=False)
+    index.write_text(text, "utf-8")
+    if rows:
+        write_sheet([(each, folder / each["path"]) for each in rows], steps, sheet)
+    return ExportedFiles(len(rows), index, sheet)
+
+
+def _candidates(plane: ApiClient, run_id: str, status: str | None) -> Iterator[dict[str, Any]]:
+    after = None
+    while True:
+        page = plane.get(
+            "pipeline-runs", run_id, "candidates", after=after, status=status, limit=PAGE
+        )
+        yield from page["candidates"]
+        after = page["next"]
+        if after is None:
+            return
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """The control plane's word is not trusted with our disk."""
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or path.startswith("/"):
+        raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
+    return folder.joinpath(*parts)
+
+
+def require_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise missing_extra("the contact sheet", "Pillow", "engine") from None
+
+
+def write_sheet(
+    pictures: Sequence[tuple[Mapping[str, Any], Path]], steps: Sequence[str], sheet: Path
+) -> None:
+    """Step by step, each picture small, with its score and how it was judged."""
+    from PIL import Image, ImageDraw
+
+    rows = [row for number in range(len(steps)) for row in _rows(pictures, number)]
+    widest = max(len(row) for _, row in rows)
+    height = CELL_PIXELS + LABEL_PIXELS + GAP_PIXELS
+    size = (widest * (CELL_PIXELS + GAP_PIXELS) + GAP_PIXELS, len(rows) * height + GAP_PIXELS)
+    paper = Image.new("RGB", size, PAPER)
+    draw = ImageDraw.Draw(paper)
+    for y, (number, row) in enumerate(rows):
+        for x, (candidate, path) in enumerate(row):
+            corner = (GAP_PIXELS + x * (CELL_PIXELS + GAP_PIXELS), GAP_PIXELS + y * height)
+            small = _small(path)
+            if small:
+                paper.paste(small, corner)
+            label = f"{steps[number]}  {candidate['score']:.0f}  {candidate['status']}"
+            below = (corner[0], corner[1] + CELL_PIXELS)
+            draw.text(below, _plain(label), INK)
+    paper.save(sheet)
+
+
+def _plain(label: str) -> str:
+    """The font that comes with Pillow has no more letters."""
+    return label.encode("latin-1", "replace").decode("latin-1")
+
+
+def _rows(
+    pictures: Sequence[tuple[Mapping[str, Any], Path]], number: int
+) -> Iterator[tuple[int, list[tuple[Mapping[str, Any], Path]]]]:
+    mine = [each for each in pictures[:PICTURES_MAX] if each[0]["step"] == number]
+    for start in range(0, len(mine), COLUMNS_MAX):
+        yield number, mine[start : start + COLUMNS_MAX]
+
+
+def _small(path: Path) -> "Image | None":
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            small = picture.convert("RGB")
+    except (OSError, ValueError):
+        return None
+    small.thumbnail((CELL_PIXELS, CELL_PIXELS))
+    return small
+
+
+app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(control_of, base=PUBLIC_BASE)
 LOOK_SECONDS = 1.0
 # Reasons that time alone does not change.
@@ -46,20 +160,20 @@ def create(
     document: Annotated[Path, Parameter(help="A pipeline in YAML or JSON.")],
     /,
     *,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Register a pipeline. Prints its id; all that is wrong with it is told at once."""
     text = read_text(document)
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = _made(plane, text)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.stdout.write(f"{answer['id']}\n".encode())
+        context.stdout.write(f"{answer['id']}\n".encode())
 
 
-def _made(plane: Control, text: str) -> dict[str, Any]:
+def _made(plane: ApiClient, text: str) -> dict[str, Any]:
     try:
         return plane.post("pipelines", document=text)
     except InvalidInput as error:
@@ -74,7 +188,7 @@ def _made(plane: Control, text: str) -> dict[str, Any]:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Given:
+class RunStartOptions:
     """What a run is started with."""
 
     base: Annotated[int, Parameter(metavar="N", help="Candidates of the first step.")] = 1
@@ -115,29 +229,29 @@ def run(
     ],
     /,
     *,
-    given: Given = Given(),  # noqa: B008 - frozen
+    given: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
     wait: Annotated[bool, Parameter(help="Show the board until nothing is left to do.")] = False,
     export_to: Annotated[
         Path | None, Parameter(name="--export", metavar="DIR", help="Wait, then export.")
     ] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Start a run. Prints its id."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         file = Path(pipeline)
         if file.is_file():
             pipeline = _made(plane, read_text(file))["id"]
-        key = world.new_id()
+        key = context.new_id()
         answer = plane.post("pipelines", pipeline, "runs", **given.body(), idempotency_key=key)
         if wait or export_to:
-            answer = _watched(plane, answer["id"], world)
+            answer = _watched(plane, answer["id"], context)
         if export_to:
-            _export(plane, answer, export_to, world)
-    if asking.as_json:
-        print_json(answer, world)
+            _export(plane, answer, export_to, context)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.stdout.write(f"{answer['id']}\n".encode())
+        context.stdout.write(f"{answer['id']}\n".encode())
 
 
 def _variables(texts: Sequence[str]) -> dict[str, Any]:
@@ -161,38 +275,38 @@ def status(
     follow: Annotated[
         bool, Parameter(help="Stay, and show what changes until nothing is left to do.")
     ] = False,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """The board of a run: per step how many are wanted, made, approved, in flight and failed."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         if follow:
-            _watched(plane, run, world)
+            _watched(plane, run, context)
             return
         answer = plane.get("pipeline-runs", run)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.out.print(board_of(answer), soft_wrap=True)
+        context.out.print(render_board(answer), soft_wrap=True)
 
 
-def _watched(plane: Control, run_id: str, world: World) -> dict[str, Any]:
+def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
     """The run when nothing is left that it could do by itself."""
-    with live_on(world.err) as live:
+    with live_display(context.err) as live:
         while True:
             answer = plane.get("pipeline-runs", run_id)
-            live.update(board_of(answer))
+            live.update(render_board(answer))
             is_busy = any(each["in_flight"] for each in answer["steps"])
             if answer["reason"] in OVER and not is_busy:
                 return answer
             time.sleep(LOOK_SECONDS)
 
 
-def board_of(answer: Mapping[str, Any]) -> Group:
+def render_board(answer: Mapping[str, Any]) -> Group:
     headings = [name.replace("_", " ") for name in COLUMNS]
-    listing = Listing(headings, right=[heading for heading in headings if heading != "name"])
+    listing = TextTable(headings, right=[heading for heading in headings if heading != "name"])
     for step in answer["steps"]:
-        listing.add(*(cell(step[name]) for name in COLUMNS))
+        listing.add(*(table_cell(step[name]) for name in COLUMNS))
     return Group(listing, Text(" · ".join(_figures(answer)), style="dim"))
 
 
@@ -211,15 +325,17 @@ def _figures(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 @app.command(name="list")
-def list_(*, limit: Most = 50, asking: Asking = USUALLY, world: InWorld) -> None:
+def list_(
+    *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """The pipelines that are registered, the newest first."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         found = plane.pages("pipelines", "pipelines", limit=limit)
-    if asking.as_json:
-        print_json(found, world)
+    if options.as_json:
+        print_json(found, context)
     else:
         none = "no pipeline is registered: comfyfleet pipeline create FILE"
-        print_rows(found, ("id", "name", "created_at"), world, none=none)
+        print_rows(found, ("id", "name", "created_at"), context, none=none)
 
 
 @app.command
@@ -227,16 +343,16 @@ def runs(
     *,
     pipeline: Annotated[str | None, Parameter(help="Only of this one, by its id or name.")] = None,
     limit: Most = 50,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Your runs, the newest first."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         found = plane.pages("runs", "pipeline-runs", limit=limit, pipeline_id=pipeline)
-    if asking.as_json:
-        print_json(found, world)
+    if options.as_json:
+        print_json(found, context)
     else:
-        print_rows(found, RUN_COLUMNS, world, none="there are no such runs")
+        print_rows(found, RUN_COLUMNS, context, none="there are no such runs")
 
 
 @app.command
@@ -244,53 +360,77 @@ def delete(
     pipeline: Annotated[str, Parameter(help="The pipeline's id or name.")],
     /,
     *,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Delete a pipeline; its runs stay, and go on."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         plane.delete("pipelines", pipeline)
-    world.say(f"{pipeline} is deleted; its runs stay")
+    context.say(f"{pipeline} is deleted; its runs stay")
 
 
 @app.command
 def approve(
-    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+    run: Run,
+    candidates: Candidates,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Approve candidates: they get their children in the next step."""
-    _judge(run, candidates, "approve", asking, world)
+    _judge(run, candidates, "approve", options, context)
 
 
 @app.command
 def reject(
-    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+    run: Run,
+    candidates: Candidates,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Reject candidates: nothing more is made of them."""
-    _judge(run, candidates, "reject", asking, world)
+    _judge(run, candidates, "reject", options, context)
 
 
 @app.command
 def winner(
-    run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld
+    run: Run,
+    candidates: Candidates,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Mark candidates as winners."""
-    _judge(run, candidates, "winner", asking, world)
+    _judge(run, candidates, "winner", options, context)
 
 
 @app.command
-def undo(run: Run, candidates: Candidates, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def undo(
+    run: Run,
+    candidates: Candidates,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
     """Take judgements of candidates back."""
-    _judge(run, candidates, "undo", asking, world)
+    _judge(run, candidates, "undo", options, context)
 
 
-def _judge(run_id: str, candidates: Sequence[str], act: str, asking: Asking, world: World) -> None:
-    with control(asking, world) as plane:
+def _judge(
+    run_id: str, candidates: Sequence[str], act: str, options: ApiOptions, context: CliContext
+) -> None:
+    with control(options, context) as plane:
         for each in candidates:
             answer = plane.post("pipeline-runs", run_id, "candidates", each, act)
-            if asking.as_json:
-                print_json(answer, world)
+            if options.as_json:
+                print_json(answer, context)
             else:
-                world.say(f"{each} is {answer['status']}")
+                context.say(f"{each} is {answer['status']}")
 
 
 @app.command
@@ -299,19 +439,19 @@ def pair(
     /,
     *,
     step: Annotated[int | None, Parameter(help="Only of this step; the first is 0.")] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Show two candidates to compare; `vote` says which is better."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "pair", step=step)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     found = answer["candidates"]
-    print_rows(found, ("id", "step", "score", "path"), world, none="there are no two to compare")
+    print_rows(found, ("id", "step", "score", "path"), context, none="there are no two to compare")
     if found:
-        world.say(
+        context.say(
             f"comfyfleet pipeline vote {run} {found[0]['id']} {found[1]['id']}: the first won"
         )
 
@@ -323,45 +463,45 @@ def vote(
     loser: Annotated[str, Parameter(help="The other candidate's id.")],
     /,
     *,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Say which of two candidates of a step is better."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.post(
-            "pipeline-runs", run, "vote", winner=winner, loser=loser, id=world.new_id()
+            "pipeline-runs", run, "vote", winner=winner, loser=loser, id=context.new_id()
         )
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(f"{winner} won")
+        context.say(f"{winner} won")
 
 
 @app.command
-def cancel(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def cancel(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Stop a run and its jobs for good; its candidates stay."""
-    _act(run, "cancel", asking, world)
+    _act(run, "cancel", options, context)
 
 
 @app.command
-def pause(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def pause(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Submit nothing more; what was submitted goes on."""
-    _act(run, "pause", asking, world)
+    _act(run, "pause", options, context)
 
 
 @app.command
-def resume(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def resume(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Go on with a paused run."""
-    _act(run, "resume", asking, world)
+    _act(run, "resume", options, context)
 
 
-def _act(run_id: str, act: str, asking: Asking, world: World) -> None:
-    with control(asking, world) as plane:
+def _act(run_id: str, act: str, options: ApiOptions, context: CliContext) -> None:
+    with control(options, context) as plane:
         answer = plane.post("pipeline-runs", run_id, act)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(f"The run is {answer['status']}")
+        context.say(f"The run is {answer['status']}")
 
 
 @app.command
@@ -370,30 +510,30 @@ def retry(
     /,
     *,
     job: Annotated[str | None, Parameter(metavar="ID", help="One job; else all.")] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Make failed jobs again: they hold their places until somebody says so."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.post("pipeline-runs", run, "retry", job_id=job)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(f"{counted(len(answer['jobs']), 'job is', 'jobs are')} made again")
+        context.say(f"{counted(len(answer['jobs']), 'job is', 'jobs are')} made again")
 
 
 @app.command
-def tree(run: Run, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Who came out of whom, with scores and judgements."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "tree")
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     root = Tree(run)
     for branch in answer["tree"]:
         _grow(root, branch)
-    world.out.print(root)
+    context.out.print(root)
 
 
 def _grow(tree: Tree, branch: Mapping[str, Any]) -> None:
@@ -417,24 +557,28 @@ def export(
     status: Annotated[
         str | None, Parameter(metavar="STATUS", help="Only approved, winner, active or rejected.")
     ] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Copy the candidates out, with a JSON index and a contact sheet."""
-    with control(asking, world) as plane:
-        _export(plane, plane.get("pipeline-runs", run), folder, world, status)
+    with control(options, context) as plane:
+        _export(plane, plane.get("pipeline-runs", run), folder, context, status)
 
 
 def _export(
-    plane: Control, answer: Mapping[str, Any], folder: Path, world: World, status: str | None = None
+    plane: ApiClient,
+    answer: Mapping[str, Any],
+    folder: Path,
+    context: CliContext,
+    status: str | None = None,
 ) -> None:
-    done = exported(plane, answer, folder, status=status)
+    done = export_candidates(plane, answer, folder, status=status)
     if not done.candidates:
         made = sum(step["made"] for step in answer["steps"])
         which = f"none of its {counted(made, 'candidate', 'candidates')} has the status {status}"
         raise RunFailed(
             f"nothing to export: {which if status and made else 'the run has no candidates yet'}"
         )
-    world.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {folder}")
-    world.say(f"Index: {done.index_file}")
-    world.say(f"Contact sheet: {done.sheet_file}")
+    context.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {folder}")
+    context.say(f"Index: {done.index_file}")
+    context.say(f"Contact sheet: {done.sheet_file}")

@@ -1,29 +1,490 @@
-"""`comfyfleet run`: any workflow file, run to its results."""
+"""`comfyfleet run` and `comfyfleet watch`: any workflow file, with options and the rows of a table, made into prompts and
+run to its results."""
 
 import asyncio
-from contextlib import aclosing
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter, validators
 
-from comfyfleet.cli.convert import print_prompt
-from comfyfleet.cli.files import FILE_HELP, open_file
-from comfyfleet.cli.running.batch import Batch, summary
-from comfyfleet.cli.running.display import LiveDisplay
-from comfyfleet.cli.running.naming import check_folder
-from comfyfleet.cli.running.preparing import ChangeOptions, prepare, prepare_row, with_seeds
-from comfyfleet.cli.running.reporting import JsonLines, PlainLines, Reporter
-from comfyfleet.cli.running.session import Made, Session, Work
-from comfyfleet.cli.running.targets import ANYWHERE, Target, TargetOptions, chosen_target
-from comfyfleet.cli.running.values import ONLY, ROWS_MAX, Row, read_rows
-from comfyfleet.cli.world import InWorld, World, counted
-from comfyfleet.comfy import Backend
-from comfyfleet.kernel.errors import FleetError, InvalidInput
+from comfyfleet.cli.context import (
+    FILE_HELP,
+    STANDARD_STREAM,
+    CliContext,
+    InjectedContext,
+    counted,
+    open_file,
+    read_file,
+)
+from comfyfleet.cli.run_progress import (
+    JsonLines,
+    LiveDisplay,
+    NodePlan,
+    PlainLines,
+    Reporter,
+    plan_from_outputs,
+)
+from comfyfleet.cli.run_session import (
+    ANY_TARGET,
+    BUILT_IN,
+    MEDIA,
+    FileInputs,
+    FileUpload,
+    GivenFile,
+    RunRequest,
+    RunResults,
+    RunSession,
+    RunTarget,
+    TargetOptions,
+    check_folder,
+    find_inputs,
+    is_file_place,
+    open_target,
+    parse_given_file,
+    remote_targets,
+    with_uploaded_names,
+)
+from comfyfleet.cli.tables import TextTable, plain_text
+from comfyfleet.cli.workflow import (
+    CONVERSION,
+    NO_SWITCHES,
+    USUAL_VALUES,
+    VALUES,
+    Assignments,
+    ConversionOptions,
+    KnownTypes,
+    SettingOptions,
+    ShorthandOptions,
+    SwitchOptions,
+    apply_switches,
+    make_prompt,
+    print_prompt,
+    shorthand,
+)
+from comfyfleet.comfy import Backend, ComfyServer
+from comfyfleet.errors import (
+    FleetError,
+    InvalidInput,
+    LimitExceeded,
+    RunFailed,
+    RunLost,
+    UnknownNodeTypes,
+)
+from comfyfleet.workflow import Conversion
+from comfyfleet.workflow.edit import (
+    SHORTHANDS,
+    Assignment,
+    Edit,
+    find_input,
+    parse_assignment,
+    set_shorthands,
+    set_values,
+    shorthand_places,
+)
+from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.model import Prompt
+
+CSV_BYTES_MAX = 64 * 1024 * 1024
+ROWS_MAX = 100_000
+SHORTHAND_NAMES = {name: one.name for one in SHORTHANDS for name in (one.name, *one.aliases)}
+EXAMPLE = "The first row names what is set, such as: prompt,seed,3.steps"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """`number` counts from 1, as people count; `usual` are shorthands, `named` are `node.input`."""
+
+    number: int
+    usual: Mapping[str, str]
+    named: Mapping[str, str]
+
+
+SINGLE_ROW = BatchRow(1, {}, {})  # a run that changes nothing
+
+
+def read_rows(path: Path) -> tuple[BatchRow, ...]:
+    data = read_file(path, bytes_max=CSV_BYTES_MAX)
+    try:
+        return parse_rows(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text", hint=EXAMPLE) from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=EXAMPLE) from error
+
+
+def parse_rows(text: str) -> tuple[BatchRow, ...]:
+    """An empty cell leaves the value as the file has it, an empty row is no run."""
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = [name.strip() for name in next(lines, [])]
+        _check(columns)
+        cells = [line for line in lines if any(cell.strip() for cell in line)]
+    except csv.Error as error:
+        raise InvalidInput(f"line {lines.line_num} is no CSV: {error}") from error
+    if not cells:
+        raise InvalidInput("there are no rows")
+    if len(cells) > ROWS_MAX:
+        raise LimitExceeded(f"{len(cells):,} rows, at most {ROWS_MAX:,}")
+    return tuple(_row(number, columns, line) for number, line in enumerate(cells, 1))
+
+
+def _check(columns: list[str]) -> None:
+    if not any(columns):
+        raise InvalidInput("the first row names no columns")
+    for name in columns:
+        if not name:
+            raise InvalidInput("a column has no name")
+        if name not in SHORTHAND_NAMES and "." not in name.strip("."):
+            known = ", ".join(one.name for one in SHORTHANDS)
+            raise InvalidInput(f"column {name!r} is neither node.input nor one of {known}")
+    twice = {name for name in columns if columns.count(name) > 1}
+    if twice:
+        raise InvalidInput(f"two columns are named {sorted(twice)[0]!r}")
+
+
+def _row(number: int, columns: list[str], line: list[str]) -> BatchRow:
+    if len(line) > len(columns):
+        raise InvalidInput(f"row {number} has {len(line)} cells for {len(columns)} columns")
+    cells = {name: cell for name, cell in zip(columns, line, strict=False) if cell}
+    usual = {SHORTHAND_NAMES[name]: cell for name, cell in cells.items() if name in SHORTHAND_NAMES}
+    return BatchRow(
+        number, usual, {key: cell for key, cell in cells.items() if key not in SHORTHAND_NAMES}
+    )
+
+
+LACKING_SHOWN_MAX = 20
+
+
+def _media(what: str) -> Parameter:
+    return Parameter(
+        group=USUAL_VALUES,
+        metavar="FILE",
+        help=f"Local file for the one loader of {what}; it is uploaded.",
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunShorthands(ShorthandOptions):
+    """As for `convert`, but files are local ones, and `--batch` is the name of a CSV file."""
+
+    batch: Annotated[str | None, shorthand("batch", "batch-size")] = None
+    image: Annotated[str | None, _media("images")] = None
+    video: Annotated[str | None, _media("videos")] = None
+    audio: Annotated[str | None, _media("sounds")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ValueOptions:
+    set_: Assignments = ()
+    input_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--input",
+            group=VALUES,
+            metavar="NAME=FILE",
+            help="Upload a local file for an input, named image or 3.image. Repeatable.",
+        ),
+    ] = ()
+    usual: RunShorthands = RunShorthands()
+
+    def settings(self) -> SettingOptions:
+        """Without the files: they are uploaded first."""
+        return SettingOptions(self.set_, replace(self.usual, **dict.fromkeys(MEDIA)))
+
+    def media(self) -> dict[str, Path]:
+        return {kind: Path(path) for kind, path in self.usual.given().items() if kind in MEDIA}
+
+
+@Parameter(name="*", group=CONVERSION)
+@dataclass(frozen=True)
+class RunConversion:
+    unknown: Annotated[
+        Literal["drop", "keep"] | None,
+        Parameter(
+            help="Nodes of types that the server lacks: leave them out, or send them as the editor does. By default they are an error.",
+        ),
+    ] = None
+    reachable_only: Annotated[
+        bool, Parameter(help="Leave out nodes that no output node needs.")
+    ] = False
+    seed_rng: Annotated[
+        int | None,
+        Parameter(metavar="N", help="Choose among {a|b} in texts the same way each time."),
+    ] = None
+
+    def options(self) -> ConversionOptions:
+        return ConversionOptions(
+            strict=self.unknown is None,
+            unknown=self.unknown or "drop",
+            reachable_only=self.reachable_only,
+            seed_rng=self.seed_rng,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ChangeOptions:
+    """All that makes another prompt of the same file."""
+
+    values: ValueOptions = ValueOptions()
+    switches: SwitchOptions = NO_SWITCHES
+    conversion: RunConversion = RunConversion()
+
+
+def prepare_prompt(
+    file: str,
+    opened: Opened,
+    changes: ChangeOptions,
+    target: RunTarget,
+    context: CliContext,
+) -> RunRequest:
+    known = target.types(opened, context)
+    values = changes.values
+    if changes.switches:
+        opened = apply_switches(opened, known, changes.switches, context)
+    converted = _runnable(opened, known, changes, target, context)
+    prompt, exposed = converted.prompt, converted.exposed
+    inputs = find_inputs(
+        prompt,
+        known.object_info,
+        given=[parse_given_file(text) for text in values.input_],
+        media=values.media(),
+        beside=input_folder(file),
+        exposed=exposed,
+    )
+    _tell_missing(inputs, target, context)
+    shown = with_uploaded_names(
+        prompt, known.object_info, [(one, one.path.name) for one in inputs.uploads]
+    )
+    return RunRequest(shown, inputs.uploads, known.object_info, opened.workflow, exposed)
+
+
+def input_folder(file: str) -> Path | None:
+    """What comes through a pipe has no neighbours."""
+    return None if file == STANDARD_STREAM else Path(file).parent
+
+
+def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliContext) -> RunRequest:
+    """Files are looked for from the folder of the CSV file."""
+    files = {
+        name: folder / cell
+        for name, cell in row.named.items()
+        if is_file_place(base.prompt, base.object_info, name, base.exposed)
+        and (folder / cell).is_file()
+    }
+    media = {kind: folder / cell for kind, cell in row.usual.items() if kind in MEDIA}
+    usual = {name: cell for name, cell in row.usual.items() if name not in MEDIA}
+    named = [Assignment(name, cell) for name, cell in row.named.items() if name not in files]
+    prompt = _warned(
+        set_shorthands(base.prompt, base.object_info, usual, exposed=base.exposed), context
+    )
+    prompt = _warned(set_values(prompt, base.object_info, named, exposed=base.exposed), context)
+    given = [GivenFile(name, path) for name, path in files.items()]
+    own = find_inputs(
+        prompt, base.object_info, given=given, media=media, beside=None, exposed=base.exposed
+    ).uploads
+    shown = with_uploaded_names(prompt, base.object_info, [(one, one.path.name) for one in own])
+    return replace(base, prompt=shown, uploads=(*_not_replaced(base.uploads, shown, base), *own))
+
+
+def with_seeds(
+    rows: Sequence[BatchRow],
+    count: int,
+    base: RunRequest,
+    values: ValueOptions,
+    context: CliContext,
+) -> tuple[BatchRow, ...]:
+    """Each row `count` times, each time with another seed: else a server answers with what it made
+    before. A seed that is set by its node's name, or by the row, stays."""
+    if len(rows) * count > ROWS_MAX:
+        raise LimitExceeded(f"{len(rows) * count:,} runs, at most {ROWS_MAX:,}")
+    free = _has_free_seed(base, values)
+    if not free:
+        context.warn("no seed is free to be changed: every run gets the same")
+    first = values.usual.seed
+    made: list[BatchRow] = []
+    for row in rows:
+        for step in range(count):
+            seed = int(first) + step if first and first.isdecimal() else context.new_seed()
+            usual = {"seed": str(seed), **row.usual} if free else row.usual
+            made.append(replace(row, number=len(made) + 1, usual=usual))
+    return tuple(made)
+
+
+def _has_free_seed(base: RunRequest, values: ValueOptions) -> bool:
+    seeds = set(shorthand_places(base.prompt, base.object_info, "seed"))
+    targets = [parse_assignment(text).target for text in values.set_]
+    named = {
+        place
+        for target in targets
+        for place in find_input(base.prompt, base.object_info, target, base.exposed)
+    }
+    return bool(seeds) and not seeds & named
+
+
+def _not_replaced(
+    uploads: tuple[FileUpload, ...], prompt: Prompt, base: RunRequest
+) -> Iterator[FileUpload]:
+    """An upload is for the inputs that still hold what they held before the row was applied."""
+    for upload in uploads:
+        places = [
+            place
+            for place in upload.places
+            if prompt[place.node_id]["inputs"].get(place.input)
+            == base.prompt[place.node_id]["inputs"].get(place.input)
+        ]
+        if places:
+            yield replace(upload, places=tuple(places))
+
+
+def _runnable(
+    opened: Opened,
+    known: KnownTypes,
+    changes: ChangeOptions,
+    target: RunTarget,
+    context: CliContext,
+) -> Conversion:
+    settings, conversion = changes.values.settings(), changes.conversion
+    try:
+        converted = make_prompt(opened, known, settings, conversion.options(), context)
+    except UnknownNodeTypes as error:
+        raise missing_types_error(error.details["nodes"], target) from error
+    unknown = [
+        {"type": str(node.get("class_type")), "node_id": key}
+        for key, node in converted.prompt.items()
+        if node.get("class_type") not in known.object_info
+    ]
+    if unknown and conversion.unknown is None:
+        raise missing_types_error(unknown, target)
+    return converted
+
+
+def missing_types_error(nodes: Sequence[Mapping[str, str]], target: RunTarget) -> UnknownNodeTypes:
+    """What is missing, and what to do about it."""
+    by_type: dict[str, list[Mapping[str, str]]] = {}
+    for node in nodes:
+        by_type.setdefault(node["type"], []).append(node)
+    lines = [_lacking_line(name, found) for name, found in sorted(by_type.items())]
+    more = (
+        [f"  … and {len(lines) - LACKING_SHOWN_MAX} more"] if len(lines) > LACKING_SHOWN_MAX else []
+    )
+    kinds = counted(len(by_type), "node type", "node types")
+    return UnknownNodeTypes(
+        "\n".join([f"{target.name} lacks {kinds}:", *lines[:LACKING_SHOWN_MAX], *more]),
+        nodes=list(nodes),
+        hint=(
+            "Run it on a ComfyUI that has them: --server http://127.0.0.1:8188, or on Comfy Cloud: --cloud."
+            if target.name == BUILT_IN
+            else "Install the node packs there, or name another --server."
+        )
+        + " --unknown drop leaves these nodes out.",
+    )
+
+
+def _lacking_line(name: str, nodes: Sequence[Mapping[str, str]]) -> str:
+    places = ", ".join(
+        f'node {node["node_id"]} "{node["title"]}"'
+        if node.get("title")
+        else f"node {node['node_id']}"
+        for node in nodes[:LACKING_SHOWN_MAX]
+    )
+    packs = sorted({node["pack"] for node in nodes if node.get("pack")})
+    return f"  {name}: {places}" + (f" (node pack {', '.join(packs)})" if packs else "")
+
+
+def _tell_missing(inputs: FileInputs, target: RunTarget, context: CliContext) -> None:
+    for name in inputs.missing:
+        context.warn(
+            f"{name} neither lies beside the file nor is on {target.name}; "
+            "give one with --image, --video, --audio or --input NAME=FILE"
+        )
+
+
+def _warned(edit: Edit, context: CliContext) -> Prompt:
+    for warning in edit.warnings:
+        context.warn(warning)
+    return edit.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """How the run of a row ended: `error` is None if it succeeded."""
+
+    number: int
+    seconds: float
+    results: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class BatchRun:
+    """A row that fails does not stop the others; what has ended is kept, also if the rest is given up."""
+
+    def __init__(
+        self,
+        rows: Sequence[BatchRow],
+        folder: Path,
+        reporter: Reporter,
+        context: CliContext,
+        unit: str = "row",
+    ) -> None:
+        self.unit = unit
+        self._rows = rows
+        self._folder = folder
+        self._reporter = reporter
+        self._context = context
+        self.ended: list[RowResult] = []
+
+    async def run(self, session: RunSession, base: RunRequest) -> None:
+        for row in self._rows:
+            self._reporter.row(row.number, len(self._rows), self.unit)
+            began = self._context.clock()
+            with self._noting(row, began):
+                made = await session.run(prepare_row(base, row, self._folder, self._context))
+                results = (*map(str, made.paths), *(each.spoken for each in made.values))
+                self.ended.append(RowResult(row.number, self._context.clock() - began, results))
+
+    async def leave(self, session: RunSession, base: RunRequest) -> list[str]:
+        return [
+            await session.leave(prepare_row(base, row, self._folder, self._context))
+            for row in self._rows
+        ]
+
+    @contextmanager
+    def _noting(self, row: BatchRow, began: float) -> Iterator[None]:
+        try:
+            yield
+        except FleetError as error:
+            self._reporter.failed(error)
+            seconds = self._context.clock() - began
+            self.ended.append(RowResult(row.number, seconds, error=error.message))
+
+    def check(self) -> None:
+        failed = [row.number for row in self.ended if row.error is not None]
+        if failed:
+            rows = ", ".join(map(str, failed))
+            raise RunFailed(
+                f"{len(failed)} of {counted(len(self._rows), self.unit, f'{self.unit}s')} failed: {rows}"
+            )
+
+
+def batch_table(ended: Sequence[RowResult], unit: str) -> TextTable:
+    listing = TextTable((unit, "seconds", "result"), right=(unit, "seconds"))
+    for row in ended:
+        result = ", ".join(row.results) or "nothing" if row.error is None else row.error
+        style = "" if row.error is None else "red"
+        listing.add(str(row.number), f"{row.seconds:.1f}", plain_text(result, style))
+    return listing
+
 
 RESULTS = Group("Results", sort_key=2)
-UNCHANGED = ChangeOptions()
+NO_CHANGES = ChangeOptions()
 
 
 @Parameter(name="*", group=RESULTS)
@@ -42,12 +503,12 @@ class ResultOptions:
     ] = False
 
 
-INTO_OUTPUT = ResultOptions()
+RESULT_DEFAULTS = ResultOptions()
 
 
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
-class WayOptions:
+class ModeOptions:
     batch: Annotated[
         str | None,
         Parameter(
@@ -72,44 +533,44 @@ class WayOptions:
     ] = False
 
 
-TO_THE_END = WayOptions()
+MODE_DEFAULTS = ModeOptions()
 
 
 def run(
     file: Annotated[str, Parameter(help=FILE_HELP, allow_leading_hyphen=True)],
     /,
     *,
-    where: TargetOptions = ANYWHERE,
-    results: ResultOptions = INTO_OUTPUT,
-    way: WayOptions = TO_THE_END,
-    changes: ChangeOptions = UNCHANGED,
-    world: InWorld,
+    where: TargetOptions = ANY_TARGET,
+    results: ResultOptions = RESULT_DEFAULTS,
+    way: ModeOptions = MODE_DEFAULTS,
+    changes: ChangeOptions = NO_CHANGES,
+    context: InjectedContext,
 ) -> None:
     """See helps.RUN."""
     way, changes = _with_batch_size(way, changes)
     rows = read_rows(Path(way.batch)) if way.batch else None
     check_folder(results.output_dir)
-    opened = open_file(file, world.stdin)
+    opened = open_file(file, context.stdin)
     for note in opened.notes:
-        world.warn(note)
-    with chosen_target(where, world) as target:
+        context.warn(note)
+    with open_target(where, context) as target:
         if way.detach and target.options is None:
             raise _nobody_to_leave_it_with()
-        base = prepare(file, opened, changes, target, world)
+        base = prepare_prompt(file, opened, changes, target, context)
         if way.count > 1:
-            rows = with_seeds(rows or (ONLY,), way.count, base, changes.values, world)
-        errand = _Errand(target, results, way, rows or (), world)
+            rows = with_seeds(rows or (SINGLE_ROW,), way.count, base, changes.values, context)
+        run_command = _RunCommand(target, results, way, rows or (), context)
         if way.dry_run:
-            errand.tell(base)
+            run_command.tell(base)
         elif way.detach:
-            errand.leave(base)
+            run_command.leave(base)
         elif rows is None:
-            errand.run(base, Path(file).name)
+            run_command.run(base, Path(file).name)
         else:
-            errand.run_batch(base, Path(file).name)
+            run_command.run_batch(base, Path(file).name)
 
 
-def _with_batch_size(way: WayOptions, changes: ChangeOptions) -> tuple[WayOptions, ChangeOptions]:
+def _with_batch_size(way: ModeOptions, changes: ChangeOptions) -> tuple[ModeOptions, ChangeOptions]:
     """`--batch 4` is what `inspect` names and `convert` takes: the size, not a file."""
     if way.batch is None or not way.batch.isdecimal():
         return way, changes
@@ -118,102 +579,104 @@ def _with_batch_size(way: WayOptions, changes: ChangeOptions) -> tuple[WayOption
     return replace(way, batch=None), replace(changes, values=values)
 
 
-def reporter_for(results: ResultOptions, title: str, world: World) -> Reporter:
+def reporter_for(results: ResultOptions, title: str, context: CliContext) -> Reporter:
     if results.as_json:
-        return JsonLines(world)
-    return LiveDisplay(world, title) if world.err.is_terminal else PlainLines(world)
+        return JsonLines(context)
+    return LiveDisplay(context, title) if context.err.is_terminal else PlainLines(context)
 
 
-def print_results(made: Made, target: Target, world: World) -> None:
+def print_results(made: RunResults, target: RunTarget, context: CliContext) -> None:
     """The paths alone on stdout, or the values alone where there is no file: to be piped."""
     for each in made.values if made.paths else ():
-        world.say(f"node {each.node_id}: {each.spoken}")
+        context.say(f"node {each.node_id}: {each.spoken}")
     results = made.paths or [each.spoken for each in made.values]
     for result in results:
-        world.stdout.write(f"{result}\n".encode())
-    world.stdout.flush()
+        context.stdout.write(f"{result}\n".encode())
+    context.stdout.flush()
     files = counted(len(made.paths), "file", "files")
     if made.values:
         files += ", " + counted(len(made.values), "value", "values")
     skipped = f", {counted(made.skipped, 'preview', 'previews')} not saved" if made.skipped else ""
-    world.say(f"done in {made.seconds:.1f} s on {target.name}: {files}{skipped}")
+    context.say(f"done in {made.seconds:.1f} s on {target.name}: {files}{skipped}")
 
 
 @dataclass(frozen=True)
-class _Errand:
+class _RunCommand:
     """What is done with the prompt once it is known, and where."""
 
-    target: Target
+    target: RunTarget
     results: ResultOptions
-    way: WayOptions
-    rows: tuple[Row, ...]
-    world: World
+    way: ModeOptions
+    rows: tuple[BatchRow, ...]
+    context: CliContext
 
     @property
     def folder(self) -> Path:
         """Of the CSV file."""
         return Path(self.way.batch).parent if self.way.batch else Path()
 
-    def tell(self, base: Work) -> None:
-        works = [prepare_row(base, row, self.folder, self.world) for row in self.rows] or [base]
+    def tell(self, base: RunRequest) -> None:
+        works = [prepare_row(base, row, self.folder, self.context) for row in self.rows] or [base]
         for work in works:
-            print_prompt(work.prompt, self.world)
+            print_prompt(work.prompt, self.context)
             for upload in work.uploads:
-                self.world.say(f"would upload {upload}")
-        self.world.say(
+                self.context.say(f"would upload {upload}")
+        self.context.say(
             f"would run {counted(len(works), 'prompt', 'prompts')} on {self.target.name}"
         )
 
-    def run(self, base: Work, title: str) -> None:
-        with reporter_for(self.results, title, self.world) as reporter:
+    def run(self, base: RunRequest, title: str) -> None:
+        with reporter_for(self.results, title, self.context) as reporter:
             try:
                 made = asyncio.run(self._made(base, reporter))
             except FleetError as error:
                 reporter.failed(error)
                 raise
         if not self.results.as_json:
-            print_results(made, self.target, self.world)
+            print_results(made, self.target, self.context)
 
-    def run_batch(self, base: Work, title: str) -> None:
-        reporter = reporter_for(self.results, title, self.world)
+    def run_batch(self, base: RunRequest, title: str) -> None:
+        reporter = reporter_for(self.results, title, self.context)
         unit = "row" if self.way.batch else "run"
-        batch = Batch(self.rows, self.folder, reporter, self.world, unit)
+        batch = BatchRun(self.rows, self.folder, reporter, self.context, unit)
         try:
             with reporter:
                 asyncio.run(self._batch(batch, base, reporter))
         finally:
             # Also after Ctrl-C: the rows before have results.
             if not self.results.as_json:
-                summary(batch.ended, batch.unit).print_on(self.world.out)
+                batch_table(batch.ended, batch.unit).print_on(self.context.out)
         batch.check()
 
-    def leave(self, base: Work) -> None:
+    def leave(self, base: RunRequest) -> None:
         reporter: Reporter = (
-            JsonLines(self.world) if self.results.as_json else PlainLines(self.world)
+            JsonLines(self.context) if self.results.as_json else PlainLines(self.context)
         )
         for run_id in asyncio.run(self._left(base, reporter)):
             if not self.results.as_json:
-                self.world.stdout.write(f"{run_id}\n".encode())
-                self.world.say(f"watch it with: comfyfleet watch {run_id} {self.target.options}")
-        self.world.stdout.flush()
+                self.context.stdout.write(f"{run_id}\n".encode())
+                self.context.say(f"watch it with: comfyfleet watch {run_id} {self.target.options}")
+        self.context.stdout.flush()
 
-    async def _made(self, base: Work, reporter: Reporter) -> Made:
+    async def _made(self, base: RunRequest, reporter: Reporter) -> RunResults:
         async with aclosing(self.target.connect()) as backend:
             return await self._session(backend, reporter).run(base)
 
-    async def _batch(self, batch: Batch, base: Work, reporter: Reporter) -> None:
+    async def _batch(self, batch: BatchRun, base: RunRequest, reporter: Reporter) -> None:
         async with aclosing(self.target.connect()) as backend:
             await batch.run(self._session(backend, reporter), base)
 
-    async def _left(self, base: Work, reporter: Reporter) -> list[str]:
+    async def _left(self, base: RunRequest, reporter: Reporter) -> list[str]:
         async with aclosing(self.target.connect()) as backend:
             session = self._session(backend, reporter)
             if not self.rows:
                 return [await session.leave(base)]
-            return await Batch(self.rows, self.folder, reporter, self.world).leave(session, base)
+            return await BatchRun(self.rows, self.folder, reporter, self.context).leave(
+                session, base
+            )
 
-    def _session(self, backend: Backend, reporter: Reporter) -> Session:
-        return Session(backend, self.target, reporter, self.results.output_dir, self.world)
+    def _session(self, backend: Backend, reporter: Reporter) -> RunSession:
+        return RunSession(backend, self.target, reporter, self.results.output_dir, self.context)
 
 
 def _nobody_to_leave_it_with() -> InvalidInput:
@@ -221,3 +684,52 @@ def _nobody_to_leave_it_with() -> InvalidInput:
         "--detach needs a server: the built-in engine ends with this command",
         hint="Add --server URL. `comfyfleet engine` serves the built-in engine for longer.",
     )
+
+
+def watch(
+    run_id: Annotated[str, Parameter(metavar="ID", help="What `comfyfleet run --detach` printed.")],
+    /,
+    *,
+    where: TargetOptions = ANY_TARGET,
+    results: ResultOptions = RESULT_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """See helps.WATCH."""
+    check_folder(results.output_dir)
+    targets = remote_targets(where, context)
+    with reporter_for(results, run_id[:8], context) as reporter:
+        try:
+            target, made = asyncio.run(_finished(run_id, targets, reporter, results, context))
+        except FleetError as error:
+            reporter.failed(error)
+            raise
+        except KeyboardInterrupt:
+            context.say(f"no longer watched; run {run_id} goes on")
+            raise
+    if not results.as_json:
+        print_results(made, target, context)
+
+
+async def _finished(
+    run_id: str,
+    targets: Sequence[RunTarget],
+    reporter: Reporter,
+    results: ResultOptions,
+    context: CliContext,
+) -> tuple[RunTarget, RunResults]:
+    for target in targets:
+        async with aclosing(target.connect()) as backend:
+            # A cloud has another id for it than we gave, and is asked alone: no search for it.
+            if len(targets) > 1 and await backend.adopt(run_id) is None:
+                continue
+            session = RunSession(backend, target, reporter, results.output_dir, context)
+            plan = await _plan(backend, run_id)
+            return target, await session.finish(run_id, plan, again=True)
+    names = ", ".join(target.name for target in targets)
+    raise RunLost(f"no run {run_id} is known to {names}", hint="Is it the right --server?")
+
+
+async def _plan(backend: Backend, run_id: str) -> NodePlan:
+    """The nodes and their names, where the server tells what it was given; a cloud doesn't."""
+    found = await backend.handed_in(run_id) if isinstance(backend, ComfyServer) else None
+    return NodePlan({}) if found is None else plan_from_outputs(*found)

@@ -1,46 +1,325 @@
-"""`comfyfleet serve`: the control plane alone."""
+"""`comfyfleet serve` and `comfyfleet db`: the control plane, in one process or in several behind one port, and its
+databases.
+
+With `--processes N` a parent keeps N control planes, which share its listening socket, so a connection that
+nobody has accepted yet is lost by no restart. A child that dies is started again; SIGHUP replaces all of them,
+one after another, each only when the new one is ready. The first of them runs the sweeps that none but one
+needs to run."""
 
 import asyncio
+import json
+import logging
 import os
+import signal
 import socket
-from contextlib import AsyncExitStack
-from dataclasses import replace
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import Annotated, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
+from comfyfleet.cli.context import CliContext, InjectedContext, LogLevel, set_up_logs
 from comfyfleet.cli.engine import Port
-from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.cli.processes import (
-    READY,
-    Child,
-    check_processes,
-    serve_in_processes,
-    told_by_parent,
-)
-from comfyfleet.cli.world import InWorld, World
-from comfyfleet.http.app import create_app
-from comfyfleet.http.connections import with_limits
-from comfyfleet.http.serving import ANYWHERE, Shared, listen, listen_at, stopped_by_signals, url_of
-from comfyfleet.http.serving import serve as serve_app
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.settings import Settings, misspelt, read_settings
-from comfyfleet.kernel.tracing import bound
-from comfyfleet.loops.all import sweeps_of
-from comfyfleet.loops.sweeping import Sweeps, running
+from comfyfleet.cli.tables import TextTable
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import InvalidInput, ServerUnavailable
+from comfyfleet.log_context import bind_ids
 from comfyfleet.malloc import keep_giving_back
-from comfyfleet.plane import Plane, open_plane
-from comfyfleet.plane.meters import Siblings, count_as
+from comfyfleet.server.app import ControlPlane, open_control_plane
+from comfyfleet.server.counters import (
+    SiblingProcesses,
+    forget_process,
+    shared_environ,
+    use_process_number,
+)
+from comfyfleet.server.data_folder import (
+    DatabaseLocation,
+    DataLocations,
+    locations_from,
+    single_process_lock,
+)
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.schema import (
+    History,
+    newest_revision,
+    require_newest_schema,
+    schema_revision,
+)
+from comfyfleet.server.db.schema import upgrade_schema as upgrade_database
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.connections import with_limits
+from comfyfleet.server.http.listener import (
+    ANYWHERE,
+    SharedSocket,
+    listen,
+    listen_on_path,
+    listener_url,
+    stop_on_signals,
+)
+from comfyfleet.server.http.listener import serve as serve_app
+from comfyfleet.server.maintenance.runner import SweepRunner, run_sweeps
+from comfyfleet.server.maintenance.sweeps import all_sweeps
+from comfyfleet.server.secrets import replace_admin_key, replace_url_secret, replace_webhook_key
+from comfyfleet.settings import Settings, misspelt, read_settings
+
+logger = logging.getLogger(__name__)
+PROCESSES_MAX = 64
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+# One that lived for so long did not fail at its start: it is started again at once.
+STEADY_SECONDS = 30.0
+BACK_OFF_SECONDS_MAX = 30.0
+READY = b"r"
+
+
+@dataclass(frozen=True)
+class ChildOptions:
+    """What a process is told by its parent: as JSON, in an option that nobody else uses."""
+
+    number: int  # none that lives has the same
+    listener: int  # file descriptors
+    parent: int  # it says that it is ready; its end says that the parent is gone
+    folder: str
+    is_first: bool
+    greets: bool
+
+    @classmethod
+    def parsed(cls, text: str) -> "ChildOptions":
+        return cls(**json.loads(text))
+
+
+def check_processes(processes: int, settings: Settings, data: Path) -> None:
+    if not 1 <= processes <= PROCESSES_MAX:
+        raise InvalidInput(f"--processes must be from 1 to {PROCESSES_MAX}, not {processes}")
+    if processes == 1:
+        return
+    if files := locations_from(settings, data).sqlite_files():
+        raise InvalidInput(
+            f"--processes {processes} needs PostgreSQL: {files[0]} is SQLite, which one process serves",
+            hint="Set COMFYFLEET_CENTRAL_DATABASE_URL and COMFYFLEET_TENANT_DATABASE_URLS, or leave "
+            "--processes out.",
+        )
+    if sys.platform == "win32":
+        raise InvalidInput("--processes needs a system that can hand sockets to other processes")
+
+
+@asynccontextmanager
+async def follow_parent(child: ChildOptions, stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """In the child: set when it is to hand over to another. The parent's end stops it, too."""
+    loop, hand_over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(child.parent, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hand_over.set)
+    try:
+        yield hand_over
+    finally:
+        loop.remove_reader(child.parent)
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@dataclass(eq=False)
+class _Running:
+    number: int
+    process: asyncio.subprocess.Process
+    line: socket.socket
+    began: float = field(default_factory=monotonic)
+
+    async def is_ready(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            said = await asyncio.wait_for(loop.sock_recv(self.line, 1), READY_SECONDS_MAX)
+        except (TimeoutError, ConnectionError):
+            return False
+        return said == READY
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def ended(self) -> None:
+        """It has been asked to; what doesn't is killed."""
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_SECONDS_MAX)
+        except TimeoutError:
+            logger.warning("process %d does not end: it is killed", self.number)
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
+
+
+class ProcessSupervisor:
+    """`arguments` are those of the command, without what a child is told by us."""
+
+    def __init__(
+        self, count: int, arguments: Sequence[str], listener: socket.socket, folder: Path
+    ) -> None:
+        self._arguments = arguments
+        self._listener = listener
+        self._folder = folder
+        self._count = count
+        self._places: dict[int, _Running] = {}
+        self._living: dict[int, _Running] = {}  # by number; also those that take or hand over
+        self._numbers: set[int] = set()  # of those, and of what is being started
+        self._stop = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self, stop: asyncio.Event, again: asyncio.Event) -> None:
+        """Until `stop`. Whenever `again` is set, all are replaced."""
+        self._stop = stop
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            await self._begin()
+            keepers = [asyncio.create_task(self._keep(each)) for each in range(self._count)]
+            keepers.append(asyncio.create_task(self._replace_when(again)))
+            await stop.wait()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await self._end()
+
+    async def _begin(self) -> None:
+        """The first alone: what is wrong with the settings is told once."""
+        await self._first_start(0)
+        await asyncio.gather(*map(self._first_start, range(1, self._count)))
+        logger.info("%d processes serve", self._count)
+
+    async def _first_start(self, place: int) -> None:
+        running = self._places[place] = await self._started(place, greets=place == 0)
+        if not await running.is_ready() and not self._stop.is_set():
+            raise ServerUnavailable(f"process {running.number} did not get ready")
+
+    async def _started(self, place: int, *, greets: bool = False) -> _Running:
+        number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._numbers)
+        self._numbers.add(number)
+        try:
+            running = await self._started_as(number, place, greets=greets)
+        except OSError:
+            self._numbers.discard(number)
+            raise
+        self._living[number] = running
+        return running
+
+    async def _started_as(self, number: int, place: int, *, greets: bool) -> _Running:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        child = ChildOptions(
+            number=number,
+            listener=self._listener.fileno(),
+            parent=theirs.fileno(),
+            folder=str(self._folder),
+            is_first=place == 0,
+            greets=greets,
+        )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "comfyfleet", *self._arguments),
+                    *("--child", json.dumps(asdict(child))),
+                    pass_fds=(child.listener, child.parent),
+                    env={**os.environ, **shared_environ(self._folder)},
+                )
+        except OSError:
+            ours.close()
+            raise
+        logger.info("process %d has the pid %d", number, process.pid)
+        return _Running(number, process, ours)
+
+    def _forget(self, running: _Running) -> None:
+        """Another may have its number, and goes on with its counters."""
+        running.line.close()
+        forget_process(self._folder, running.number)
+        self._living.pop(running.number, None)
+        self._numbers.discard(running.number)
+
+    async def _keep(self, place: int) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            running = self._places[place]
+            code = await running.process.wait()
+            self._forget(running)
+            if self._places[place] is not running:
+                continue  # it was replaced
+            failures = 1 if monotonic() - running.began > STEADY_SECONDS else failures + 1
+            delay = min(2.0 ** (failures - 1) - 1, BACK_OFF_SECONDS_MAX)
+            logger.error(
+                "process %d ended with %d; another is started in %g s", running.number, code, delay
+            )
+            await self._start_instead_of(running, place, delay)
+
+    async def _start_instead_of(self, ended: _Running, place: int, delay: float) -> None:
+        """Unless it is replaced meanwhile. A machine that can start no process now may later."""
+        while self._places[place] is ended:
+            await asyncio.sleep(delay)
+            async with self._one_at_a_time:
+                if self._places[place] is ended and (new := await self._started_if_possible(place)):
+                    self._places[place] = new
+            delay = BACK_OFF_SECONDS_MAX
+
+    async def _started_if_possible(self, place: int) -> _Running | None:
+        try:
+            return await self._started(place)
+        except OSError as error:
+            logger.warning("no process can be started: %s", error)
+            return None
+
+    async def _replace_when(self, again: asyncio.Event) -> None:
+        while True:
+            await again.wait()
+            again.clear()
+            for place in range(self._count):
+                async with self._one_at_a_time:
+                    if not await self._replace(place):
+                        break
+
+    async def _replace(self, place: int) -> bool:
+        """The new one serves before the old one stops; if it never does, the old one stays."""
+        old, new = self._places[place], await self._started_if_possible(place)
+        if new is None:
+            return False
+        if not await new.is_ready():
+            logger.error("process %d did not get ready: the restart is given up", new.number)
+            new.signal(signal.SIGTERM)
+            await new.ended()
+            self._forget(new)
+            return False
+        self._places[place] = new
+        if old.process.returncode is None:
+            old.signal(signal.SIGHUP)
+            await old.ended()
+        logger.info("process %d has taken over", new.number)
+        return True
+
+    async def _end(self) -> None:
+        living = list(self._living.values())
+        for each in living:
+            each.signal(signal.SIGTERM)
+        await asyncio.gather(*(each.ended() for each in living))
+        for each in living:
+            self._forget(each)
+
+
+async def serve_in_processes(count: int, arguments: Sequence[str], listener: socket.socket) -> None:
+    again = asyncio.Event()
+    with (
+        stop_on_signals() as stop,
+        tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder,
+    ):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again.set)
+        await ProcessSupervisor(count, arguments, listener, Path(folder)).run(stop, again)
+
 
 DATA = Path("comfyfleet-data")
 PRIVATE = 0o077
 NOTE_SECONDS = 1.0
 KEY_CHARACTERS_MIN = 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-ANOTHER_KEY = "if it is lost, stop this and run: comfyfleet db new-admin-key"
+NEW_KEY_HINT = "if it is lost, stop this and run: comfyfleet db new-admin-key"
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Data = Annotated[
     Path,
@@ -62,79 +341,99 @@ def serve(
     ] = 1,
     log_level: LogLevel = "info",
     child: Annotated[str, Parameter(show=False)] = "",
-    world: InWorld,
+    context: InjectedContext,
 ) -> None:
     """See helps.SERVE."""
     if child:
-        _serve_as(Child.parsed(child), host, data, log_level, with_loops=not no_loops, world=world)
+        _serve_as(
+            ChildOptions.parsed(child),
+            host,
+            data,
+            log_level,
+            with_loops=not no_loops,
+            context=context,
+        )
         return
-    check_processes(processes, read_settings(world.environ), data)
-    prepare(host, data, world)
+    check_processes(processes, read_settings(context.environ), data)
+    check_environment(host, data, context)
     with listen(host, port) as listener:
-        set_up_logs(log_level, world.err)
-        settings = settings_at(listener, host, world)
+        set_up_logs(log_level, context.err)
+        settings = settings_for_listener(listener, host, context)
         if processes == 1:
-            asyncio.run(_serve(settings, data, listener, world, with_loops=not no_loops))
+            asyncio.run(_serve(settings, data, listener, context, with_loops=not no_loops))
         else:
             arguments = ["serve", "--host", host, "--data", str(data), "--log-level", log_level]
             arguments += ["--no-loops"] if no_loops else []
             asyncio.run(serve_in_processes(processes, arguments, listener))
-    world.say("Stopped")
+    context.say("Stopped")
 
 
 async def _serve(
-    settings: Settings, data: Path, listener: socket.socket, world: World, *, with_loops: bool
+    settings: Settings,
+    data: Path,
+    listener: socket.socket,
+    context: CliContext,
+    *,
+    with_loops: bool,
 ) -> None:
     async with AsyncExitStack() as stack:
-        stop = stack.enter_context(stopped_by_signals())
-        plane = await stack.enter_async_context(open_plane(settings, data, utc_now))
+        stop = stack.enter_context(stop_on_signals())
+        plane = await stack.enter_async_context(open_control_plane(settings, data, utc_now))
         # First of all: a key that was made is shown this once, whatever goes wrong after.
-        greet(plane, url_of(listener), world)
+        print_greeting(plane, listener_url(listener), context)
         if with_loops:
-            await stack.enter_async_context(running(sweeps_in(plane)))
+            await stack.enter_async_context(run_sweeps(build_sweeps(plane)))
         await serve_plane(plane, listener, stop)
 
 
 def _serve_as(
-    child: Child, host: str, data: Path, log_level: str, *, with_loops: bool, world: World
+    child: ChildOptions,
+    host: str,
+    data: Path,
+    log_level: str,
+    *,
+    with_loops: bool,
+    context: CliContext,
 ) -> None:
     """One of several processes: its parent has listened, and warned of what there is to warn of."""
-    count_as(child.number)
+    use_process_number(child.number)
     os.umask(PRIVATE)
-    with socket.socket(fileno=child.listener) as listener, bound(process=child.number):
-        set_up_logs(log_level, world.err)
-        settings = read_settings(world.environ)
-        if "COMFYFLEET_PUBLIC_URL" not in world.environ:
-            settings = replace(settings, public_url=url_of(listener))
-        asyncio.run(_serve_beside(child, settings, data, listener, world, with_loops=with_loops))
+    with socket.socket(fileno=child.listener) as listener, bind_ids(process=child.number):
+        set_up_logs(log_level, context.err)
+        settings = read_settings(context.environ)
+        if "COMFYFLEET_PUBLIC_URL" not in context.environ:
+            settings = replace(settings, public_url=listener_url(listener))
+        asyncio.run(_serve_beside(child, settings, data, listener, context, with_loops=with_loops))
 
 
 async def _serve_beside(
-    child: Child,
+    child: ChildOptions,
     settings: Settings,
     data: Path,
     listener: socket.socket,
-    world: World,
+    context: CliContext,
     *,
     with_loops: bool,
 ) -> None:
-    siblings = Siblings(Path(child.folder), is_first=child.is_first)
+    siblings = SiblingProcesses(Path(child.folder), is_first=child.is_first)
     async with AsyncExitStack() as stack:
-        stop = stack.enter_context(stopped_by_signals())
-        hand_over = await stack.enter_async_context(told_by_parent(child, stop))
-        plane = await stack.enter_async_context(open_plane(settings, data, utc_now, siblings))
+        stop = stack.enter_context(stop_on_signals())
+        hand_over = await stack.enter_async_context(follow_parent(child, stop))
+        plane = await stack.enter_async_context(
+            open_control_plane(settings, data, utc_now, siblings)
+        )
         if child.greets:
-            greet(plane, url_of(listener), world)
+            print_greeting(plane, listener_url(listener), context)
         if with_loops:
-            await stack.enter_async_context(running(sweeps_in(plane)))
+            await stack.enter_async_context(run_sweeps(build_sweeps(plane)))
         noting = asyncio.create_task(_note_waiting(plane))
         stack.callback(noting.cancel)
-        more = [listen_at(siblings.first)] if child.is_first else []
-        shared = Shared(partial(os.write, child.parent, READY), hand_over, more)
+        more = [listen_on_path(siblings.first)] if child.is_first else []
+        shared = SharedSocket(partial(os.write, child.parent, READY), hand_over, more)
         await serve_plane(plane, listener, stop, shared)
 
 
-async def _note_waiting(plane: Plane) -> None:
+async def _note_waiting(plane: ControlPlane) -> None:
     """Whichever process is asked for metrics, it tells those of all."""
     while True:
         plane.meters.waiting_polls.set(plane.queue.waiting())
@@ -142,10 +441,10 @@ async def _note_waiting(plane: Plane) -> None:
 
 
 async def serve_plane(
-    plane: Plane,
+    plane: ControlPlane,
     listener: socket.socket,
     stop: asyncio.Event,
-    shared: Shared | None = None,
+    shared: SharedSocket | None = None,
 ) -> None:
     """Its API, until it is told to stop; then polls that wait are answered at once."""
     giving_back = asyncio.create_task(keep_giving_back())
@@ -162,23 +461,23 @@ async def serve_plane(
         giving_back.cancel()
 
 
-def settings_at(listener: socket.socket, host: str, world: World) -> Settings:
+def settings_for_listener(listener: socket.socket, host: str, context: CliContext) -> Settings:
     """Without a public URL, files are reached where we listen."""
-    settings = read_settings(world.environ)
-    if "COMFYFLEET_PUBLIC_URL" in world.environ:
+    settings = read_settings(context.environ)
+    if "COMFYFLEET_PUBLIC_URL" in context.environ:
         return settings
     if host in ANYWHERE:
-        world.warn(
-            f"files are handed out under {url_of(listener)}, which other machines can't reach: "
+        context.warn(
+            f"files are handed out under {listener_url(listener)}, which other machines can't reach: "
             "set COMFYFLEET_PUBLIC_URL"
         )
-    return replace(settings, public_url=url_of(listener))
+    return replace(settings, public_url=listener_url(listener))
 
 
-def prepare(host: str, data: Path, world: World) -> None:
+def check_environment(host: str, data: Path, context: CliContext) -> None:
     """Before anything is opened: what the environment misspells, gives away or leaves open."""
-    warn_of_misspelt(world)
-    key = world.environ.get("COMFYFLEET_ADMIN_KEY", "")
+    warn_misspelt_settings(context)
+    key = context.environ.get("COMFYFLEET_ADMIN_KEY", "")
     if 0 < len(key) < KEY_CHARACTERS_MIN:
         message = f"COMFYFLEET_ADMIN_KEY has less than {KEY_CHARACTERS_MIN} characters"
         if host not in LOOPBACK:
@@ -186,30 +485,156 @@ def prepare(host: str, data: Path, world: World) -> None:
                 f"{message}, and {host} can be reached by others",
                 hint="Choose a longer one: openssl rand -hex 32",
             )
-        world.warn(message)
-    keep_private(data, world)
+        context.warn(message)
+    restrict_permissions(data, context)
 
 
-def warn_of_misspelt(world: World) -> None:
-    for name, meant in misspelt(world.environ).items():
-        world.warn(f"{name} is read by nobody; did you mean {meant}?")
+def warn_misspelt_settings(context: CliContext) -> None:
+    for name, meant in misspelt(context.environ).items():
+        context.warn(f"{name} is read by nobody; did you mean {meant}?")
 
 
-def keep_private(data: Path, world: World) -> None:
+def restrict_permissions(data: Path, context: CliContext) -> None:
     """Databases and files are for this user only: they hold customers' data, and what signs URLs."""
     os.umask(PRIVATE)
     if data.is_dir() and data.stat().st_mode & 0o007:
-        world.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
+        context.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
 
 
-def sweeps_in(plane: Plane) -> Sweeps:
-    return Sweeps(sweeps_of(plane), plane.turns, plane.meters, plane.clock)
+def build_sweeps(plane: ControlPlane) -> SweepRunner:
+    return SweepRunner(all_sweeps(plane), plane.turns, plane.meters, plane.clock)
 
 
-def greet(plane: Plane, url: str, world: World) -> None:
-    world.say(f"Control plane at {url} (the API is described at {url}/docs)")
+def print_greeting(plane: ControlPlane, url: str, context: CliContext) -> None:
+    context.say(f"Control plane at {url} (the API is described at {url}/docs)")
     if plane.admin_key.just_made:
-        world.say("Its admin key, shown this once:")
-        world.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")
+        context.say("Its admin key, shown this once:")
+        context.say(f"  export COMFYFLEET_URL={url} COMFYFLEET_KEY={plane.admin_key.just_made}")
     elif not plane.settings.admin_key:
-        world.say(f"Its admin key was shown at the first start; {ANOTHER_KEY}")
+        context.say(f"Its admin key was shown at the first start; {NEW_KEY_HINT}")
+
+
+T = TypeVar("T")
+db_app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
+ExistingData = Annotated[
+    Path, Parameter(metavar="DIR", help="Folder of the embedded databases, where no URL is set.")
+]
+
+
+@db_app.command
+def upgrade(*, data: ExistingData = DATA, context: InjectedContext) -> None:
+    """Bring the central database and every tenant pool to the newest schema.
+
+    Safe to repeat. On PostgreSQL several may try at once; on SQLite stop the control plane first.
+    """
+    places = locations_from(read_settings(context.environ), data)
+    restrict_permissions(data, context)
+    with single_process_lock(places.sqlite_files()):
+        asyncio.run(_upgrade(places, context))
+
+
+@db_app.command
+def current(*, data: ExistingData = DATA, context: InjectedContext) -> None:
+    """Show which schema each database has, and which is the newest."""
+    places = locations_from(read_settings(context.environ), data)
+    listing = TextTable(("database", "schema", "newest"))
+    for name, found, wanted in asyncio.run(_current(places)):
+        listing.add(name, found or "none", wanted)
+    listing.print_on(context.out)
+
+
+@db_app.command
+def new_admin_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
+    """Make a new admin key in place of a lost one, and print it.
+
+    The one before is void, for each control plane from its next start on: on SQLite stop it first, on
+    PostgreSQL restart those that run. Where `COMFYFLEET_ADMIN_KEY` is set, that is the key.
+    """
+    settings = read_settings(context.environ)
+    if settings.admin_key:
+        raise InvalidInput(
+            "COMFYFLEET_ADMIN_KEY is set, so it is the key", hint="Change it there, and restart."
+        )
+    places = locations_from(settings, data)
+    _require_central(places, data)
+    with single_process_lock(places.sqlite_files()):
+        context.print_line(asyncio.run(_on_central(places.central, replace_admin_key)))
+    context.say("the admin key, shown this once: export COMFYFLEET_KEY=…")
+
+
+@db_app.command
+def new_url_secret(*, data: ExistingData = DATA, context: InjectedContext) -> None:
+    """Make all signed URLs void that were ever handed out by a control plane that keeps files in a folder.
+
+    From the next start of each control plane on: on SQLite stop it first, on PostgreSQL restart those that
+    run. Running jobs get new URLs with their next heartbeat. URLs to a bucket end by themselves, or
+    with the credentials that signed them.
+    """
+    places = locations_from(read_settings(context.environ), data)
+    _require_central(places, data)
+    with single_process_lock(places.sqlite_files()):
+        asyncio.run(_on_central(places.central, replace_url_secret))
+    context.say("all URLs to files are void from the next start on")
+
+
+@db_app.command
+def new_webhook_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
+    """Replace the key from which the secrets of all webhooks are made.
+
+    From the next start of each control plane on, deliveries are signed with new secrets: on SQLite stop it
+    first, on PostgreSQL restart those that run. Users read theirs with `POST /api/webhooks/ID/secret`.
+    """
+    places = locations_from(read_settings(context.environ), data)
+    _require_central(places, data)
+    with single_process_lock(places.sqlite_files()):
+        asyncio.run(_on_central(places.central, replace_webhook_key))
+    context.say("webhooks have new secrets from the next start on")
+
+
+def _require_central(places: DataLocations, data: Path) -> None:
+    if places.central.file is not None and not places.central.file.exists():
+        raise InvalidInput(f"no control plane has its data in {data}", hint="Name it: --data DIR")
+
+
+async def _on_central(
+    place: DatabaseLocation, change: Callable[[Database, datetime], Awaitable[T]]
+) -> T:
+    database = open_database(place.url)
+    try:
+        await require_newest_schema(database, "central")
+        return await change(database, utc_now())
+    finally:
+        await database.close()
+
+
+def _databases(places: DataLocations) -> Iterator[tuple[str, DatabaseLocation, History]]:
+    yield "central", places.central, "central"
+    for name, place in places.pools.items():
+        yield f"pool {name}", place, "tenant"
+
+
+async def _upgrade(places: DataLocations, context: CliContext) -> None:
+    for name, place, history in _databases(places):
+        database = open_database(place.url)
+        try:
+            before = await schema_revision(database, history)
+            await upgrade_database(database, history)
+            after = await schema_revision(database, history)
+        finally:
+            await database.close()
+        context.say(f"{name}: {after}" + ("" if before == after else f" (was {before or 'empty'})"))
+
+
+async def _current(places: DataLocations) -> list[tuple[str, str | None, str]]:
+    found: list[tuple[str, str | None, str]] = []
+    for name, place, history in _databases(places):
+        # SQLite would make an empty file of one that is only looked for.
+        if place.file is not None and not place.file.exists():
+            found.append((name, None, newest_revision(history)))
+            continue
+        database = open_database(place.url)
+        try:
+            found.append((name, await schema_revision(database, history), newest_revision(history)))
+        finally:
+            await database.close()
+    return found

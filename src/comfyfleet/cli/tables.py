@@ -1,23 +1,232 @@
-"""An inspection as tables for people."""
+"""Answers and inspections as tables for people (fitted to the terminal, full values elsewhere) or as JSON for programs."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from comfyfleet.cli.listing import Listing
-from comfyfleet.cli.world import printable
-from comfyfleet.workflow.inspection.model import (
+from comfyfleet.cli.context import CliContext, printable
+from comfyfleet.workflow.inspect.model import (
     Inspection,
-    Made,
-    Missing,
+    MadeOutput,
+    MissingParts,
     NamedFile,
     NodeRef,
-    Taken,
+    TakenInput,
     UsedPack,
 )
+
+GAP_CHARACTERS = 2
+# No column is made narrower than that; then one is left out.
+SHORTENED_CHARACTERS_MIN = 10
+# In a pipe a longer cell moves those behind it, in its own row only.
+PADDED_CHARACTERS_MAX = 60
+ELLIPSIS = "…"
+_UNITS = (("day", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+DAYS_RELATIVE_MAX = 30
+
+
+@dataclass
+class TextTable:
+    """Headings and rows. Words are never broken: a cell that doesn't fit is shortened.
+
+    On a terminal that is too narrow even so, the last columns are left out, and that is said. The
+    first column is what people copy, so it stays in one piece.
+    """
+
+    headings: Sequence[str]
+    right: Collection[str] = ()
+    indent: int = 0
+    rows: list[tuple[Text, ...]] = field(default_factory=list)
+
+    def add(self, *cells: str | Text) -> None:
+        self.rows.append(tuple(map(_one_line, cells)))
+
+    def print_on(self, console: Console) -> None:
+        console.print(self, soft_wrap=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        headings = tuple(Text(heading, style="dim") for heading in self.headings)
+        lines = [headings, *self.rows] if any(self.headings) else self.rows
+        widths = [
+            max((row[column].cell_len for row in lines), default=0)
+            for column in range(len(self.headings))
+        ]
+        if console.is_terminal:
+            shown = fit_columns(widths, options.max_width - self.indent)
+        else:
+            shown = {at: min(width, PADDED_CHARACTERS_MAX) for at, width in enumerate(widths)}
+        for row in lines:
+            yield self._line(row, shown, shorten=console.is_terminal)
+        left_out = [name for at, name in enumerate(self.headings) if at not in shown and name]
+        if left_out:
+            yield Text(f"not shown for want of width: {', '.join(left_out)}", style="dim")
+
+    def _line(self, row: Sequence[Text], shown: Mapping[int, int], *, shorten: bool) -> Text:
+        line = Text(" " * self.indent)
+        for at, width in shown.items():
+            cell = _shortened(row[at], width) if shorten else row[at]
+            blank = Text(" " * max(0, width - cell.cell_len))
+            parts = (blank, cell) if self.headings[at] in self.right else (cell, blank)
+            line += Text.assemble(*parts, " " * GAP_CHARACTERS)
+        line.rstrip()
+        return line
+
+
+def fit_columns(widths: Sequence[int], most: int) -> dict[int, int]:
+    """Which columns are shown in `most` characters, and how wide: the widest are narrowed first."""
+    shown = dict(enumerate(widths))
+    while len(shown) > 1:
+        room = most - GAP_CHARACTERS * (len(shown) - 1)
+        floors = {
+            at: width if at == 0 else min(width, SHORTENED_CHARACTERS_MIN)
+            for at, width in shown.items()
+        }
+        if sum(floors.values()) <= room:
+            return _narrowed(shown, floors, room)
+        shown.popitem()
+    return shown
+
+
+def _narrowed(widths: dict[int, int], floors: Mapping[int, int], room: int) -> dict[int, int]:
+    for _ in range(sum(widths.values()) - room):
+        widest = max(
+            (at for at in widths if widths[at] > floors[at]), key=lambda at: (widths[at], at)
+        )
+        widths[widest] -= 1
+    return widths
+
+
+def _one_line(cell: str | Text) -> Text:
+    text = cell if isinstance(cell, Text) else Text(printable(cell))
+    return Text(" ".join(text.plain.splitlines()), style=text.style)
+
+
+def _shortened(cell: Text, width: int) -> Text:
+    if cell.cell_len <= width:
+        return cell
+    kept = set_cell_size(cell.plain, max(0, width - cell_len(ELLIPSIS))).rstrip()
+    return Text(kept + ELLIPSIS, style=cell.style)
+
+
+def exact_time(moment: datetime) -> str:
+    """With its zone: `2026-01-02T03:04:05Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def relative_time(moment: datetime, now: datetime) -> str:
+    """`3 min ago`, `in 2 h`; what is longer ago than a month is a date."""
+    span = now - moment
+    if abs(span) > timedelta(days=DAYS_RELATIVE_MAX):
+        return moment.astimezone(UTC).strftime("%Y-%m-%d")
+    seconds = abs(round(span.total_seconds()))
+    unit, length = next(((name, size) for name, size in _UNITS if seconds >= size), ("s", 1))
+    count = seconds // length
+    words = f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''}"
+    return f"{words} ago" if span >= timedelta(0) else f"in {words}"
+
+
+CELL_CHARACTERS_MAX = 120
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "leased": "cyan",
+    "processing": "cyan",
+    "online": "green",
+    "offline": "red",
+    "draining": "yellow",
+    "revoked": "red",
+}
+
+
+def print_json(answer: object, context: CliContext) -> None:
+    text = json.dumps(answer, indent=2, ensure_ascii=False, default=str)
+    context.stdout.write(f"{text}\n".encode())
+    context.stdout.flush()
+
+
+def print_rows(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], context: CliContext, *, none: str
+) -> None:
+    """A column is a field's name; `a:b` shows the field b under the name a.
+
+    Times are relative for people on a terminal, and exact in a pipe.
+    """
+    names = [column.partition(":") for column in columns]
+    listing = TextTable([heading.replace("_", " ") for heading, _, _ in names])
+    now = context.now() if context.out.is_terminal else None
+    for row in rows:
+        listing.add(*(_styled(value_text(row.get(field or name), now)) for name, _, field in names))
+    if listing.rows:
+        listing.print_on(context.out)
+    else:
+        context.say(none)
+
+
+def print_fields(fields: Mapping[str, Any], context: CliContext) -> None:
+    """One a line; the terminal wraps what is longer, so that it can be copied."""
+    shown = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
+    width = max((len(name) for name in shown), default=0) + 2
+    for name, value in shown.items():
+        said = value_text(value)
+        if (moment := _moment(value)) is not None:
+            said = f"{said} ({relative_time(moment, context.now())})"
+        lines = f"\n{' ' * width}".join(said.splitlines())
+        label = Text(name.replace("_", " ").ljust(width), style="dim")
+        context.out.print(Text.assemble(label, _styled(lines)), soft_wrap=True)
+
+
+def table_cell(value: Any, *, longest: int = CELL_CHARACTERS_MAX) -> Text:
+    text = value_text(value)
+    return _styled(text if len(text) <= longest else f"{text[: longest - 1]}…")
+
+
+def _styled(text: str) -> Text:
+    return Text(printable(text), style=STYLES.get(text, ""))
+
+
+def value_text(value: Any, now: datetime | None = None) -> str:
+    """A value in words. With `now` moments are told from there, else exactly."""
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.1f}"
+        case str():
+            moment = _moment(value)
+            if moment is None:
+                return value
+            return exact_time(moment) if now is None else relative_time(moment, now)
+        case list():
+            return ", ".join(value_text(each, now) for each in value) or "–"
+        case dict():
+            return (
+                ", ".join(f"{name}={value_text(each, now)}" for name, each in value.items()) or "–"
+            )
+        case _:
+            return str(value)
+
+
+def _moment(value: Any) -> datetime | None:
+    """The moment that a text of the API tells; None of any other text."""
+    if not isinstance(value, str) or not _MOMENT.match(value):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
 
 # So that an inspection fits a few screens; --all and --json show everything.
 ROWS_MAX = 40
@@ -27,14 +236,14 @@ CHOICES_SHOWN_MAX = 3
 LIMIT_SHOWN_MAX = 2**31
 
 
-class Section:
+class InspectionSection:
     """A heading, and a table under it that keeps to its maximum of rows."""
 
     def __init__(self, title: str, *columns: str, rows_max: int | None) -> None:
         self._title = title
         self._rows_max = rows_max
         self._left_out = 0
-        self._listing = Listing(columns, indent=2)
+        self._listing = TextTable(columns, indent=2)
 
     def add(self, *cells: str | Text) -> None:
         if self._rows_max is not None and len(self._listing.rows) >= self._rows_max:
@@ -44,12 +253,12 @@ class Section:
 
     def shown(self, *remarks: str) -> RenderableType:
         more = [f"… and {self._left_out} more (--all shows them)"] if self._left_out else []
-        lines = [plain(f"  {remark}", "dim") for remark in (*more, *remarks)]
+        lines = [plain_text(f"  {remark}", "dim") for remark in (*more, *remarks)]
         heading = Text(self._title, style="bold")
         return Group(heading, self._listing, *lines, Text())
 
 
-def plain(text: str, style: str = "") -> Text:
+def plain_text(text: str, style: str = "") -> Text:
     """As it is: brackets in a title are no markup."""
     return Text(printable(text), style=style)
 
@@ -65,17 +274,19 @@ def sections(found: Inspection, *, everything: bool) -> Iterator[RenderableType]
         yield _missing(found.missing, rows_max)
 
 
-def _takes(takes: Sequence[Taken], *, everything: bool) -> Iterator[RenderableType]:
+def _takes(takes: Sequence[TakenInput], *, everything: bool) -> Iterator[RenderableType]:
     chosen = [each for each in takes if everything or _matters(each)] or list(takes)
     if not chosen:
         return
     rows_max = None if everything else ROWS_MAX
-    section = Section("Takes", "set with", "or", "value", "node", "type", rows_max=rows_max)
+    section = InspectionSection(
+        "Takes", "set with", "or", "value", "node", "type", rows_max=rows_max
+    )
     for each in chosen:
         section.add(
-            plain(each.address or "–", "cyan"),
+            plain_text(each.address or "–", "cyan"),
             f"--{each.shorthands[0]}" if each.shorthands else "",
-            _shortened(each.value),
+            _shorten_inspected(each.value),
             _node_name(each.node, each.exposed_as),
             _type_name(each),
         )
@@ -83,17 +294,17 @@ def _takes(takes: Sequence[Taken], *, everything: bool) -> Iterator[RenderableTy
     yield section.shown(*([f"and {rest} other values (--all shows them)"] if rest else []))
 
 
-def _matters(taken: Taken) -> bool:
+def _matters(taken: TakenInput) -> bool:
     if taken.shorthands or taken.exposed_as is not None:
         return True
     return taken.role in ("file", "text", "seed", "size", "steps")
 
 
-def _makes(makes: Sequence[Made], rows_max: int | None) -> Iterator[RenderableType]:
+def _makes(makes: Sequence[MadeOutput], rows_max: int | None) -> Iterator[RenderableType]:
     if not makes:
         yield Group(Text("Makes nothing: no node saves or shows a result.", style="bold"), Text())
         return
-    section = Section("Makes", "node", "media", "", "kept as", rows_max=rows_max)
+    section = InspectionSection("Makes", "node", "media", "", "kept as", rows_max=rows_max)
     for each in makes:
         kept = each.file_name_prefix or "yes" if each.saved else "only shown"
         section.add(each.node.id, each.media, _node_name(each.node), kept)
@@ -103,14 +314,18 @@ def _makes(makes: Sequence[Made], rows_max: int | None) -> Iterator[RenderableTy
 def _files(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
     if not files:
         return
-    section = Section("Names these files", "kind", "", "file", "used by", rows_max=rows_max)
+    section = InspectionSection(
+        "Names these files", "kind", "", "file", "used by", rows_max=rows_max
+    )
     for each in files:
         section.add(each.kind, _file_state(each), _file_name(each), _listed(each.addresses))
     yield section.shown()
 
 
 def _packs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
-    section = Section("Needs these nodes", "pack", "version", "node types", rows_max=rows_max)
+    section = InspectionSection(
+        "Needs these nodes", "pack", "version", "node types", rows_max=rows_max
+    )
     counts = {each.class_type: each.count for each in found.node_types}
     for pack in _with_unknown_pack(found):
         names = sorted(pack.node_types, key=lambda name: -counts.get(name, 0))
@@ -139,7 +354,7 @@ def _parts(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
 
 
 def _groups(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
-    section = Section("Groups", "title", "nodes", "", rows_max=rows_max)
+    section = InspectionSection("Groups", "title", "nodes", "", rows_max=rows_max)
     for each in found.groups:
         where = f"in subgraph {each.subgraph}" if each.subgraph else ""
         section.add(each.title, str(each.nodes), where)
@@ -149,7 +364,7 @@ def _groups(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]
 
 def _subgraphs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
     columns = ("name", "instances", "nodes", "takes", "gives")
-    section = Section("Subgraphs", *columns, rows_max=rows_max)
+    section = InspectionSection("Subgraphs", *columns, rows_max=rows_max)
     for each in found.subgraphs:
         counts = (str(each.instances), str(each.nodes))
         section.add(each.name, *counts, _listed(each.inputs), _listed(each.outputs))
@@ -158,7 +373,7 @@ def _subgraphs(found: Inspection, rows_max: int | None) -> Iterator[RenderableTy
 
 
 def _chains(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
-    section = Section("Chains", "name", "segments", "", "off already", rows_max=rows_max)
+    section = InspectionSection("Chains", "name", "segments", "", "off already", rows_max=rows_max)
     for each in found.chains:
         titles = f"{each.segments[0]} to {each.segments[-1]}" if each.segments else ""
         section.add(each.name, str(len(each.segments)), titles, _listed(each.off))
@@ -167,7 +382,7 @@ def _chains(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]
 
 
 def _switched_off(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:
-    section = Section("Switched off", "node", "", "", rows_max=rows_max)
+    section = InspectionSection("Switched off", "node", "", "", rows_max=rows_max)
     for off in found.switched_off:
         section.add(off.node.id, _node_name(off.node), off.how)
     for shell in found.dead_shells:
@@ -177,10 +392,10 @@ def _switched_off(found: Inspection, rows_max: int | None) -> Iterator[Renderabl
         yield section.shown()
 
 
-def _missing(missing: Missing, rows_max: int | None) -> RenderableType:
+def _missing(missing: MissingParts, rows_max: int | None) -> RenderableType:
     if not missing:
         return Text("Nothing of that is missing on the server.", style="green")
-    section = Section("Missing on the server", "what", "where", "", rows_max=rows_max)
+    section = InspectionSection("Missing on the server", "what", "where", "", rows_max=rows_max)
     for each in missing.node_types:
         pack = f"from {each.pack}" if each.pack else "the file doesn't name its pack"
         where = _listed([ref.id for ref in each.nodes])
@@ -199,7 +414,7 @@ def _node_name(node: NodeRef, exposed_as: str | None = None) -> str:
     return exposed_as or " › ".join((*node.path, node.title))
 
 
-def _type_name(taken: Taken) -> str:
+def _type_name(taken: TakenInput) -> str:
     if taken.role == "file":
         return "file"
     if taken.choices is not None:
@@ -208,7 +423,7 @@ def _type_name(taken: Taken) -> str:
     return f"{taken.type} {_range(taken)}".strip()
 
 
-def _range(taken: Taken) -> str:
+def _range(taken: TakenInput) -> str:
     """Limits that no one reaches (2^64 of a seed) tell nothing."""
     least = taken.min if taken.min is not None and abs(taken.min) < LIMIT_SHOWN_MAX else None
     most = taken.max if taken.max is not None and abs(taken.max) < LIMIT_SHOWN_MAX else None
@@ -217,7 +432,7 @@ def _range(taken: Taken) -> str:
     return f"from {least:g}" if most is None else f"{least:g} – {most:.10g}"
 
 
-def _shortened(value: Any) -> str:
+def _shorten_inspected(value: Any) -> str:
     """On one line, and as JSON writes it: that is how it is set."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())

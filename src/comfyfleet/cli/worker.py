@@ -13,25 +13,29 @@ from urllib.parse import urlsplit
 import pynvml
 from cyclopts import Group, Parameter
 
-from comfyfleet.agent.gpu import UUID_STARTS, all_gpus, unknown_gpus
-from comfyfleet.agent.naming import default_worker_id
-from comfyfleet.agent.pack import Pack, gpus_of
-from comfyfleet.agent.pack_layout import PackSettings
-from comfyfleet.agent.pack_metrics import serving_metrics
-from comfyfleet.agent.settings import (
+from comfyfleet.cli.context import (
+    CliContext,
+    InjectedContext,
+    LogLevel,
+    base_url,
+    set_up_logs,
+    url_without_password,
+)
+from comfyfleet.errors import InvalidInput
+from comfyfleet.settings import misspelt
+from comfyfleet.worker.machine import UUID_STARTS, unknown_gpus, visible_gpus
+from comfyfleet.worker.pack import WorkerPack, plan_gpus, serve_metrics
+from comfyfleet.worker.pack_plan import PackSettings
+from comfyfleet.worker.settings import (
     CACHE_BYTES,
     GRACE_SECONDS,
     STALL_SECONDS,
     WorkerSettings,
-    concurrency_of,
-    heartbeat_seconds_of,
+    concurrency_from,
+    default_worker_id,
+    heartbeat_seconds_from,
 )
-from comfyfleet.agent.stopping import heed_signals
-from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.cli.servers import base_url, shown
-from comfyfleet.cli.world import InWorld, World
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.kernel.settings import misspelt
+from comfyfleet.worker.shutdown import stop_on_signals
 
 PLACE = Group("Where it belongs", sort_key=1)
 WORK = Group("What it works on", sort_key=2)
@@ -45,7 +49,7 @@ FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Place:
+class FleetOptions:
     control: Annotated[str, Parameter(group=PLACE, metavar="URL", help="The control plane.")]
     fleet: Annotated[str, Parameter(group=PLACE, metavar="SLUG", help="The fleet to join.")]
     stage: Annotated[str, Parameter(group=PLACE, help="The fleet's stage.")] = "production"
@@ -60,7 +64,7 @@ class Place:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Work:
+class BackendOptions:
     backend: Annotated[
         str | None,
         Parameter(
@@ -112,7 +116,7 @@ class Work:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Packed:
+class PackOptions:
     per_gpu: Annotated[
         str,
         Parameter(
@@ -143,7 +147,7 @@ class Packed:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Process:
+class ProcessOptions:
     state: Annotated[
         Path | None,
         Parameter(
@@ -169,44 +173,47 @@ class Process:
 
 def worker(
     *,
-    place: Place,
-    work: Work = Work(),  # noqa: B008  frozen
-    packed: Packed = Packed(),  # noqa: B008  frozen
-    process: Process = Process(),  # noqa: B008  frozen
+    place: FleetOptions,
+    work: BackendOptions = BackendOptions(),  # noqa: B008  frozen
+    packed: PackOptions = PackOptions(),  # noqa: B008  frozen
+    process: ProcessOptions = ProcessOptions(),  # noqa: B008  frozen
     log_level: LogLevel = "info",
-    world: InWorld,
+    context: InjectedContext,
 ) -> None:
     """See helps.WORKER."""
-    for name, meant in misspelt(world.environ).items():
-        world.warn(f"{name} is read by nobody; did you mean {meant}?")
-    settings = _tuned(_settings(place, work, process.state, world.environ), process)
-    pack, address = _pack(packed, work, world.environ), _address(process.metrics)
-    set_up_logs(log_level, world.err)
+    for name, meant in misspelt(context.environ).items():
+        context.warn(f"{name} is read by nobody; did you mean {meant}?")
+    settings = _tuned(_settings(place, work, process.state, context.environ), process)
+    pack, address = _pack(packed, work, context.environ), _address(process.metrics)
+    set_up_logs(log_level, context.err)
     if log_level == "info":
         # Each call to the backend is worth a line only to those who look for something.
         logging.getLogger("comfyfleet.comfy").setLevel(logging.WARNING)
-    asyncio.run(_work(settings, pack, address, world))
+    asyncio.run(_work(settings, pack, address, context))
 
 
 async def _work(
-    settings: WorkerSettings, packed: PackSettings, metrics: tuple[str, int] | None, world: World
+    settings: WorkerSettings,
+    packed: PackSettings,
+    metrics: tuple[str, int] | None,
+    context: CliContext,
 ) -> None:
-    gpus = await gpus_of(settings, packed, world.environ)
-    pack = Pack(gpus, world.environ, settings.state)
+    gpus = await plan_gpus(settings, packed, context.environ)
+    pack = WorkerPack(gpus, context.environ, settings.state)
     with contextlib.ExitStack() as stack:
         if metrics is not None:
             try:
-                stack.enter_context(serving_metrics(pack, *metrics))
+                stack.enter_context(serve_metrics(pack, *metrics))
             except OSError as error:
                 raise InvalidInput(
                     f"--metrics: {metrics[0]}:{metrics[1]} can't be listened on: {error.strerror}",
                     hint="Another process, or another worker, may have it: choose another port.",
                 ) from error
-        heed_signals(pack.stop, settings.grace_seconds)
+        stop_on_signals(pack.stop, settings.grace_seconds)
         await pack.work()
 
 
-def _pack(packed: Packed, work: Work, environ: Mapping[str, str]) -> PackSettings:
+def _pack(packed: PackOptions, work: BackendOptions, environ: Mapping[str, str]) -> PackSettings:
     text, most = packed.per_gpu.strip(), PER_GPU_MAX
     if text != "auto" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
         raise InvalidInput(f"--per-gpu takes a whole number, 1 to {most}, or auto; not {text!r}")
@@ -227,7 +234,7 @@ def _gpus(text: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     if text is None:
         return ()
     names = tuple(each.strip() for each in text.split(",") if each.strip())
-    gpus = all_gpus(environ, pynvml) if names == ("all",) else names
+    gpus = visible_gpus(environ, pynvml) if names == ("all",) else names
     if not gpus:
         raise InvalidInput(
             "--gpus all: NVIDIA's driver tells of no GPU", hint="Name them: --gpus 0,1"
@@ -255,7 +262,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def _settings(
-    place: Place, work: Work, state: Path | None, environ: Mapping[str, str]
+    place: FleetOptions, work: BackendOptions, state: Path | None, environ: Mapping[str, str]
 ) -> WorkerSettings:
     backend_url = _backend_url(work, environ)
     secret = environ.get(SECRET) or ""
@@ -270,8 +277,8 @@ def _settings(
         backend_url=backend_url,
         is_default_id=not given,
         secret=secret,
-        max_concurrency=concurrency_of(environ),
-        heartbeat_seconds=heartbeat_seconds_of(environ),
+        max_concurrency=concurrency_from(environ),
+        heartbeat_seconds=heartbeat_seconds_from(environ),
         capabilities=work.capability,
         workflow_slugs=work.workflow,
         comfyui_command=work.comfyui_command,
@@ -279,7 +286,7 @@ def _settings(
     )
 
 
-def _tuned(settings: WorkerSettings, process: Process) -> WorkerSettings:
+def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
     given = (process.cache_gb, process.grace_seconds, process.stall_seconds)
     if min(given) < 0 or process.stall_seconds == 0:
         raise InvalidInput("--cache-gb, --grace-seconds and --stall-seconds can't be negative")
@@ -291,7 +298,7 @@ def _tuned(settings: WorkerSettings, process: Process) -> WorkerSettings:
     )
 
 
-def _backend_url(work: Work, environ: Mapping[str, str]) -> str | None:
+def _backend_url(work: BackendOptions, environ: Mapping[str, str]) -> str | None:
     backend = work.backend
     if backend is None and work.comfyui_command and not work.cloud:
         backend = OWN_BACKEND
@@ -307,7 +314,7 @@ def _backend_url(work: Work, environ: Mapping[str, str]) -> str | None:
     return None if backend is None else base_url(backend)
 
 
-def _folder(work: Work, environ: Mapping[str, str]) -> Path | None:
+def _folder(work: BackendOptions, environ: Mapping[str, str]) -> Path | None:
     given = work.comfyui_folder or environ.get(FOLDER)
     if not given:
         return None
@@ -321,7 +328,7 @@ def _control_url(text: str) -> str:
     url = text.strip().rstrip("/")
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise InvalidInput(
-            f"{shown(text)} is not the URL of a control plane",
+            f"{url_without_password(text)} is not the URL of a control plane",
             hint="Write it as http://HOST:PORT, as `comfyfleet serve` prints it",
         )
     return url

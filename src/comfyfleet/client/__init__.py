@@ -1,35 +1,35 @@
 """Python SDK of the public API. It knows the wire, and nothing of the control plane behind it."""
 
-from comfyfleet.client.answers import ApiError
-from comfyfleet.client.batches import BatchHandle
-from comfyfleet.client.client import Client
-from comfyfleet.client.graph_model import Graph, GraphEvent, GraphRun, Question, Quote, Verdict
-from comfyfleet.client.graph_runs import GraphRunHandle
-from comfyfleet.client.jobs import JobHandle
+from comfyfleet.client.client import SIGNATURE_HEADER, Client, verify_signature
+from comfyfleet.client.graphs import GraphRunHandle
+from comfyfleet.client.jobs import BatchHandle, JobHandle
 from comfyfleet.client.model import (
     Batch,
+    Candidate,
     Delivery,
     Effect,
+    Graph,
+    GraphEvent,
+    GraphRun,
     Job,
     JobEvent,
     Key,
     Media,
     MediaResult,
     Output,
-    Transaction,
-    Wallet,
-    Webhook,
-)
-from comfyfleet.client.patience import Patience
-from comfyfleet.client.pipeline_model import (
-    Candidate,
     Pipeline,
     PipelineEvent,
     PipelineRun,
+    Question,
+    Quote,
+    Transaction,
+    Verdict,
     Vote,
+    Wallet,
+    Webhook,
 )
-from comfyfleet.client.pipeline_runs import PipelineRunHandle
-from comfyfleet.client.webhooks import SIGNATURE_HEADER, verify_signature
+from comfyfleet.client.pipelines import PipelineRunHandle
+from comfyfleet.client.transport import ApiError, Patience
 
 __all__ = [
     "SIGNATURE_HEADER",

@@ -1,5 +1,6 @@
-"""The API of a control plane, for Python: upload, apply an effect, wait, take the results."""
+"""The client of comfyfleet's API: jobs, media, effects, graphs, pipelines and webhooks."""
 
+import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -10,33 +11,92 @@ from uuid import UUID, uuid4
 
 import httpx
 
-from comfyfleet.client.answers import parsed
-from comfyfleet.client.batches import BatchHandle
-from comfyfleet.client.calls import Call, Calls
-from comfyfleet.client.following import job_of
-from comfyfleet.client.graphs import Graphs
-from comfyfleet.client.jobs import JobHandle
+from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
+from comfyfleet.client.files import Transferred, upload_file, upload_source
+from comfyfleet.client.graphs import GraphsApi
+from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
 from comfyfleet.client.model import (
     Announced,
     Batch,
+    Delivery,
+    DeliveryList,
     Effect,
-    Effects,
+    EffectList,
     Job,
-    JobPage,
+    JobList,
     Key,
-    Keys,
+    KeyList,
     Media,
     MediaPage,
     Transaction,
     TransactionPage,
     Wallet,
+    Webhook,
+    WebhookList,
 )
-from comfyfleet.client.paging import PAGE, pages
-from comfyfleet.client.patience import Patience
-from comfyfleet.client.pipelines import Pipelines
-from comfyfleet.client.uploading import Transferred, put, source_of
-from comfyfleet.client.webhooks import Webhooks
-from comfyfleet.kernel.errors import InvalidInput, NotFound
+from comfyfleet.client.pipelines import PipelinesApi
+from comfyfleet.client.transport import PAGE, ApiCall, ApiCalls, Patience, fetch_pages, parse_answer
+from comfyfleet.errors import InvalidInput, NotFound
+
+SIGNATURE_HEADER = HEADER
+
+
+class WebhooksApi:
+    def __init__(self, calls: ApiCalls) -> None:
+        self._calls = calls
+
+    async def create(self, url: str, *, events: Collection[str] | None = None) -> Webhook:
+        """With its `secret`, which lists leave out."""
+        body: dict[str, Any] = {"url": url}
+        if events is not None:
+            body["events"] = sorted(events)
+        return parse_answer(Webhook, await self._calls.ask(ApiCall("POST", "/api/webhooks", body)))
+
+    async def all(self) -> list[Webhook]:
+        return list(
+            parse_answer(
+                WebhookList, await self._calls.ask(ApiCall("GET", "/api/webhooks"))
+            ).webhooks
+        )
+
+    async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
+        """On again, after it was switched off because nobody took anything there for days."""
+        call = ApiCall("POST", f"/api/webhooks/{_webhook_id(webhook)}/activate")
+        return parse_answer(Webhook, await self._calls.ask(call))
+
+    async def with_secret(self, webhook: Webhook | UUID | str) -> Webhook:
+        """With its `secret`, for instance after the operator has replaced the key for all of them."""
+        call = ApiCall("POST", f"/api/webhooks/{_webhook_id(webhook)}/secret")
+        return parse_answer(Webhook, await self._calls.ask(call))
+
+    async def remove(self, webhook: Webhook | UUID | str) -> None:
+        await self._calls.ask(ApiCall("DELETE", f"/api/webhooks/{_webhook_id(webhook)}"))
+
+    async def deliveries(self, webhook: Webhook | UUID | str) -> list[Delivery]:
+        """The newest ones, as far as one page goes."""
+        call = ApiCall("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
+        return list(parse_answer(DeliveryList, await self._calls.ask(call)).deliveries)
+
+
+def verify_signature(
+    secret: str,
+    body: bytes,
+    header: str,
+    *,
+    now: float | None = None,
+    tolerance_seconds: int = TOLERANCE_SECONDS,
+) -> bool:
+    """Whether `body`, as it came and before anything parsed it, was signed by us, and lately.
+
+    `header` is the value of `X-Comfyfleet-Signature`.
+    """
+    at = int(time.time() if now is None else now)
+    return is_signature_valid(secret, body, header, now=at, tolerance_seconds=tolerance_seconds)
+
+
+def _webhook_id(webhook: Webhook | UUID | str) -> str:
+    return str(webhook.id if isinstance(webhook, Webhook) else webhook)
+
 
 # The control plane fetches a file before it answers.
 FETCH_SECONDS = 330.0
@@ -45,7 +105,7 @@ FETCH_SECONDS = 330.0
 class Client:
     """One user's view of one control plane. Use it as `async with Client(url, key) as client:`.
 
-    Every call raises errors of `comfyfleet.kernel.errors` with the API's code and details. Connection
+    Every call raises errors of `comfyfleet.errors` with the API's code and details. Connection
     trouble, 429 and 503 are waited out; nothing is ever submitted twice.
     """
 
@@ -59,11 +119,11 @@ class Client:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise InvalidInput(f"the base URL must be http or https, not {base_url!r}")
-        self._calls = Calls(base_url, key, patience=patience or Patience(), transport=transport)
+        self._calls = ApiCalls(base_url, key, patience=patience or Patience(), transport=transport)
         self._effect_ids: dict[str, UUID] = {}
-        self.webhooks = Webhooks(self._calls)
-        self.graphs = Graphs(self._calls)
-        self.pipelines = Pipelines(self._calls)
+        self.webhooks = WebhooksApi(self._calls)
+        self.graphs = GraphsApi(self._calls)
+        self.pipelines = PipelinesApi(self._calls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,7 +145,7 @@ class Client:
         """All that are published, by slug."""
         found: list[Effect] = []
         query = {"limit": PAGE}
-        async for page in pages(self._calls, "/api/effects", Effects, query, by="after"):
+        async for page in fetch_pages(self._calls, "/api/effects", EffectList, query, by="after"):
             found += page.effects
         self._effect_ids.update({each.slug: each.id for each in found})
         return found
@@ -97,12 +157,12 @@ class Client:
         return found
 
     async def wallet(self) -> Wallet:
-        return parsed(Wallet, await self._calls.ask(Call("GET", "/api/wallet")))
+        return parse_answer(Wallet, await self._calls.ask(ApiCall("GET", "/api/wallet")))
 
     async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
         """All of them, the newest first."""
         path, query = "/api/wallet/transactions", {"limit": page_size}
-        async for page in pages(self._calls, path, TransactionPage, query):
+        async for page in fetch_pages(self._calls, path, TransactionPage, query):
             for each in page.transactions:
                 yield each
 
@@ -122,9 +182,9 @@ class Client:
         With `effect`, what it would not take is refused before the first byte is sent.
         """
         if isinstance(source, str) and urlsplit(source).scheme in ("http", "https"):
-            call = Call("POST", "/api/videos", {"url": source}, answer_seconds=FETCH_SECONDS)
-            return parsed(Media, await self._calls.ask(call))
-        file = source_of(source, filename=filename, content_type=content_type)
+            call = ApiCall("POST", "/api/videos", {"url": source}, answer_seconds=FETCH_SECONDS)
+            return parse_answer(Media, await self._calls.ask(call))
+        file = upload_source(source, filename=filename, content_type=content_type)
         body: dict[str, Any] = {
             "filename": file.filename,
             "content_type": file.content_type,
@@ -133,20 +193,20 @@ class Client:
         if effect is not None:
             body["effect_id"] = str(await self._effect_id(effect))
         # Announced twice, one of them stays without content and is swept away.
-        call = Call("POST", "/api/videos/uploads", body, is_repeatable=True)
-        announced = parsed(Announced, await self._calls.ask(call))
-        await put(self._calls, announced.upload, file, progress)
+        call = ApiCall("POST", "/api/videos/uploads", body, is_repeatable=True)
+        announced = parse_answer(Announced, await self._calls.ask(call))
+        await upload_file(self._calls, announced.upload, file, progress)
         # A file has one media item, however often it is linked.
         body = {"file_id": str(announced.file_id)}
-        call = Call("POST", "/api/videos", body, is_repeatable=True)
-        return parsed(Media, await self._calls.ask(call))
+        call = ApiCall("POST", "/api/videos", body, is_repeatable=True)
+        return parse_answer(Media, await self._calls.ask(call))
 
     async def media(self, media_id: UUID | str) -> Media:
-        return parsed(Media, await self._calls.ask(Call("GET", f"/api/videos/{media_id}")))
+        return parse_answer(Media, await self._calls.ask(ApiCall("GET", f"/api/videos/{media_id}")))
 
     async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
         """The newest first, without URLs: ask for one of them to get those."""
-        async for page in pages(self._calls, "/api/videos", MediaPage, {"limit": page_size}):
+        async for page in fetch_pages(self._calls, "/api/videos", MediaPage, {"limit": page_size}):
             for each in page.videos:
                 yield each
 
@@ -173,8 +233,8 @@ class Client:
         }
         if media is not None:
             body["video_id"] = _id(media)
-        answer = await self._calls.ask(Call("POST", "/api/ai-jobs", body, is_repeatable=True))
-        return JobHandle(self._calls, parsed(Job, answer), idempotency_key=key)
+        answer = await self._calls.ask(ApiCall("POST", "/api/ai-jobs", body, is_repeatable=True))
+        return JobHandle(self._calls, parse_answer(Job, answer), idempotency_key=key)
 
     async def apply_many(
         self,
@@ -197,24 +257,24 @@ class Client:
             "items": items,
             "idempotency_key": idempotency_key or str(uuid4()),
         }
-        call = Call("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
-        return BatchHandle(self._calls, parsed(Batch, await self._calls.ask(call)))
+        call = ApiCall("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
+        return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
 
     async def job(self, job_id: UUID | str) -> JobHandle:
-        return JobHandle(self._calls, await job_of(self._calls, UUID(str(job_id))))
+        return JobHandle(self._calls, await fetch_job(self._calls, UUID(str(job_id))))
 
     async def jobs(
         self, *, status: str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[JobHandle]:
         """All of this user's, the newest first."""
         query = {"status": status, "limit": page_size}
-        async for page in pages(self._calls, "/api/ai-jobs", JobPage, query):
+        async for page in fetch_pages(self._calls, "/api/ai-jobs", JobList, query):
             for each in page.jobs:
                 yield JobHandle(self._calls, each)
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
-        call = Call("GET", f"/api/ai-jobs/batches/{batch_id}")
-        return BatchHandle(self._calls, parsed(Batch, await self._calls.ask(call)))
+        call = ApiCall("GET", f"/api/ai-jobs/batches/{batch_id}")
+        return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
 
     async def _effect_id(self, effect: Effect | UUID | str) -> UUID:
         if isinstance(effect, Effect):
@@ -229,7 +289,7 @@ class Client:
     # Keys
 
     async def keys(self) -> list[Key]:
-        return list(parsed(Keys, await self._calls.ask(Call("GET", "/api/keys"))).keys)
+        return list(parse_answer(KeyList, await self._calls.ask(ApiCall("GET", "/api/keys"))).keys)
 
     async def create_key(
         self,
@@ -244,10 +304,10 @@ class Client:
             body["scopes"] = sorted(scopes)
         if expires_at is not None:
             body["expires_at"] = expires_at.isoformat()
-        return parsed(Key, await self._calls.ask(Call("POST", "/api/keys", body)))
+        return parse_answer(Key, await self._calls.ask(ApiCall("POST", "/api/keys", body)))
 
     async def revoke_key(self, key: Key | UUID | str) -> None:
-        await self._calls.ask(Call("DELETE", f"/api/keys/{_id(key)}"))
+        await self._calls.ask(ApiCall("DELETE", f"/api/keys/{_id(key)}"))
 
 
 def _id(given: Media | Key | UUID | str) -> str:

@@ -1,76 +1,265 @@
-"""Graphs of a tenant: kept, checked, priced, run."""
+"""Graphs of a tenant (stored, validated, priced, run), and graph runs: follow, answer, wait, download."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
-from comfyfleet.client.answers import parsed
-from comfyfleet.client.calls import Call, Calls
-from comfyfleet.client.graph_model import (
+from pydantic import ValidationError
+
+from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.jobs import free_path
+from comfyfleet.client.model import (
+    Choice,
     Graph,
     GraphEntry,
-    GraphPage,
+    GraphEvent,
+    GraphList,
     GraphRun,
     GraphRunEntry,
     GraphRunPage,
+    Media,
+    OfferedWorkflow,
+    OfferList,
     Quote,
     Verdict,
-    WorkflowOffer,
-    WorkflowOffers,
 )
-from comfyfleet.client.graph_runs import GraphRunHandle
-from comfyfleet.client.model import Media
-from comfyfleet.client.paging import PAGE, pages
+from comfyfleet.client.transport import (
+    PAGE,
+    ApiCall,
+    ApiCalls,
+    ResumableStream,
+    fetch_pages,
+    parse_answer,
+)
+from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.sse import ServerEvent
+
+POLL_SECONDS = 0.5
+POLL_SECONDS_MAX = 5.0
 
 
-class Graphs:
+class GraphRunHandle:
+    """`run` is as it was last heard of; `idempotency_key` is what it was started with, if it was here."""
+
+    def __init__(
+        self, calls: ApiCalls, run: GraphRun, *, idempotency_key: str | None = None
+    ) -> None:
+        self._calls = calls
+        self.run = run
+        self.idempotency_key = idempotency_key
+
+    @property
+    def id(self) -> UUID:
+        return self.run.id
+
+    @property
+    def _path(self) -> str:
+        return f"/api/graph-runs/{self.id}"
+
+    def __repr__(self) -> str:
+        return f"GraphRunHandle({self.id}, {self.run.status})"
+
+    async def refresh(self, *, executions: int | None = None) -> GraphRun:
+        """At most so many executions; without a number as many as the API gives by itself."""
+        call = ApiCall("GET", self._path, query={"executions": executions})
+        return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
+
+    def _heard(self, run: GraphRun) -> GraphRun:
+        self.run = run
+        return run
+
+    async def events(self) -> AsyncGenerator[GraphEvent, None]:
+        """How it stands, whenever that changes, until it is over; polled where no stream comes through."""
+        listening = ResumableStream(self._calls, f"{self._path}/events", _parse_event)
+        async with aclosing(listening.all_events()) as heard:
+            async for event in heard:
+                listening.is_over |= event.ends_run
+                if not event.ends_run or event.kind == "end":
+                    yield event  # the last progress is told again as the end
+        if not listening.is_over:
+            async with aclosing(self._polled()) as polled:
+                async for event in polled:
+                    yield event
+
+    async def _polled(self) -> AsyncGenerator[GraphEvent, None]:
+        said: GraphEvent | None = None
+        seconds = POLL_SECONDS
+        while True:
+            event = _as_event(await self.refresh())
+            if event != said:
+                said, seconds = event, POLL_SECONDS
+                yield event
+            if event.ends_run:
+                return
+            await self._calls.patience.sleep(seconds)
+            seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
+
+    async def wait(
+        self,
+        *,
+        timeout_seconds: float | None = None,
+        check: bool = True,
+        until_asked: bool = False,
+        on_event: Callable[[GraphEvent], None] | None = None,
+    ) -> GraphRun:
+        """The run once it is over; with `until_asked`, also once it waits for an answer.
+
+        Raises RunFailed if it did not succeed (unless `check` is off), and RunTimedOut when the time
+        is up: the run goes on, and may be waited for again.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._ended(until_asked, on_event)
+        except TimeoutError as error:
+            raise RunTimedOut(
+                f"graph run {self.id} is not over within {timeout_seconds} s; it goes on",
+                run_id=str(self.id),
+            ) from error
+        if check and self.run.status in ("failed", "cancelled"):
+            error_ = self.run.error
+            raise RunFailed(
+                error_.message if error_ else f"graph run {self.id} was {self.run.status}",
+                run_id=str(self.id),
+                status=self.run.status,
+                node=error_.node if error_ else None,
+            )
+        return self.run
+
+    async def _ended(
+        self, until_asked: bool, on_event: Callable[[GraphEvent], None] | None
+    ) -> None:
+        await self.refresh()
+        while not self._is_reached(until_asked):
+            async with aclosing(self.events()) as events:
+                async for event in events:
+                    if on_event:
+                        on_event(event)
+                    if until_asked and event.status == "waiting_for_user":
+                        break
+            await self.refresh()
+
+    def _is_reached(self, until_asked: bool) -> bool:
+        return self.run.has_ended or (until_asked and self.run.status == "waiting_for_user")
+
+    async def cancel(self) -> GraphRun:
+        """Stops its jobs, on the backends too; one that is over stays as it is."""
+        return await self._act("cancel", {}, is_repeatable=True)
+
+    async def retry(self, *, backend: str | None = None, max_tokens: int | None = None) -> GraphRun:
+        """Goes on from where it failed, on `worker:ID` if named; what was done is used again.
+
+        `max_tokens`: what the whole run may spend from now on, if that is more than before.
+        """
+        return await self._act("retry", {"backend": backend, "max_tokens": max_tokens})
+
+    async def answer(
+        self,
+        choice: Choice,
+        *,
+        node: str | None = None,
+        index: Sequence[int] = (),
+        backend: str | None = None,
+    ) -> GraphRun:
+        """To a node whose backend is offline; it needn't be named if only one asks."""
+        said = {"choice": choice, "node": node, "index": list(index), "backend": backend}
+        return await self._act("answer", said)
+
+    async def _act(
+        self, act: str, body: dict[str, Any], *, is_repeatable: bool = False
+    ) -> GraphRun:
+        call = ApiCall("POST", f"{self._path}/{act}", body, is_repeatable=is_repeatable)
+        return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
+
+    async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
+        """Saves all files among its outputs; nothing is overwritten.
+
+        Several have their number in front, `01_`, so that a folder has them in the album's order.
+        """
+        run = await self.refresh(executions=0)  # for URLs that are good from now on
+        saved: list[Path] = []
+        width = len(str(len(run.files)))
+        for number, file in enumerate(run.files, start=1):
+            front = f"{number:0{width}}_" if len(run.files) > 1 else ""
+            path = free_path(folder, front + file.filename)
+            saved.append(await download_file(self._calls, file.url, path, progress))
+        return saved
+
+
+def _parse_event(found: ServerEvent) -> GraphEvent | None:
+    """None: nothing that tells of a run, such as a sign of life."""
+    try:
+        data = json.loads(found.data)
+        return GraphEvent.model_validate({**data, "kind": found.name})
+    except (ValueError, TypeError, ValidationError):
+        return None
+
+
+def _as_event(run: GraphRun) -> GraphEvent:
+    return GraphEvent(
+        kind="end" if run.has_ended else "progress",
+        run_id=run.id,
+        status=run.status,
+        nodes=run.nodes,
+        questions=run.questions,
+        error=run.error.message if run.error else None,
+        **dict(run.progress),
+    )
+
+
+class GraphsApi:
     """A document is a mapping, or a text in JSON or YAML. A graph is named by itself, its id or its name."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
 
     async def create(self, document: Mapping[str, Any] | str) -> Graph:
         """Raises InvalidInput with all problems in `details["problems"]`. The same name and content
         are stored once: again, they are the same graph."""
         body = {"document": _document(document)}
-        return parsed(Graph, await self._calls.ask(Call("POST", "/api/graphs", body)))
+        return parse_answer(Graph, await self._calls.ask(ApiCall("POST", "/api/graphs", body)))
 
     async def delete(self, graph: Graph | UUID | str) -> None:
         """Only who made it may; its runs stay."""
-        await self._calls.ask(Call("DELETE", _path(graph)))
+        await self._calls.ask(ApiCall("DELETE", _path(graph)))
 
-    async def offered(self) -> list[WorkflowOffer]:
+    async def offered(self) -> list[OfferedWorkflow]:
         """All that a node may name: published effects and offered workflows, with their properties."""
         return list(
-            parsed(WorkflowOffers, await self._calls.ask(Call("GET", "/api/workflows"))).workflows
+            parse_answer(
+                OfferList, await self._calls.ask(ApiCall("GET", "/api/workflows"))
+            ).workflows
         )
 
     async def new_version(
         self, graph: Graph | UUID | str, document: Mapping[str, Any] | str
     ) -> Graph:
         """Runs that go on keep the version that they were started with."""
-        call = Call("POST", f"{_path(graph)}/versions", {"document": _document(document)})
-        return parsed(Graph, await self._calls.ask(call))
+        call = ApiCall("POST", f"{_path(graph)}/versions", {"document": _document(document)})
+        return parse_answer(Graph, await self._calls.ask(call))
 
     async def validate(self, document: Mapping[str, Any] | str) -> Verdict:
         """What is wrong with a graph, before it is stored."""
         body = {"document": _document(document)}
-        call = Call("POST", "/api/graphs/validate", body, is_repeatable=True)
-        return parsed(Verdict, await self._calls.ask(call))
+        call = ApiCall("POST", "/api/graphs/validate", body, is_repeatable=True)
+        return parse_answer(Verdict, await self._calls.ask(call))
 
     async def validate_stored(self, graph: Graph | UUID | str) -> Verdict:
         """Whether it could be run now: workflows and workers may have changed since."""
-        call = Call("POST", f"{_path(graph)}/validate", is_repeatable=True)
-        return parsed(Verdict, await self._calls.ask(call))
+        call = ApiCall("POST", f"{_path(graph)}/validate", is_repeatable=True)
+        return parse_answer(Verdict, await self._calls.ask(call))
 
     async def get(self, graph: Graph | UUID | str, *, version: int | None = None) -> Graph:
-        call = Call("GET", _path(graph), query={"version": version})
-        return parsed(Graph, await self._calls.ask(call))
+        call = ApiCall("GET", _path(graph), query={"version": version})
+        return parse_answer(Graph, await self._calls.ask(call))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphEntry]:
         """All of the tenant, the newest first."""
-        async for page in pages(self._calls, "/api/graphs", GraphPage, {"limit": page_size}):
+        async for page in fetch_pages(self._calls, "/api/graphs", GraphList, {"limit": page_size}):
             for each in page.graphs:
                 yield each
 
@@ -83,8 +272,8 @@ class Graphs:
     ) -> Quote:
         """Without inputs, lists are as long as they may be."""
         body = {"inputs": _plain(inputs or {}), "version": version}
-        call = Call("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
-        return parsed(Quote, await self._calls.ask(call))
+        call = ApiCall("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
+        return parse_answer(Quote, await self._calls.ask(call))
 
     async def run(
         self,
@@ -106,8 +295,8 @@ class Graphs:
             "max_tokens": max_tokens,
             "idempotency_key": key,
         }
-        call = Call("POST", f"{_path(graph)}/runs", body, is_repeatable=True)
-        run = parsed(GraphRun, await self._calls.ask(call))
+        call = ApiCall("POST", f"{_path(graph)}/runs", body, is_repeatable=True)
+        run = parse_answer(GraphRun, await self._calls.ask(call))
         return GraphRunHandle(self._calls, run, idempotency_key=key)
 
     async def run_document(
@@ -126,13 +315,13 @@ class Graphs:
             "max_tokens": max_tokens,
             "idempotency_key": key,
         }
-        call = Call("POST", "/api/graph-runs", body, is_repeatable=True)
-        run = parsed(GraphRun, await self._calls.ask(call))
+        call = ApiCall("POST", "/api/graph-runs", body, is_repeatable=True)
+        run = parse_answer(GraphRun, await self._calls.ask(call))
         return GraphRunHandle(self._calls, run, idempotency_key=key)
 
     async def get_run(self, run_id: UUID | str) -> GraphRunHandle:
-        answer = await self._calls.ask(Call("GET", f"/api/graph-runs/{run_id}"))
-        return GraphRunHandle(self._calls, parsed(GraphRun, answer))
+        answer = await self._calls.ask(ApiCall("GET", f"/api/graph-runs/{run_id}"))
+        return GraphRunHandle(self._calls, parse_answer(GraphRun, answer))
 
     async def runs(
         self,
@@ -144,7 +333,7 @@ class Graphs:
         """All of this user's, the newest first."""
         graph_id = None if graph is None else _id(graph)
         query = {"graph_id": graph_id, "status": status, "limit": page_size}
-        async for page in pages(self._calls, "/api/graph-runs", GraphRunPage, query):
+        async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunPage, query):
             for each in page.runs:
                 yield each
 

@@ -1,17 +1,73 @@
-"""A job in hand: follow it, wait for it, take what it made."""
+"""A job, or a batch of them: follow it, wait for it, take what it made. Streams of events are resumed where they
+were cut, and polled where there are none."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from uuid import UUID
 
-from comfyfleet.client.answers import parsed
-from comfyfleet.client.calls import Call, Calls
-from comfyfleet.client.following import Events, job_of
-from comfyfleet.client.model import Job, JobEvent, Why
-from comfyfleet.client.uploading import Transferred, fetch
-from comfyfleet.kernel.errors import RunFailed, RunTimedOut
+from pydantic import ValidationError
+
+from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.model import Batch, Job, JobDiagnosis, JobEvent
+from comfyfleet.client.transport import ApiCall, ApiCalls, ResumableStream, parse_answer
+from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.sse import ServerEvent
+
+POLL_SECONDS = 1.0
+POLL_SECONDS_MAX = 5.0
+
+
+async def fetch_job(calls: ApiCalls, job_id: UUID) -> Job:
+    return parse_answer(Job, await calls.ask(ApiCall("GET", f"/api/ai-jobs/{job_id}")))
+
+
+class JobEvents:
+    def __init__(self, calls: ApiCalls, job_id: UUID, *, last_id: int = 0) -> None:
+        self._calls = calls
+        self._job_id = job_id
+        last = str(last_id) if last_id else ""
+        self._listening = ResumableStream(
+            calls, f"/api/ai-jobs/{job_id}/events", _parse_event, last_id=last
+        )
+
+    async def told(self) -> AsyncGenerator[JobEvent, None]:
+        """Each once and in order, until the job has ended."""
+        async with aclosing(self._listening.all_events()) as heard:
+            async for event in heard:
+                self._listening.is_over |= event.ends_job
+                yield event
+        async for event in self._polled():
+            yield event
+
+    async def _polled(self) -> AsyncGenerator[JobEvent, None]:
+        """Changes of the job itself, told as events without numbers of their own."""
+        seen: tuple[str, float | None] | None = None
+        seconds, last_id = POLL_SECONDS, self._listening.last_id
+        number = int(last_id) if last_id.isdigit() else 0
+        is_over = self._listening.is_over
+        while not is_over:
+            job = await fetch_job(self._calls, self._job_id)
+            is_over = job.has_ended
+            if (job.status, job.progress) != seen:
+                seen, seconds = (job.status, job.progress), POLL_SECONDS
+                data = {"status": job.status, "progress": job.progress}
+                yield JobEvent(id=number, kind="status", data=data)
+            if not is_over:
+                await self._calls.patience.sleep(seconds)
+                seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
+
+
+def _parse_event(found: ServerEvent) -> JobEvent | None:
+    """None: nothing that tells of a job, such as a sign of life."""
+    try:
+        # Progress has no number of its own: whoever resumes is told how far it is by then.
+        return JobEvent(id=int(found.id or 0), kind=found.name, data=json.loads(found.data))
+    except (ValueError, ValidationError):
+        return None
+
 
 NAME_CHARACTERS_MAX = 150
 
@@ -19,7 +75,7 @@ NAME_CHARACTERS_MAX = 150
 class JobHandle:
     """`job` is as it was last heard of; `idempotency_key` is what it was asked for with, if it was here."""
 
-    def __init__(self, calls: Calls, job: Job, *, idempotency_key: str | None = None) -> None:
+    def __init__(self, calls: ApiCalls, job: Job, *, idempotency_key: str | None = None) -> None:
         self._calls = calls
         self.job = job
         self.idempotency_key = idempotency_key
@@ -32,12 +88,12 @@ class JobHandle:
         return f"JobHandle({self.id}, {self.job.status})"
 
     async def refresh(self) -> Job:
-        self.job = await job_of(self._calls, self.id)
+        self.job = await fetch_job(self._calls, self.id)
         return self.job
 
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[JobEvent, None]:
         """Each once and in order, until the job has ended; from after `last_id`, if given."""
-        async with aclosing(Events(self._calls, self.id, last_id=last_id).told()) as told:
+        async with aclosing(JobEvents(self._calls, self.id, last_id=last_id).told()) as told:
             async for event in told:
                 yield event
 
@@ -81,8 +137,8 @@ class JobHandle:
 
     async def cancel(self) -> Job:
         """What was reserved comes back. A job that has ended stays as it is."""
-        answer = await self._calls.ask(Call("DELETE", f"/api/ai-jobs/{self.id}"))
-        self.job = parsed(Job, answer)
+        answer = await self._calls.ask(ApiCall("DELETE", f"/api/ai-jobs/{self.id}"))
+        self.job = parse_answer(Job, answer)
         return self.job
 
     async def retry(self) -> "JobHandle":
@@ -90,14 +146,14 @@ class JobHandle:
 
         Asked for twice, it is the same one.
         """
-        call = Call("POST", f"/api/ai-jobs/{self.id}/retry", is_repeatable=True)
+        call = ApiCall("POST", f"/api/ai-jobs/{self.id}/retry", is_repeatable=True)
         answer = await self._calls.ask(call)
-        return JobHandle(self._calls, parsed(Job, answer))
+        return JobHandle(self._calls, parse_answer(Job, answer))
 
     async def why(self) -> str:
         """Why it is not running, if it isn't."""
-        answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/why"))
-        return parsed(Why, answer).why
+        answer = await self._calls.ask(ApiCall("GET", f"/api/ai-jobs/{self.id}/why"))
+        return parse_answer(JobDiagnosis, answer).why
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
         """Saves all that it made; nothing is overwritten."""
@@ -105,7 +161,7 @@ class JobHandle:
         saved: list[Path] = []
         for output in job.outputs:
             path = free_path(folder, output.filename)
-            saved.append(await fetch(self._calls, output.url, path, progress))
+            saved.append(await download_file(self._calls, output.url, path, progress))
         return saved
 
 
@@ -118,3 +174,76 @@ def free_path(folder: Path, filename: str) -> Path:
         number += 1
         path = folder / f"{given.stem}-{number}{given.suffix}"
     return path
+
+
+BATCH_POLL_SECONDS = 1.0
+BATCH_POLL_SECONDS_MAX = 10.0
+PAGE = 100
+
+
+class BatchHandle:
+    """`batch` is as it was last heard of."""
+
+    def __init__(self, calls: ApiCalls, batch: Batch) -> None:
+        self._calls = calls
+        self.batch = batch
+
+    @property
+    def id(self) -> UUID:
+        return self.batch.id
+
+    def __repr__(self) -> str:
+        return f"BatchHandle({self.id}, {self.batch.progress:g}% of {self.batch.total})"
+
+    async def refresh(self) -> Batch:
+        self.batch = await self._page(0)
+        return self.batch
+
+    async def wait(
+        self,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Callable[[Batch], None] | None = None,
+    ) -> Batch:
+        """The batch when all its jobs have ended, however they did: `counts` tells.
+
+        Raises RunTimedOut when the time is up; the batch goes on.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._ended(on_change)
+        except TimeoutError as error:
+            raise RunTimedOut(
+                f"batch {self.id} has not ended within {timeout_seconds} s; it goes on"
+            ) from error
+        return self.batch
+
+    async def _ended(self, on_change: Callable[[Batch], None] | None) -> None:
+        seconds = BATCH_POLL_SECONDS
+        while not (await self.refresh()).is_ended:
+            if on_change:
+                on_change(self.batch)
+            await self._calls.patience.sleep(seconds)
+            seconds = min(seconds * 1.5, BATCH_POLL_SECONDS_MAX)
+
+    async def jobs(self) -> AsyncIterator[JobHandle]:
+        """In the order in which their properties were given."""
+        start = 0
+        while True:
+            page = await self._page(start)
+            for each in page.jobs:
+                yield JobHandle(self._calls, each)
+            if page.next is None:
+                return
+            start = page.next
+
+    async def cancel(self) -> Batch:
+        """Whatever has not ended; what was reserved for it comes back."""
+        answer = await self._calls.ask(ApiCall("DELETE", f"/api/ai-jobs/batches/{self.id}"))
+        self.batch = parse_answer(Batch, answer)
+        return self.batch
+
+    async def _page(self, start: int) -> Batch:
+        query = {"start": start, "limit": PAGE}
+        call = ApiCall("GET", f"/api/ai-jobs/batches/{self.id}", query=query)
+        return parse_answer(Batch, await self._calls.ask(call))

@@ -1,20 +1,275 @@
-"""Pipelines of a user, and their runs."""
+"""Pipelines of a user, and pipeline runs: their board, their candidates and what people think of them."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import UUID, uuid4
 
-from comfyfleet.client.answers import parsed
-from comfyfleet.client.calls import Call, Calls
-from comfyfleet.client.paging import PAGE, pages
-from comfyfleet.client.pipeline_model import Pipeline, PipelinePage, PipelineRun, PipelineRunPage
-from comfyfleet.client.pipeline_runs import PipelineRunHandle, plain_limits
+from pydantic import ValidationError
+
+from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.model import (
+    Candidate,
+    CandidateBranch,
+    CandidateList,
+    CandidateStatus,
+    CandidateTree,
+    Judgement,
+    Pair,
+    Pipeline,
+    PipelineEvent,
+    PipelineFailure,
+    PipelineFailures,
+    PipelineList,
+    PipelineRun,
+    PipelineRunList,
+    RetriedJobIds,
+    Vote,
+)
+from comfyfleet.client.transport import (
+    PAGE,
+    Answer,
+    ApiCall,
+    ApiCalls,
+    ResumableStream,
+    fetch_pages,
+    parse_answer,
+)
+from comfyfleet.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
+from comfyfleet.transport.sse import ServerEvent
+
+POLL_SECONDS = 1.0
+POLL_SECONDS_MAX = 5.0
 
 
-class Pipelines:
+class PipelineRunHandle:
+    """`run` is as it was last heard of; `idempotency_key` is what it was started with, if it was here."""
+
+    def __init__(
+        self, calls: ApiCalls, run: PipelineRun, *, idempotency_key: str | None = None
+    ) -> None:
+        self._calls = calls
+        self.run = run
+        self.idempotency_key = idempotency_key
+
+    @property
+    def id(self) -> UUID:
+        return self.run.id
+
+    @property
+    def _path(self) -> str:
+        return f"/api/pipeline-runs/{self.id}"
+
+    def __repr__(self) -> str:
+        return f"PipelineRunHandle({self.id}, {self.run.status}, {self.run.reason})"
+
+    async def _ask(self, kind: type[Answer], call: ApiCall) -> Answer:
+        return parse_answer(kind, await self._calls.ask(call))
+
+    async def _now(self, call: ApiCall) -> PipelineRun:
+        self.run = await self._ask(PipelineRun, call)
+        return self.run
+
+    # The run
+
+    async def refresh(self) -> PipelineRun:
+        return await self._now(ApiCall("GET", self._path))
+
+    async def pause(self) -> PipelineRun:
+        """What was submitted goes on; nothing more is."""
+        return await self._now(ApiCall("POST", f"{self._path}/pause", is_repeatable=True))
+
+    async def resume(self) -> PipelineRun:
+        return await self._now(ApiCall("POST", f"{self._path}/resume", is_repeatable=True))
+
+    async def cancel(self) -> PipelineRun:
+        """For good, with what is queued; what runs is let end, and its candidates are kept."""
+        return await self._now(ApiCall("POST", f"{self._path}/cancel", is_repeatable=True))
+
+    async def change(
+        self,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        base_candidates: int | None = None,
+    ) -> PipelineRun:
+        """Applies to what is submitted next; what is left out stays as it is."""
+        body: dict[str, Any] = {"base_candidates": base_candidates}
+        if variables is not None:
+            body["variables"] = dict(variables)
+        if limits is not None:
+            body["limits"] = plain_limits(limits)
+        return await self._now(ApiCall("PATCH", self._path, body, is_repeatable=True))
+
+    async def retry(self, job_id: UUID | None = None) -> list[UUID]:
+        """Failed jobs, one or all, are made again: they are not by themselves."""
+        body = {"job_id": None if job_id is None else str(job_id)}
+        return list(
+            (await self._ask(RetriedJobIds, ApiCall("POST", f"{self._path}/retry", body))).jobs
+        )
+
+    async def failures(self, *, limit: int = PAGE) -> list[PipelineFailure]:
+        """Jobs that failed and were not retried, the newest first."""
+        call = ApiCall("GET", f"{self._path}/failures", query={"limit": limit})
+        return list((await self._ask(PipelineFailures, call)).failures)
+
+    async def wait(
+        self,
+        *,
+        timeout_seconds: float | None = None,
+        on_change: Callable[[PipelineRun], None] | None = None,
+    ) -> PipelineRun:
+        """The run once nothing is left that it could do by itself: `reason` says why.
+
+        Raises RunTimedOut when the time is up; the run goes on.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._wait_for_rest(on_change)
+        except TimeoutError as error:
+            raise RunTimedOut(
+                f"pipeline run {self.id} is not done within {timeout_seconds} s; it goes on",
+                run_id=str(self.id),
+            ) from error
+        return self.run
+
+    async def _wait_for_rest(self, on_change: Callable[[PipelineRun], None] | None) -> None:
+        said, seconds = None, POLL_SECONDS
+        while True:
+            run = await self.refresh()
+            if on_change and run != said:
+                said, seconds = run, POLL_SECONDS
+                on_change(run)
+            if run.is_resting:
+                return
+            await self._calls.patience.sleep(seconds)
+            seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
+
+    async def events(self, *, last_id: int = 0) -> AsyncGenerator[PipelineEvent, None]:
+        """Each once and in order, from after `last_id`, for as long as somebody listens.
+
+        A run may be judged at any time, so there is no last one. Raises ServerUnavailable where no
+        stream comes through.
+        """
+        last = str(last_id) if last_id else ""
+        listening = ResumableStream(self._calls, f"{self._path}/events", _parse_event, last_id=last)
+        async with aclosing(listening.all_events()) as heard:
+            async for event in heard:
+                yield event
+        await self.refresh()  # says what is wrong, if more is than the stream
+        raise ServerUnavailable(f"the events of pipeline run {self.id} can't be followed")
+
+    # Candidates
+
+    async def candidates(
+        self,
+        *,
+        step: int | None = None,
+        status: CandidateStatus | None = None,
+        parent: UUID | None = None,
+        page_size: int = PAGE,
+    ) -> AsyncIterator[Candidate]:
+        """The oldest first."""
+        wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
+        path = f"{self._path}/candidates"
+        async for page in fetch_pages(self._calls, path, CandidateList, wanted, by="after"):
+            for each in page.candidates:
+                yield each
+
+    async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
+        return await self._ask(Candidate, ApiCall("GET", self._of(candidate)))
+
+    async def tree(self) -> tuple[CandidateBranch, ...]:
+        """Who came out of whom."""
+        return (await self._ask(CandidateTree, ApiCall("GET", f"{self._path}/tree"))).tree
+
+    async def judge(self, candidate: Candidate | UUID | str, verdict: Judgement) -> Candidate:
+        """`approve`, `reject` (stops its branch) or `winner`."""
+        if verdict not in ("approve", "reject", "winner"):
+            raise InvalidInput(f"a candidate is approved, rejected or a winner, not {verdict!r}")
+        call = ApiCall("POST", f"{self._of(candidate)}/{verdict}", is_repeatable=True)
+        return await self._ask(Candidate, call)
+
+    async def undo(self, candidate: Candidate | UUID | str) -> Candidate:
+        """The last that was said of it, as if it had never been said."""
+        return await self._ask(Candidate, ApiCall("POST", f"{self._of(candidate)}/undo"))
+
+    async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:
+        """Two that are worth comparing; None where there are not two."""
+        found = await self._ask(Pair, ApiCall("GET", f"{self._path}/pair", query={"step": step}))
+        return (found.candidates[0], found.candidates[1]) if len(found.candidates) == 2 else None
+
+    async def vote(self, winner: Candidate | UUID | str, loser: Candidate | UUID | str) -> Vote:
+        """Counted once, however often it must be sent."""
+        body = {"winner": _candidate_id(winner), "loser": _candidate_id(loser), "id": str(uuid4())}
+        return await self._ask(
+            Vote, ApiCall("POST", f"{self._path}/vote", body, is_repeatable=True)
+        )
+
+    async def undo_vote(self, vote: Vote | UUID | str) -> Vote:
+        """The other votes are counted anew."""
+        vote_id = vote.id if isinstance(vote, Vote) else vote
+        return await self._ask(Vote, ApiCall("POST", f"{self._path}/votes/{vote_id}/undo"))
+
+    async def download(
+        self,
+        candidate: Candidate | UUID | str,
+        folder: Path,
+        *,
+        progress: Transferred | None = None,
+    ) -> Path:
+        """Saved under its own path in the folder, which no other candidate has."""
+        found = await self.candidate(candidate)  # for a URL that is good from now on
+        if found.url is None and found.text is not None and found.content_type == "text/plain":
+            return await asyncio.to_thread(_write, _inside(folder, found.path), found.text)
+        if found.url is None:
+            raise NotFound(f"the file of candidate {found.id} was removed")
+        return await download_file(self._calls, found.url, _inside(folder, found.path), progress)
+
+    def _of(self, candidate: Candidate | UUID | str) -> str:
+        return f"{self._path}/candidates/{_candidate_id(candidate)}"
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def plain_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in limits.items()
+    }
+
+
+def _candidate_id(candidate: Candidate | UUID | str) -> str:
+    return str(candidate.id if isinstance(candidate, Candidate) else candidate)
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """The control plane's word is not trusted with our disk."""
+    parts = PurePosixPath(path).parts
+    if not parts or ".." in parts or path.startswith("/") or "\\" in path:
+        raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
+    return folder.joinpath(*parts)
+
+
+def _parse_event(found: ServerEvent) -> PipelineEvent | None:
+    try:
+        return PipelineEvent(id=int(found.id), kind=found.name, data=json.loads(found.data))
+    except (ValueError, ValidationError):
+        return None
+
+
+class PipelinesApi:
     """A pipeline is named by itself or its id."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
 
     async def create(self, document: Mapping[str, Any] | str) -> Pipeline:
@@ -23,19 +278,23 @@ class Pipelines:
         Raises InvalidInput with all problems in `details["problems"]`.
         """
         body = {"document": document if isinstance(document, str) else dict(document)}
-        return parsed(Pipeline, await self._calls.ask(Call("POST", "/api/pipelines", body)))
+        return parse_answer(
+            Pipeline, await self._calls.ask(ApiCall("POST", "/api/pipelines", body))
+        )
 
     async def get(self, pipeline: Pipeline | UUID | str) -> Pipeline:
-        answer = await self._calls.ask(Call("GET", f"/api/pipelines/{_id(pipeline)}"))
-        return parsed(Pipeline, answer)
+        answer = await self._calls.ask(ApiCall("GET", f"/api/pipelines/{_pipeline_id(pipeline)}"))
+        return parse_answer(Pipeline, answer)
 
     async def delete(self, pipeline: Pipeline | UUID | str) -> None:
         """Its runs stay, and go on."""
-        await self._calls.ask(Call("DELETE", f"/api/pipelines/{_id(pipeline)}"))
+        await self._calls.ask(ApiCall("DELETE", f"/api/pipelines/{_pipeline_id(pipeline)}"))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
-        async for page in pages(self._calls, "/api/pipelines", PipelinePage, {"limit": page_size}):
+        async for page in fetch_pages(
+            self._calls, "/api/pipelines", PipelineList, {"limit": page_size}
+        ):
             for each in page.pipelines:
                 yield each
 
@@ -61,23 +320,28 @@ class Pipelines:
             "target_folder": target_folder,
             "idempotency_key": key,
         }
-        call = Call("POST", f"/api/pipelines/{_id(pipeline)}/runs", body, is_repeatable=True)
-        run = parsed(PipelineRun, await self._calls.ask(call))
+        call = ApiCall(
+            "POST", f"/api/pipelines/{_pipeline_id(pipeline)}/runs", body, is_repeatable=True
+        )
+        run = parse_answer(PipelineRun, await self._calls.ask(call))
         return PipelineRunHandle(self._calls, run, idempotency_key=key)
 
     async def get_run(self, run_id: UUID | str) -> PipelineRunHandle:
-        answer = await self._calls.ask(Call("GET", f"/api/pipeline-runs/{run_id}"))
-        return PipelineRunHandle(self._calls, parsed(PipelineRun, answer))
+        answer = await self._calls.ask(ApiCall("GET", f"/api/pipeline-runs/{run_id}"))
+        return PipelineRunHandle(self._calls, parse_answer(PipelineRun, answer))
 
     async def runs(
         self, *, pipeline: Pipeline | UUID | str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[PipelineRun]:
         """All of this user's, the newest first, without their boards."""
-        query = {"pipeline_id": None if pipeline is None else _id(pipeline), "limit": page_size}
-        async for page in pages(self._calls, "/api/pipeline-runs", PipelineRunPage, query):
+        query = {
+            "pipeline_id": None if pipeline is None else _pipeline_id(pipeline),
+            "limit": page_size,
+        }
+        async for page in fetch_pages(self._calls, "/api/pipeline-runs", PipelineRunList, query):
             for each in page.runs:
                 yield each
 
 
-def _id(pipeline: Pipeline | UUID | str) -> str:
+def _pipeline_id(pipeline: Pipeline | UUID | str) -> str:
     return str(pipeline.id if isinstance(pipeline, Pipeline) else pipeline)

@@ -1,35 +1,40 @@
-"""Backends: things that execute prompts, behind one interface."""
+"""Backends: things that execute prompts, behind one interface. A ComfyUI server, and Comfy Cloud by its API v1 or v2."""
 
-from comfyfleet.comfy.abilities import Abilities
+from comfyfleet.comfy.answers import NodeProblem
 from comfyfleet.comfy.backend import (
     Backend,
+    BackendAbilities,
+    BackendLimits,
     Cancellation,
+    CloudSettings,
     Description,
     Fetched,
     OutputFile,
     Outputs,
     OutputValue,
     Prompt,
+    ServerSettings,
     Submitted,
     Uploaded,
+    cloud_settings,
+    server_settings,
 )
-from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud, cloud_settings
-from comfyfleet.comfy.meter import Meter, Tally
-from comfyfleet.comfy.refusals import NodeProblem
+from comfyfleet.comfy.calls import CallMeter, CallTally
+from comfyfleet.comfy.cloud import ComfyCloud
 from comfyfleet.comfy.server import ComfyServer
-from comfyfleet.comfy.settings import Limits, ServerSettings, server_settings
 
 __all__ = [
-    "Abilities",
     "Backend",
+    "BackendAbilities",
+    "BackendLimits",
+    "CallMeter",
+    "CallTally",
     "Cancellation",
     "CloudSettings",
     "ComfyCloud",
     "ComfyServer",
     "Description",
     "Fetched",
-    "Limits",
-    "Meter",
     "NodeProblem",
     "OutputFile",
     "OutputValue",
@@ -37,7 +42,6 @@ __all__ = [
     "Prompt",
     "ServerSettings",
     "Submitted",
-    "Tally",
     "Uploaded",
     "cloud_settings",
     "server_settings",

@@ -1,13 +1,15 @@
-"""What every backend can do. ComfyServer and ComfyCloud are the implementations."""
+"""The interface of every backend, its values, what a backend can do beyond running prompts, and the settings of
+backends (a ComfyUI server, Comfy Cloud), from the environment or by hand."""
 
 import enum
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from comfyfleet.comfy.events import Event
+from comfyfleet.errors import InvalidValue
 
 Prompt: TypeAlias = Mapping[str, Any]
 
@@ -165,3 +167,107 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendAbilities:
+    """A ComfyUI can all of this.
+
+    `describes`: its node types; else `describe` raises NotOffered. `frees`: else `free` does nothing.
+    `tells_nodes`: each node's start, steps and end, and which results it reused; else samples.
+    `tells_texts`: as outputs. `tells_folders`: whether a file is temporary.
+    `tells_parts`: that a prompt would run only in part, so that it is refused.
+    `tells_kinds`: of a refused prompt, ComfyUI's own word for what is wrong with it as a whole.
+    """
+
+    describes: bool = True
+    frees: bool = True
+    tells_nodes: bool = True
+    tells_texts: bool = True
+    tells_folders: bool = True
+    tells_parts: bool = True
+    tells_kinds: bool = True
+
+
+DEFAULT_BASE_URL = "http://localhost:8188"
+DEFAULT_JOB_SECONDS = 300.0
+DEFAULT_MAX_RETRIES = 3
+DEFAULT_POLL_SECONDS = 5.0
+RETRIES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLimits:
+    """How long and how often. `stall_seconds`: a run without any sign of progress."""
+
+    job_seconds: float = DEFAULT_JOB_SECONDS
+    max_retries: int = DEFAULT_MAX_RETRIES
+    poll_seconds: float = DEFAULT_POLL_SECONDS
+    connect_seconds: float = 10.0
+    answer_seconds: float = 60.0
+    stall_seconds: float = 120.0
+    cancel_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    base_url: str = DEFAULT_BASE_URL
+    limits: BackendLimits = field(default_factory=BackendLimits)
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise InvalidValue(f"{self.base_url!r} is no address like {DEFAULT_BASE_URL}")
+
+
+def server_settings(environ: Mapping[str, str]) -> ServerSettings:
+    return ServerSettings(environ.get("COMFYUI_BASE_URL") or DEFAULT_BASE_URL, limits(environ))
+
+
+def limits(environ: Mapping[str, str]) -> BackendLimits:
+    return BackendLimits(
+        job_seconds=_positive(environ, "COMFYUI_TIMEOUT", DEFAULT_JOB_SECONDS),
+        max_retries=_retries(environ, "COMFYUI_MAX_RETRIES"),
+        poll_seconds=_positive(environ, "COMFYUI_POLL_INTERVAL", DEFAULT_POLL_SECONDS),
+    )
+
+
+def _positive(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InvalidValue(f"{name} is {text!r}; it takes a number of seconds above 0")
+    return value
+
+
+def _retries(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    if not text:
+        return DEFAULT_MAX_RETRIES
+    if not (text.isascii() and text.isdigit() and int(text) <= RETRIES_MAX):
+        raise InvalidValue(f"{name} is {text!r}; it takes a whole number, 0 to {RETRIES_MAX}")
+    return int(text)
+
+
+DEFAULT_CLOUD_URL = "https://cloud.comfy.org"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSettings:
+    """`key` is left out of every text that is made of this."""
+
+    key: str = field(default="", repr=False)
+    base_url: str = DEFAULT_CLOUD_URL
+    limits: BackendLimits = field(default_factory=BackendLimits)
+
+
+def cloud_settings(environ: Mapping[str, str]) -> CloudSettings:
+    return CloudSettings(
+        key=environ.get("COMFY_CLOUD_API_KEY") or "",
+        base_url=environ.get("COMFY_CLOUD_BASE_URL") or DEFAULT_CLOUD_URL,
+        limits=limits(environ),
+    )

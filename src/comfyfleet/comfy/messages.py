@@ -1,14 +1,26 @@
-"""ComfyUI's websocket messages, parsed once: those of 0.7.0 to 0.28.0.
+"""ComfyUI's websocket messages, parsed once (those of 0.7.0 to 0.28.0), and the inbox in which a run's follower
+finds them.
 
-Most become an event of a run at once. A message that does not name its run gets the empty run id:
-the server runs one prompt at a time, so it is about the one that runs.
-"""
+Most become an event of a run at once. A message that does not name its run gets the empty run id: the
+server runs one prompt at a time, so it is about the one that runs."""
 
+import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from comfyfleet.comfy.answers import (
+    list_in,
+    mapping_at,
+    mapping_in,
+    number_at,
+    parse_json,
+    text_at,
+    texts_at,
+    unexpected_answer,
+)
 from comfyfleet.comfy.events import (
     Blocked,
     Cached,
@@ -23,27 +35,17 @@ from comfyfleet.comfy.events import (
     Started,
     Succeeded,
 )
-from comfyfleet.comfy.shapes import (
-    list_in,
-    mapping_at,
-    mapping_in,
-    number_at,
-    parse_json,
-    text_at,
-    texts_at,
-    unexpected,
-)
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
 # Not the prompt's fault: too small a GPU, or one whose process is broken until it is restarted.
 BACKEND_FAULTS = ("OutOfMemoryError", "illegal memory access", "device-side assert")
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
-WORD = struct.Struct(">I")
+FRAME_WORD = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class QueueStatus:
     """How many prompts wait or run; told to everybody."""
 
     remaining: int
@@ -65,13 +67,13 @@ class RunOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnknownMessage:
     """Of another version, or of a custom node: not for us."""
 
     kind: str
 
 
-Message: TypeAlias = Event | Status | NodeStates | RunOver | Unknown
+Message: TypeAlias = Event | QueueStatus | NodeStates | RunOver | UnknownMessage
 Data: TypeAlias = Mapping[str, Any]
 
 
@@ -83,7 +85,7 @@ def parse_message(raw: str | bytes) -> Message:
     kind = text_at(message, "type", "a websocket message")
     parse = PARSERS.get(kind)
     if parse is None:
-        return Unknown(kind)
+        return UnknownMessage(kind)
     return parse(mapping_at(message, "data", f"{kind!r}"))
 
 
@@ -103,7 +105,7 @@ def parse_failure(data: Data) -> Failed | Blocked:
 
 def _status(data: Data) -> Message:
     info = mapping_at(mapping_at(data, "status", "'status'"), "exec_info", "'status'")
-    return Status(int(number_at(info, "queue_remaining", "'exec_info'")))
+    return QueueStatus(int(number_at(info, "queue_remaining", "'exec_info'")))
 
 
 def _started(data: Data) -> Message:
@@ -185,9 +187,11 @@ def parse_log(messages: object) -> tuple[Message, ...]:
 def _parse_logged(entry: object) -> Message:
     pair = list_in(entry, "a message of a history item")
     if len(pair) != 2 or not isinstance(pair[0], str):
-        raise unexpected("a message of a history item should be [type, data]", entry)
+        raise unexpected_answer("a message of a history item should be [type, data]", entry)
     parse = PARSERS.get(pair[0])
-    return parse(mapping_in(pair[1], f"the data of {pair[0]!r}")) if parse else Unknown(pair[0])
+    return (
+        parse(mapping_in(pair[1], f"the data of {pair[0]!r}")) if parse else UnknownMessage(pair[0])
+    )
 
 
 def _parse_frame(raw: bytes) -> Message:
@@ -202,7 +206,7 @@ def _parse_frame(raw: bytes) -> Message:
             return NodeText(CURRENT_RUN, _decoded(node_id), _decoded(text))
         case 4:
             return _preview_with_metadata(rest)
-    return Unknown(f"binary {kind}")
+    return UnknownMessage(f"binary {kind}")
 
 
 def _preview_with_metadata(rest: bytes) -> Message:
@@ -218,15 +222,15 @@ def _preview_with_metadata(rest: bytes) -> Message:
 
 
 def _word(raw: bytes) -> tuple[int, bytes]:
-    if len(raw) < WORD.size:
-        raise unexpected("a binary frame is too short", raw)
-    return WORD.unpack_from(raw)[0], raw[WORD.size :]
+    if len(raw) < FRAME_WORD.size:
+        raise unexpected_answer("a binary frame is too short", raw)
+    return FRAME_WORD.unpack_from(raw)[0], raw[FRAME_WORD.size :]
 
 
 def _sized(raw: bytes) -> tuple[bytes, bytes]:
     size, rest = _word(raw)
     if size > len(rest):
-        raise unexpected("a binary frame is shorter than it says", raw)
+        raise unexpected_answer("a binary frame is shorter than it says", raw)
     return rest[:size], rest[size:]
 
 
@@ -234,10 +238,39 @@ def _decoded(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise unexpected("a binary frame should hold UTF-8", raw) from error
+        raise unexpected_answer("a binary frame should hold UTF-8", raw) from error
 
 
 def _optional(data: Data, key: str) -> str | None:
     """Custom nodes give numbers where a text belongs."""
     value = data.get(key)
     return None if value is None else str(value)
+
+
+MESSAGES_MAX = 1000
+
+
+class Inbox:
+    """Of a slow reader's progress and previews some are lost; all else is kept."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, message: Message) -> None:
+        full = len(self._messages) >= MESSAGES_MAX
+        if full and isinstance(message, Progress | Preview | NodeText | NodeStates):
+            return
+        self._messages.append(message)
+        self._arrived.set()
+
+    async def get(self, timeout_seconds: float) -> Message | None:
+        """None when nothing came in time."""
+        if not self._messages:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        return self._messages.popleft()

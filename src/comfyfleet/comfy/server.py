@@ -1,17 +1,26 @@
-"""A ComfyUI server as a backend: HTTP and websocket.
+"""A ComfyUI server as a backend: HTTP and websocket. A prompt is submitted exactly once and cancelled until it is
+certain; outputs are read from its history.
 
-The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded talks with 0.7.0 and
-0.28.0 are read in tests.
-"""
+The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded talks with 0.7.0 and 0.28.0 are
+replayed in tests."""
 
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from comfyfleet.comfy.answers import (
+    list_in,
+    mapping_at,
+    mapping_in,
+    number_at,
+    parse_json,
+    refusal_from,
+    text_at,
+)
 from comfyfleet.comfy.backend import (
     Cancellation,
     Description,
@@ -19,25 +28,214 @@ from comfyfleet.comfy.backend import (
     Fetched,
     OutputFile,
     Outputs,
+    OutputValue,
     Prompt,
+    ServerSettings,
     Submitted,
     Uploaded,
 )
-from comfyfleet.comfy.calls import Call, Calls
-from comfyfleet.comfy.cancelling import cancel_run
+from comfyfleet.comfy.calls import (
+    NETWORK_ERRORS,
+    NOT_SENT,
+    BackendCall,
+    BackendCalls,
+    CallMeter,
+    CallTally,
+    Runtime,
+    fetch_file,
+    parse_answer,
+    require_success,
+    upload_file,
+)
 from comfyfleet.comfy.events import Cancelled, Event
-from comfyfleet.comfy.following import Follower
-from comfyfleet.comfy.lines import Line, Lines
+from comfyfleet.comfy.follow import Follower
 from comfyfleet.comfy.messages import RunOver
-from comfyfleet.comfy.meter import Meter, Tally
-from comfyfleet.comfy.outputs import find_outputs
-from comfyfleet.comfy.places import Absent, Running, Waiting, ended, handed_in, locate
-from comfyfleet.comfy.settings import ServerSettings
-from comfyfleet.comfy.shapes import list_in, mapping_at, mapping_in, number_at
-from comfyfleet.comfy.submitting import send_prompt
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.comfy.transfers import fetch_file, upload_file
-from comfyfleet.kernel.errors import FleetError, InvalidValue, PromptRefused, RunLost
+from comfyfleet.comfy.run_location import (
+    Absent,
+    Executing,
+    InHistory,
+    InQueue,
+    RunLocation,
+    find_in_history,
+    locate_run,
+    submitted_prompt,
+)
+from comfyfleet.comfy.sockets import RunSocket, SocketPool
+from comfyfleet.errors import (
+    CancelUnconfirmed,
+    FleetError,
+    InvalidValue,
+    OutcomeUnknown,
+    PromptRefused,
+    RunLost,
+    ServerUnavailable,
+    UnexpectedAnswer,
+)
+
+FOLDERS = ("output", "input", "temp")
+# Words for the editor about the files beside them, not results.
+ABOUT_FILES = frozenset({"animated"})
+
+
+def find_outputs(outputs: object, reused: Sequence[str] = ()) -> Outputs:
+    """Whatever key a node uses: anything that names a file is one, all else is a value."""
+    found = tuple(_all(mapping_in(outputs, "the outputs of a run"), frozenset(reused)))
+    return Outputs(
+        tuple(item for item in found if isinstance(item, OutputFile)),
+        tuple(item for item in found if isinstance(item, OutputValue)),
+        tuple(reused),
+    )
+
+
+def _all(outputs: Mapping[str, Any], reused: frozenset[str]) -> Iterator[OutputFile | OutputValue]:
+    for node_id, shown in outputs.items():
+        for key, values in mapping_in(shown, f"the output of node {node_id}").items():
+            for value in values if isinstance(values, list) else [values]:
+                yield from _one(node_id, key, value, node_id in reused)
+
+
+def _one(node_id: str, key: str, value: object, reused: bool) -> Iterator[OutputFile | OutputValue]:
+    if isinstance(value, dict) and isinstance(name := value.get("filename"), str) and name:
+        folder = value.get("type")
+        yield OutputFile(
+            node_id,
+            key,
+            name,
+            str(value.get("subfolder") or ""),
+            folder if folder in FOLDERS else "output",
+            reused,
+        )
+    elif value is not None and key not in ABOUT_FILES:
+        yield OutputValue(node_id, key, value, reused)
+
+
+ROUTE = "/prompt"
+
+
+async def send_prompt(
+    calls: BackendCalls,
+    prompt: Prompt,
+    *,
+    prompt_id: str,
+    client_id: str,
+    extra_data: Mapping[str, Any] | None,
+) -> str:
+    """The run's id. Raises PromptRefused (also when only part would run: see `PARTLY`)."""
+    body = {"prompt": prompt, "prompt_id": prompt_id, "client_id": client_id}
+    if extra_data:
+        body["extra_data"] = extra_data
+    # No number: two waiting prompts of one number and id kill the server's prompt thread.
+    call = BackendCall("POST", ROUTE, json=body)
+    try:
+        response = await _send(calls, call)
+        return _read(calls, call, response, prompt)
+    except (*NETWORK_ERRORS, UnexpectedAnswer) as error:
+        return await _find_submitted(calls, call, prompt_id, error)
+
+
+async def _send(calls: BackendCalls, call: BackendCall) -> httpx.Response:
+    """Again only if it has not left: a ComfyUI runs whatever arrives, twice if it comes twice."""
+    for attempt in range(calls.limits.max_retries + 1):
+        if attempt:
+            await calls.runtime.back_off(attempt)
+        try:
+            return require_success(call, await calls.once(call))
+        except NOT_SENT as error:
+            trouble = calls.unavailable(call, error)
+    raise trouble
+
+
+def _read(calls: BackendCalls, call: BackendCall, response: httpx.Response, prompt: Prompt) -> str:
+    with calls.reading(call.operation):
+        if response.status_code == 400:
+            body = mapping_in(parse_json(response.content, "a refusal"), "a refusal")
+            if "error" in body:
+                raise refusal_from(body, prompt)
+        answer = mapping_in(parse_answer(call, response), "the answer to a prompt")
+        run_id = text_at(answer, "prompt_id", "the answer to a prompt")
+    if answer.get("node_errors"):
+        partly = refusal_from(answer, prompt)
+        raise PromptRefused(partly.message, **partly.details, run_id=run_id)
+    return run_id
+
+
+async def _find_submitted(
+    calls: BackendCalls, call: BackendCall, prompt_id: str, error: Exception
+) -> str:
+    """Whether it was taken, after an answer that did not come or made no sense."""
+    for attempt in range(1, calls.limits.max_retries + 2):
+        try:
+            if not isinstance(await locate_run(calls, prompt_id), Absent):
+                return prompt_id
+        except (ServerUnavailable, UnexpectedAnswer) as trouble:
+            error = trouble
+        await calls.runtime.back_off(attempt)
+    raise _outcome_of_search(calls, call, prompt_id, error) from error
+
+
+def _outcome_of_search(
+    calls: BackendCalls, call: BackendCall, prompt_id: str, error: Exception
+) -> FleetError:
+    if isinstance(error, UnexpectedAnswer) and (error.details.get("status") or 0) >= 400:
+        return error
+    reason = error.message if isinstance(error, FleetError) else str(error) or type(error).__name__
+    return OutcomeUnknown(
+        f"the prompt was sent and not confirmed ({reason}); it was not found in queue or history. "
+        "It may still arrive: adopt it by its id, or submit it under another",
+        prompt_id=prompt_id,
+    )
+
+
+PAUSE_FIRST_SECONDS = 0.02
+PAUSE_SECONDS_MAX = 1.0
+ATTEMPTS_MAX = 1000
+
+
+async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
+    """Look, ask, look again: an interrupt that comes between two nodes of a run can get lost."""
+    clock, before = calls.runtime.clock, None
+    deadline = clock() + calls.limits.cancel_seconds
+    for attempt in range(ATTEMPTS_MAX):
+        location = await locate_run(calls, run_id)
+        if (certain := _certain(location, before)) is not None:
+            return certain
+        if clock() >= deadline:
+            break
+        await _ask(calls, run_id, location, attempt)
+        before = location
+        await calls.runtime.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
+    raise CancelUnconfirmed(
+        f"run {run_id} was told to stop and still runs after {calls.limits.cancel_seconds:g} s",
+        run_id=run_id,
+    )
+
+
+def _certain(location: RunLocation, before: RunLocation | None) -> Cancellation | None:
+    match location:
+        case InHistory(end=Cancelled()):
+            return Cancellation.CANCELLED
+        case InHistory():
+            return Cancellation.ENDED_BEFORE
+        case Absent():
+            # One that waited leaves no trace when it is deleted.
+            deleted = isinstance(before, InQueue)
+            return Cancellation.CANCELLED if deleted else Cancellation.NOT_FOUND
+    return None
+
+
+async def _ask(calls: BackendCalls, run_id: str, location: RunLocation, attempt: int) -> None:
+    if attempt == 0:
+        # Newer servers: one route for both, without a window between the two.
+        route = "/api/jobs/{id}/cancel"
+        answer = await calls.ask(BackendCall("POST", route, f"/api/jobs/{run_id}/cancel"))
+        if answer.status_code == 200:
+            return
+    if isinstance(location, InQueue):
+        await calls.ask(BackendCall("POST", "/queue", json={"delete": [run_id]}))
+    else:
+        # Never without the id: that would stop whatever runs, of any client.
+        await calls.ask(BackendCall("POST", "/interrupt", json={"prompt_id": run_id}))
+
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FREE = {"unload_models": True, "free_memory": True}
@@ -50,19 +248,19 @@ class ComfyServer:
         self,
         settings: ServerSettings | None = None,
         *,
-        meter: Meter | None = None,
-        surroundings: Surroundings | None = None,
+        meter: CallMeter | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         settings = settings or ServerSettings()
         limits = settings.limits
         timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
-        self._calls = Calls(
+        self._calls = BackendCalls(
             httpx.AsyncClient(base_url=settings.base_url, timeout=timeout),
             limits=limits,
-            meter=meter or Tally(),
-            surroundings=surroundings or Surroundings(),
+            meter=meter or CallTally(),
+            runtime=runtime or Runtime(),
         )
-        self._lines = Lines(self._calls)
+        self._sockets = SocketPool(self._calls)
 
     async def __aenter__(self) -> "ComfyServer":
         return self
@@ -71,11 +269,11 @@ class ComfyServer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._lines.aclose()
+        await self._sockets.aclose()
         await self._calls.client.aclose()
 
     async def describe(self) -> Description:
-        nodes, stats = Call("GET", "/object_info"), Call("GET", "/system_stats")
+        nodes, stats = BackendCall("GET", "/object_info"), BackendCall("GET", "/system_stats")
         answers = await self._calls.ask_json(nodes), await self._calls.ask_json(stats)
         with self._calls.reading(nodes.operation):
             object_info = mapping_in(answers[0], "the node types")
@@ -84,13 +282,13 @@ class ComfyServer:
 
     async def devices(self) -> tuple[Device, ...]:
         """As `describe` tells them, without the node types, which are megabytes."""
-        call = Call("GET", "/system_stats")
+        call = BackendCall("GET", "/system_stats")
         answer = await self._calls.ask_json(call)
         with self._calls.reading(call.operation):
             return describe_server({}, mapping_in(answer, "the system stats")).devices
 
     async def queue_length(self) -> int:
-        call = Call("GET", "/prompt", is_look=True)
+        call = BackendCall("GET", "/prompt", is_poll=True)
         answer = await self._calls.ask_json(call)
         with self._calls.reading(call.operation, logging.INFO):
             what = "the queue's length"
@@ -105,24 +303,24 @@ class ComfyServer:
     ) -> Submitted:
         if not UUID.fullmatch(prompt_id):
             raise InvalidValue(f"{prompt_id!r} is no lower-case UUID", prompt_id=prompt_id)
-        channel = await self._lines.open()
-        await self._lines.add(prompt_id, channel)
+        channel = await self._sockets.open()
+        await self._sockets.add(prompt_id, channel)
         try:
             run_id = await send_prompt(
                 self._calls,
                 prompt,
                 prompt_id=prompt_id,
-                client_id=channel.client_id if channel else self._calls.surroundings.new_id(),
+                client_id=channel.client_id if channel else self._calls.runtime.new_id(),
                 extra_data=extra_data,
             )
         except BaseException as error:
-            await self._lines.drop(prompt_id)
+            await self._sockets.drop(prompt_id)
             await self._stop_the_rest(error)
             raise
         if run_id != prompt_id:
             # Old servers choose the id themselves.
-            await self._lines.drop(prompt_id)
-            await self._lines.add(run_id, channel)
+            await self._sockets.drop(prompt_id)
+            await self._sockets.add(run_id, channel)
         return Submitted(run_id)
 
     async def _stop_the_rest(self, error: BaseException) -> None:
@@ -136,37 +334,37 @@ class ComfyServer:
             error.add_note(f"The rest of it may be running as {run_id}: {trouble.message}")
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
-        line = self._lines.get(prompt_id) or await self._find(prompt_id)
-        return None if line is None else Submitted(prompt_id, adopted=True)
+        run_socket = self._sockets.get(prompt_id) or await self._find(prompt_id)
+        return None if run_socket is None else Submitted(prompt_id, adopted=True)
 
     async def handed_in(self, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
         """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
-        return await handed_in(self._calls, run_id)
+        return await submitted_prompt(self._calls, run_id)
 
-    async def _find(self, run_id: str) -> Line | None:
-        match await locate(self._calls, run_id):
+    async def _find(self, run_id: str) -> RunSocket | None:
+        match await locate_run(self._calls, run_id):
             case Absent():
                 return None
-            case Waiting(client_id=client_id) | Running(client_id=client_id):
-                return await self._lines.adopt(run_id, client_id)
-        return await self._lines.adopt(run_id, None)
+            case InQueue(client_id=client_id) | Executing(client_id=client_id):
+                return await self._sockets.adopt(run_id, client_id)
+        return await self._sockets.adopt(run_id, None)
 
     async def follow(self, run_id: str) -> AsyncIterator[Event]:
-        line = self._lines.get(run_id) or await self._find(run_id)
-        if line is None:
+        run_socket = self._sockets.get(run_id) or await self._find(run_id)
+        if run_socket is None:
             raise RunLost(f"the server knows no run {run_id}", run_id=run_id)
-        fresh, line.fresh = line.fresh, False
-        follower = Follower(self._calls, run_id, line.inbox, line.channel)
+        fresh, run_socket.fresh = run_socket.fresh, False
+        follower = Follower(self._calls, run_id, run_socket.inbox, run_socket.channel)
         try:
             async for event in follower.events(look_first=not fresh):
                 yield event
         except RunLost:
-            await self._lines.drop(run_id)
+            await self._sockets.drop(run_id)
             raise
-        await self._lines.drop(run_id)
+        await self._sockets.drop(run_id)
 
     async def outputs(self, run_id: str) -> Outputs:
-        record = await ended(self._calls, run_id)
+        record = await find_in_history(self._calls, run_id)
         if record is None:
             raise RunLost(f"run {run_id} is not in the server's history", run_id=run_id)
         return find_outputs(record.outputs, record.cached)
@@ -176,15 +374,15 @@ class ComfyServer:
 
     async def cancel(self, run_id: str) -> Cancellation:
         result = await cancel_run(self._calls, run_id)
-        line = self._lines.get(run_id)
-        if result is Cancellation.CANCELLED and line is not None:
+        run_socket = self._sockets.get(run_id)
+        if result is Cancellation.CANCELLED and run_socket is not None:
             # The server says nothing to its followers when it deletes a run that waits.
-            line.inbox.put(Cancelled(run_id))
-            line.inbox.put(RunOver(run_id))
+            run_socket.inbox.put(Cancelled(run_id))
+            run_socket.inbox.put(RunOver(run_id))
         return result
 
     async def free(self) -> None:
-        await self._calls.ask(Call("POST", "/free", json=FREE))
+        await self._calls.ask(BackendCall("POST", "/free", json=FREE))
 
 
 def describe_server(object_info: Mapping[str, Any], stats: Mapping[str, Any]) -> Description:

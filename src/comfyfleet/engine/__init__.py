@@ -1,6 +1,6 @@
 """The built-in CPU backend: speaks ComfyUI's protocol and really executes. No torch, no GPU."""
 
 from comfyfleet.engine.engine import DataFolder, Engine
-from comfyfleet.engine.serve import Served, serving
+from comfyfleet.engine.serve import Served, serve_in_thread
 
-__all__ = ["DataFolder", "Engine", "Served", "serving"]
+__all__ = ["DataFolder", "Engine", "Served", "serve_in_thread"]

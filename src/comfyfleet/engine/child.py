@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from comfyfleet.engine.engine import DataFolder, Engine
-from comfyfleet.engine.limits import limit_memory, limits_of
+from comfyfleet.engine.node import limit_memory, limits_of
 from comfyfleet.engine.nodes import registry
 from comfyfleet.engine.serve import serve
 

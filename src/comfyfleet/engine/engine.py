@@ -1,33 +1,244 @@
-"""The engine without its HTTP side: submit, run, remember."""
+"""The engine: accepts prompts and runs them one after the other, in a thread of its own, so that the event loop stays
+free to answer."""
 
 import asyncio
 import itertools
+import logging
+import math
 import random
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from comfyfleet.engine.executor import Executor
-from comfyfleet.engine.history import History
-from comfyfleet.engine.node import Folders, NodeType
+from comfyfleet.engine.node import EngineNodeType, Folders
+from comfyfleet.engine.payloads import RefusedPrompt, parse_submission, read_number
 from comfyfleet.engine.queue import (
-    Item,
+    History,
     PromptQueue,
+    QueuedPrompt,
+    RunningPrompt,
+    RunOutcome,
     as_comfyui_compares,
     by_number_then_arrival,
+    history_record,
 )
-from comfyfleet.engine.sockets import Sockets
-from comfyfleet.engine.submission import RefusedPrompt, read_number, read_submission
-from comfyfleet.engine.validate import validate
-from comfyfleet.engine.worker import Worker
+from comfyfleet.engine.run import (
+    NodeCache,
+    NodeSigner,
+    PromptProgress,
+    PromptRun,
+    RunContext,
+    RunTools,
+)
+from comfyfleet.engine.sockets import Audience, Sockets
+from comfyfleet.engine.validate import Prompt, is_link, traceback_lines, type_name, validate
+
+
+class Executor:
+    """What stays from one run to the next: results, and what nodes remember."""
+
+    def __init__(
+        self,
+        *,
+        nodes: Mapping[str, EngineNodeType],
+        folders: Folders,
+        audience: Audience,
+        clock: Callable[[], float],
+        random: Random,
+        dangling_link_kills: bool = False,
+    ) -> None:
+        # Which node runs for which client: a socket that opens in mid-run is told.
+        self.executing: tuple[Any, str] | None = None
+        self._nodes = nodes
+        self._folders = folders
+        self._audience = audience
+        self._clock = clock
+        self._random = random
+        self._dangling_link_kills = dangling_link_kills
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all results (`/free`)."""
+        self._cache = NodeCache()
+        self._signer = NodeSigner(self._nodes)
+        self._memories: dict[tuple[str, str], dict[str, Any]] = {}
+        self._success = True
+
+    def run(self, running: RunningPrompt) -> RunOutcome:
+        item = running.item
+        self._forget_absent(item.prompt)
+        around = RunContext(
+            folders=self._folders,
+            prompt=self._prepare(item.prompt),
+            prompt_id=item.prompt_id,
+            client_id=item.client_id,
+            extra_pnginfo=item.extra_data.get("extra_pnginfo"),
+            audience=self._audience,
+            progress=PromptProgress(item.prompt_id),
+            interrupted=running.interrupted,
+        )
+        run = PromptRun(self._tools(), around, item.outputs, success=self._success)
+        try:
+            outcome = run.execute(dangling_link_kills=self._dangling_link_kills)
+        finally:
+            self.executing = None
+        self._success = outcome.success
+        return outcome
+
+    def _tools(self) -> RunTools:
+        return RunTools(
+            nodes=self._nodes,
+            cache=self._cache,
+            signer=self._signer,
+            clock=self._clock,
+            random=self._random,
+            memory_of=self._memory_of,
+            announce=self._announce,
+        )
+
+    def _announce(self, client_id: Any, node_id: str) -> None:
+        self.executing = (client_id, node_id)
+
+    def _memory_of(self, node_id: str, class_type: str) -> MutableMapping[str, Any]:
+        return self._memories.setdefault((node_id, class_type), {})
+
+    def _forget_absent(self, prompt: Prompt) -> None:
+        """ComfyUI keeps a node object only while prompts follow each other that all have it."""
+        present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
+        self._memories = {key: kept for key, kept in self._memories.items() if key in present}
+
+    def _prepare(self, prompt: Prompt) -> Prompt:
+        """As nodes see it and files keep it: with `is_changed` where more than inputs count."""
+        return {node_id: self._prepare_node(node) for node_id, node in prompt.items()}
+
+    def _prepare_node(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "inputs" not in node:
+            # Not checked when nothing but an undeclared link leads to it.
+            node = {**node, "inputs": {}}
+        kind = self._nodes[node["class_type"]]
+        if kind.fingerprint is None or "is_changed" in node:
+            return node
+        return {**node, "is_changed": self._fingerprint(kind, node["inputs"])}
+
+    def _fingerprint(self, kind: EngineNodeType, inputs: Mapping[str, Any]) -> Any:
+        constants = {name: value for name, value in inputs.items() if not is_link(value)}
+        try:
+            return [kind.fingerprint(self._folders, constants)] if kind.fingerprint else None
+        except Exception:  # noqa: BLE001 - what can't be read is never the same
+            return math.nan
+
+
+STOP_SECONDS = 5.0
+# Some clients listen for a prompt's events only once they have read the answer to its submission.
+# ComfyUI is slow enough for them; a cached run here would be over before.
+HEAD_START_SECONDS = 0.002
+
+log = logging.getLogger(__name__)
+
+
+class ExecutorThread:
+    """Takes prompts one by one until it is stopped. No prompt can end it, unless it is told so:
+    with `mortal` it dies where ComfyUI's does, to see what a client makes of that."""
+
+    def __init__(
+        self,
+        *,
+        queue: PromptQueue,
+        history: History,
+        executor: Executor,
+        audience: Audience,
+        clock: Callable[[], float],
+        mortal: bool = False,
+    ) -> None:
+        self._queue = queue
+        self._history = history
+        self._executor = executor
+        self._audience = audience
+        self._clock = clock
+        self._mortal = mortal
+        self._free = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="engine-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._queue.interrupt()
+        self._queue.wake()
+        self._thread.join(STOP_SECONDS)
+
+    def free(self) -> None:
+        """Drop cached results before the next prompt."""
+        self._free.set()
+        self._queue.wake()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._take_one()
+            except Exception:
+                log.exception("the worker thread met an error outside of any node")
+                if self._mortal:
+                    return
+
+    def _take_one(self) -> None:
+        running = self._queue.take()
+        if self._free.is_set():
+            self._free.clear()
+            self._executor.reset()
+        if running is not None:
+            self._run(running)
+
+    def _run(self, running: RunningPrompt) -> None:
+        item = running.item
+        running.interrupted.wait(self._head_start(item))
+        try:
+            outcome = self._executor.run(running)
+        except Exception as error:
+            if self._mortal:
+                raise
+            log.exception("prompt %s failed outside of any node", item.prompt_id)
+            outcome = self._broken(item, error)
+        self._queue.done(lambda: self._history.add(item.prompt_id, history_record(item, outcome)))
+        if item.client_id is not None:
+            ended = {"node": None, "prompt_id": item.prompt_id}
+            self._audience.send("executing", ended, item.client_id)
+
+    def _head_start(self, item: QueuedPrompt) -> float:
+        """What is left of it; nothing for a prompt that had to wait anyway."""
+        age = self._clock() - item.extra_data.get("create_time", 0) / 1000
+        return max(HEAD_START_SECONDS - age, 0.0) if age >= 0 else 0.0
+
+    def _broken(self, item: QueuedPrompt, error: Exception) -> RunOutcome:
+        """An error of ours, told as if the first output had failed: nothing may hang on it."""
+        node_id = item.outputs[0]
+        data = {
+            "prompt_id": item.prompt_id,
+            "node_id": node_id,
+            "node_type": item.prompt[node_id]["class_type"],
+            "executed": [],
+            "exception_message": f"{error}\n",
+            "exception_type": type_name(error),
+            "traceback": traceback_lines(error),
+            "current_inputs": {},
+            "current_outputs": list(item.prompt),
+            "timestamp": int(self._clock() * 1000),
+        }
+        if item.client_id is not None:
+            self._audience.send("execution_error", data, item.client_id)
+        return RunOutcome(success=False, messages=[("execution_error", data)], outputs={}, meta={})
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedPrompt:
     """`node_errors` names outputs that were left out; the rest runs."""
 
     prompt_id: str
@@ -55,12 +266,12 @@ class DataFolder:
 
 
 class Engine:
-    """All parts together. `mortal`: see Worker."""
+    """All parts together. `mortal`: see ExecutorThread."""
 
     def __init__(
         self,
         data: DataFolder,
-        nodes: Mapping[str, NodeType],
+        nodes: Mapping[str, EngineNodeType],
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
@@ -81,7 +292,7 @@ class Engine:
             random=random.SystemRandom(),
             dangling_link_kills=mortal,
         )
-        self._worker = Worker(
+        self._worker = ExecutorThread(
             queue=self.queue,
             history=self.history,
             executor=self.executor,
@@ -104,10 +315,10 @@ class Engine:
     def free(self) -> None:
         self._worker.free()
 
-    def submit(self, body: object, usage_source: str | None = None) -> Accepted:
+    def submit(self, body: object, usage_source: str | None = None) -> AcceptedPrompt:
         """Queue a prompt, or raise RefusedPrompt."""
         number = self._number(body)
-        submission = read_submission(body)
+        submission = parse_submission(body)
         verdict = validate(
             submission.prompt, nodes=self.nodes, folders=self.folders, targets=submission.targets
         )
@@ -118,8 +329,8 @@ class Engine:
             extra_data.setdefault("comfy_usage_source", usage_source)
         extra_data["create_time"] = int(self._clock() * 1000)
         prompt_id = submission.prompt_id or self._new_id()
-        self.queue.put(Item(number, prompt_id, verdict.prompt, extra_data, verdict.outputs))
-        return Accepted(prompt_id, number, verdict.node_errors or {})
+        self.queue.put(QueuedPrompt(number, prompt_id, verdict.prompt, extra_data, verdict.outputs))
+        return AcceptedPrompt(prompt_id, number, verdict.node_errors or {})
 
     def status(self) -> dict[str, Any]:
         return _status(self.queue.remaining())

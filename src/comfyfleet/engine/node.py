@@ -1,20 +1,27 @@
-"""What a node type is to the executor, and what a running node may use.
+"""What a node type is to the executor, what a running node may use (also of the machine), and a compact notation for
+node interfaces, from which `/object_info` entries are made.
 
-The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt
-(`images.image0` for a slot of a growing group), values already coerced. Optional inputs that are
-not given are left out, and so are those that the node does not declare. A node fails by raising:
-our own errors where we know better than numpy what went wrong, but any other may come.
-"""
+The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt (`images.image0` for
+a slot of a growing group), values already coerced. Optional inputs that are not given are left out, and so are
+those that the node does not declare. A node fails by raising: our own errors where we know better than numpy
+what went wrong, but any other may come.
 
+ComfyUI has two generations of nodes, and their entries differ in small ways that clients see: `classic` ones
+write choices as a bare list and leave out what is not set; later ones don't."""
+
+import logging
+import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Protocol
 
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.media import PIXELS_MAX, Size, require_pixels
 
 FolderName = Literal["input", "output", "temp"]
 
@@ -33,7 +40,7 @@ class Folders:
     def locate(self, name: str) -> Path:
         """The path of `x.png`, `sub/x.png` or `x.png [output]`; it need not exist."""
         folder, relative = split_annotation(name)
-        return inside(self.of(folder), relative)
+        return path_inside(self.of(folder), relative)
 
     def holds(self, name: str) -> bool:
         """Whether `name` exists in its folder; one that leads out of it does not."""
@@ -54,7 +61,7 @@ def split_annotation(name: str) -> tuple[FolderName, str]:
     return "input", name
 
 
-def inside(base: Path, relative: str) -> Path:
+def path_inside(base: Path, relative: str) -> Path:
     """`base / relative`, refused when it leaves `base`: names come from strangers.
 
     Only the text counts: a link that the owner of the machine has put into `base` is followed.
@@ -103,24 +110,24 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class NodeResult:
     """One value for each output, and what history shows for this node."""
 
     outputs: tuple[Any, ...] = ()
     ui: Mapping[str, Any] | None = None
 
 
-Run = Callable[..., Result]
+RunNode = Callable[..., NodeResult]
 Inputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class NodeType:
+class EngineNodeType:
     """A node type: its `/object_info` entry and what it does."""
 
     name: str
     info: Mapping[str, Any]
-    run: Run
+    run: RunNode
     # ComfyUI's VALIDATE_INPUTS: a message, or None when fine. The inputs in `validated` are
     # judged by it alone: no list or range check, and the error is told for each of them.
     # A value of a wrong type may make it raise, as there.
@@ -151,3 +158,285 @@ def _with_choices(declared: Sequence[Any], choices: list[str]) -> list[Any]:
     if kind == "COMBO":
         return [kind, {**options, "options": choices}]
     return [choices, options]
+
+
+Declared = list[Any]
+
+SIZE_MAX = 16384
+BATCH_MAX = 4096
+COLOR_MAX = 0xFFFFFF
+
+
+def socket(kind: str, **options: Any) -> Declared:
+    """An input that is usually linked."""
+    return [kind, options]
+
+
+def bare(kind: Any) -> Declared:
+    """The classic form of an input without options."""
+    return [kind]
+
+
+def integer(
+    default: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    step: int | None = None,
+    **more: Any,
+) -> Declared:
+    return ["INT", _given(default=default, min=low, max=high, step=step) | more]
+
+
+def number(
+    default: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    step: float | None = None,
+    **more: Any,
+) -> Declared:
+    return ["FLOAT", _given(default=default, min=low, max=high, step=step) | more]
+
+
+def size(default: int = 512, low: int = 1) -> Declared:
+    """A width or height in pixels."""
+    return integer(default, low, SIZE_MAX, 1)
+
+
+def offset() -> Declared:
+    """A distance in pixels from an edge."""
+    return integer(0, 0, SIZE_MAX, 1)
+
+
+def text(default: str | None = None, *, multiline: bool = False) -> Declared:
+    return ["STRING", _given(default=default) | {"multiline": multiline}]
+
+
+def flag(default: bool | None = None, **more: Any) -> Declared:
+    return ["BOOLEAN", _given(default=default) | more]
+
+
+def choice(*options: str, default: str | None = None, **more: Any) -> Declared:
+    listed = {"multiselect": False, "options": list(options)}
+    return ["COMBO", _given(default=default) | listed | more]
+
+
+def match_type(template: str, allowed: str, **more: Any) -> Declared:
+    """An input whose type decides that of an output."""
+    return [MATCH, more | {"template": {"template_id": template, "allowed_types": allowed}}]
+
+
+def autogrow(name: str, kind: str, **slots: Any) -> Declared:
+    """A group with as many inputs of one kind as are linked."""
+    return [
+        "COMFY_AUTOGROW_V3",
+        {"template": {"input": {"required": {name: [kind, {}]}}, **slots}},
+    ]
+
+
+def dynamic_choice(options: Mapping[str, Mapping[str, Declared]]) -> Declared:
+    """A choice that brings inputs of its own with each of its options."""
+    listed = [{"key": key, "inputs": {"required": dict(own)}} for key, own in options.items()]
+    return ["COMFY_DYNAMICCOMBO_V3", {"options": listed}]
+
+
+MATCH = "COMFY_MATCHTYPE_V3"
+IMAGE = socket("IMAGE")
+MASK = socket("MASK")
+VIDEO = socket("VIDEO")
+AUDIO = socket("AUDIO")
+HIDDEN_METADATA = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What clients may know of a node type."""
+
+    name: str
+    title: str
+    module: str
+    category: str
+    inputs: Mapping[str, Declared]
+    outputs: tuple[str, ...]
+    output_names: tuple[str, ...] = ()
+    optional: Mapping[str, Declared] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    output_node: bool = False
+    shows_result: bool = False  # in history, although it is no output node
+    deprecated: bool = False
+    experimental: bool = False
+    essentials: str | None = None
+    output_matches: tuple[str, ...] | None = None
+    classic: bool = False
+    description: str = ""
+    aliases: tuple[str, ...] = ()  # further words under which an editor finds it
+
+    def entry(self) -> dict[str, Any]:
+        """The `/object_info` entry."""
+        inputs = self._inputs()
+        common = {
+            "input": inputs,
+            "input_order": {group: list(members) for group, members in inputs.items()},
+            "is_input_list": False,
+            "output": list(self.outputs),
+            "output_is_list": [False] * len(self.outputs),
+            "output_name": list(self.output_names or self.outputs),
+            "name": self.name,
+            "display_name": self.title,
+            "description": self.description,
+            "python_module": self.module,
+            "category": self.category,
+            "output_node": self.output_node,
+            "has_intermediate_output": self.shows_result,
+        }
+        return common | (self._classic_extras() if self.classic else self._later_extras())
+
+    def _inputs(self) -> dict[str, dict[str, Any]]:
+        hidden = {name: kind if self.classic else [kind] for name, kind in self.hidden.items()}
+        groups: dict[str, dict[str, Any]] = {
+            "required": dict(self.inputs),
+            "optional": dict(self.optional),
+            "hidden": hidden,
+        }
+        return {group: members for group, members in groups.items() if members}
+
+    def _classic_extras(self) -> dict[str, Any]:
+        extras = _given(
+            essentials_category=self.essentials, deprecated=True if self.deprecated else None
+        )
+        return {"search_aliases": list(self.aliases), **extras}
+
+    def _later_extras(self) -> dict[str, Any]:
+        return {
+            "output_tooltips": [None] * len(self.outputs),
+            "output_matchtypes": list(self.output_matches) if self.output_matches else None,
+            "deprecated": self.deprecated,
+            "experimental": self.experimental,
+            "dev_only": False,
+            "api_node": False,
+            "price_badge": None,
+            "search_aliases": list(self.aliases) or None,
+            "essentials_category": self.essentials,
+        }
+
+
+def node(
+    interface: Interface, **more: Any
+) -> Callable[[Callable[..., NodeResult]], EngineNodeType]:
+    """Make a node type of a function that uses the context. `more` are fields of EngineNodeType."""
+
+    def declare(run: Callable[..., NodeResult]) -> EngineNodeType:
+        return EngineNodeType(name=interface.name, info=interface.entry(), run=run, **more)
+
+    return declare
+
+
+def pure(interface: Interface, **more: Any) -> Callable[[Callable[..., Any]], EngineNodeType]:
+    """Make a node type of a function from its inputs to its output, or to a tuple of several."""
+
+    def declare(function: Callable[..., Any]) -> EngineNodeType:
+        @wraps(function)
+        def run(context: Context, **inputs: Any) -> NodeResult:
+            value = function(**inputs)
+            return NodeResult(value if len(interface.outputs) > 1 else (value,))
+
+        return node(interface, **more)(run)
+
+    return declare
+
+
+def group(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The members of a group: `images.image0` → `image0`."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): inputs[key] for key in inputs if key.startswith(prefix)}
+
+
+log = logging.getLogger(__name__)
+
+MEMORY, PIXELS = "COMFYFLEET_ENGINE_MEMORY_BYTES", "COMFYFLEET_MAX_PICTURE_PIXELS"
+MEMORY_BYTES_MAX = 8 * 1024**3
+MEMORY_BYTES_MIN = 256 * 1024**2
+# A node reads one array and makes another, often with one between them; each value has 4 bytes.
+BYTES_PER_VALUE = 4 * 4
+# Of a picture that is loaded, blurred and saved, all copies together: 105 were measured.
+BYTES_PER_PIXEL = 160
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`memory_bytes`: of the whole process, beyond what it takes when idle."""
+
+    memory_bytes: int = MEMORY_BYTES_MAX
+    pixels_max: int = PIXELS_MAX
+
+    @property
+    def values_max(self) -> int:
+        return self.memory_bytes // BYTES_PER_VALUE
+
+
+_limits = EngineLimits()
+
+
+def limits_of(environ: Mapping[str, str]) -> EngineLimits:
+    """As set; else half of the machine's memory, and 8 GiB at most. A picture has as many pixels as
+    that holds: a larger one is refused with its size, where it would end for want of memory."""
+    usual = max(MEMORY_BYTES_MIN, min(MEMORY_BYTES_MAX, _physical_bytes() // 2))
+    memory = _number(environ, MEMORY, usual, least=MEMORY_BYTES_MIN)
+    most = min(PIXELS_MAX, memory // BYTES_PER_PIXEL)
+    return EngineLimits(memory, _number(environ, PIXELS, most, least=1))
+
+
+def use_limits(limits: EngineLimits) -> None:
+    global _limits
+    _limits = limits
+
+
+def limit_memory(limits: EngineLimits) -> None:
+    """Of this process, where the system can: what wants more fails, and nothing else does.
+
+    After everything was imported: what is there by then is not counted.
+    """
+    use_limits(limits)
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = _data_bytes() + limits.memory_bytes
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    except (ImportError, OSError, ValueError):
+        log.warning("the memory of the engine can't be limited on this system")
+
+
+def _data_bytes() -> int:
+    """What the process has of its own, heap and stacks; Linux counts the limit by that."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_memory(*shape: int) -> None:
+    """Refuse an array that is too large, before it is made."""
+    if math.prod(shape) > _limits.values_max:
+        raise LimitExceeded(f"{'x'.join(map(str, shape))} values are more than this machine holds")
+
+
+def require_small(size: Size | None) -> None:
+    """Refuse a picture that has too many pixels, before it is decoded."""
+    require_pixels(size, _limits.pixels_max)
+
+
+def _physical_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2 * MEMORY_BYTES_MAX
+
+
+def _number(environ: Mapping[str, str], name: str, usual: int, *, least: int) -> int:
+    text = environ.get(name) or str(usual)
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise InvalidInput(f"{name} is {text!r}; it takes a whole number from {least:,}")
+    return int(text)

@@ -1,17 +1,18 @@
-"""Prompts that wait, the one that runs, and who may take it back."""
+"""Prompts that wait, the one that runs, and those that have ended. Memory only, as ComfyUI's."""
 
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from comfyfleet.engine.validate import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class QueuedPrompt:
     """A prompt in the queue. Smaller numbers run first."""
 
     number: float
@@ -30,22 +31,22 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningPrompt:
     """The prompt at work; `interrupted` is its own, so that no other prompt can be hit."""
 
-    item: Item
+    item: QueuedPrompt
     interrupted: threading.Event = field(default_factory=threading.Event)
 
 
 Entry = tuple[Any, ...]
-Order = Callable[[Item, int], Entry]
+Order = Callable[[QueuedPrompt, int], Entry]
 
 
-def by_number_then_arrival(item: Item, arrival: int) -> Entry:
+def by_number_then_arrival(item: QueuedPrompt, arrival: int) -> Entry:
     return (item.number, item.prompt_id, arrival, item)
 
 
-def as_comfyui_compares(item: Item, arrival: int) -> Entry:
+def as_comfyui_compares(item: QueuedPrompt, arrival: int) -> Entry:
     """ComfyUI compares whole items: two with equal number and id end in comparing dicts."""
     return (item.number, item.prompt_id, item.prompt, item.extra_data, item)
 
@@ -60,7 +61,7 @@ class PromptQueue:
         self._order = order
         self._awake = threading.Condition(threading.RLock())
         self._heap: list[Entry] = []
-        self._running: Running | None = None
+        self._running: RunningPrompt | None = None
         self._arrivals = itertools.count()
         self._woken = False
 
@@ -68,13 +69,13 @@ class PromptQueue:
         with self._awake:
             return len(self._heap) + (self._running is not None)
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueuedPrompt) -> None:
         with self._awake:
             heapq.heappush(self._heap, self._order(item, next(self._arrivals)))
             self._tell()
             self._awake.notify()
 
-    def take(self) -> Running | None:
+    def take(self) -> RunningPrompt | None:
         """Wait for the next prompt and let it run; None when woken for something else."""
         with self._awake:
             while not self._heap and not self._woken:
@@ -82,7 +83,7 @@ class PromptQueue:
             self._woken = False
             if not self._heap:
                 return None
-            self._running = Running(heapq.heappop(self._heap)[-1])
+            self._running = RunningPrompt(heapq.heappop(self._heap)[-1])
             self._tell()
             return self._running
 
@@ -99,7 +100,7 @@ class PromptQueue:
             record()
             self._tell()
 
-    def listed(self) -> tuple[list[Item], list[Item]]:
+    def listed(self) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
         """Running and waiting prompts, the latter as they lie in the heap: not sorted."""
         with self._awake:
             running = [self._running.item] if self._running else []
@@ -132,7 +133,7 @@ class PromptQueue:
         with self._awake:
             return self.interrupt(prompt_id) or self.delete(prompt_id)
 
-    def _waiting(self) -> Iterator[Item]:
+    def _waiting(self) -> Iterator[QueuedPrompt]:
         return (entry[-1] for entry in self._heap)
 
     def _remove(self, index: int) -> None:
@@ -146,3 +147,72 @@ class PromptQueue:
 
     def _tell(self) -> None:
         self._changed(self.remaining())
+
+
+HISTORY_ITEMS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended and what it showed."""
+
+    success: bool
+    messages: Sequence[tuple[str, Mapping[str, Any]]]
+    outputs: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+
+Record = Mapping[str, Any]
+
+
+def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
+    """A history item as `/history` shows it."""
+    return {
+        "prompt": item.row(),
+        "outputs": outcome.outputs,
+        "status": {
+            "status_str": "success" if outcome.success else "error",
+            "completed": outcome.success,
+            "messages": outcome.messages,
+        },
+        "meta": outcome.meta,
+    }
+
+
+class History:
+    """Written by the worker thread, read by the event loop."""
+
+    def __init__(self, items_max: int = HISTORY_ITEMS_MAX) -> None:
+        self._items_max = items_max
+        self._lock = threading.Lock()
+        self._records: dict[str, Record] = {}
+
+    def add(self, prompt_id: str, entry: Record) -> None:
+        with self._lock:
+            if len(self._records) > self._items_max:
+                del self._records[next(iter(self._records))]
+            self._records[prompt_id] = entry
+
+    def get(self, prompt_id: str) -> dict[str, Record]:
+        """The one record under its id, or nothing."""
+        with self._lock:
+            entry = self._records.get(prompt_id)
+        return {} if entry is None else {prompt_id: entry}
+
+    def page(self, max_items: int | None = None, offset: int | None = None) -> dict[str, Record]:
+        """Oldest first; `max_items` alone means the last ones."""
+        with self._lock:
+            start = -1 if offset is None else offset
+            if start < 0 and max_items is not None:
+                start = len(self._records) - max_items
+            records = islice(self._records.items(), max(start, 0), None)
+            # ComfyUI looks whether there are enough after adding one: none can't be asked for.
+            return dict(islice(records, None if max_items is None else max(max_items, 1)))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._records = {}
+
+    def delete(self, prompt_id: str) -> None:
+        with self._lock:
+            self._records.pop(prompt_id, None)

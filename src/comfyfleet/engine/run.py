@@ -1,26 +1,443 @@
-"""One run of one prompt: which nodes run, what is reused, what is told to whom."""
+"""One run of one prompt: in which order its nodes run, what is reused, what a node is given, and what is told to
+whom.
 
-from collections.abc import Callable, Mapping, MutableMapping
+Nodes may be added while others run (lazy inputs), so the schedule is a graph that dissolves, not a list. The order is
+ComfyUI's, which clients see: outputs as soon as they can, then what leads to them. Results are kept by signature,
+the content of a node and of all before it, so that an unchanged part of a prompt runs once."""
+
+import hashlib
+import itertools
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 from typing import Any
 
-from comfyfleet.engine.cache import Entry, NodeCache
-from comfyfleet.engine.context import NodeContext, Surroundings
-from comfyfleet.engine.faults import trace, type_name
-from comfyfleet.engine.history import Outcome
-from comfyfleet.engine.inputs import Declared, declared_inputs, is_link
-from comfyfleet.engine.node import Context, NodeType, Result
-from comfyfleet.engine.python_names import python_name
-from comfyfleet.engine.schedule import DependencyCycle, MissingNode, Schedule
-from comfyfleet.engine.signature import Signer
-from comfyfleet.engine.story import Story
-from comfyfleet.engine.validate import Prompt
-from comfyfleet.kernel.errors import Interrupted, NodeFailed
+from comfyfleet.engine import sockets
+from comfyfleet.engine.node import Context, EngineNodeType, Folders, NodeResult
+from comfyfleet.engine.queue import RunOutcome
+from comfyfleet.engine.sockets import Audience
+from comfyfleet.engine.validate import (
+    DeclaredInput,
+    Prompt,
+    declared_inputs,
+    is_link,
+    traceback_lines,
+    type_name,
+)
+from comfyfleet.errors import Interrupted, NodeFailed
 
 
-class Halt(Exception):
+class PromptProgress:
+    """The states of the nodes that have started, in the order in which they did."""
+
+    def __init__(self, prompt_id: str) -> None:
+        self._prompt_id = prompt_id
+        self._nodes: dict[str, dict[str, Any]] = {}
+
+    def start(self, node_id: str) -> None:
+        self._set(node_id, value=0.0, most=1.0, state="running")
+
+    def update(self, node_id: str, done: float, total: float) -> None:
+        self._set(node_id, value=done, most=total, state="running")
+
+    def finish(self, node_id: str) -> None:
+        # A cached node has never started: it is 1 of 1.
+        most = self._nodes[node_id]["max"] if node_id in self._nodes else 1
+        self._set(node_id, value=most, most=most, state="finished")
+
+    def state(self) -> dict[str, Any]:
+        return {"prompt_id": self._prompt_id, "nodes": self._nodes}
+
+    def _set(self, node_id: str, *, value: float, most: float, state: str) -> None:
+        self._nodes[node_id] = {
+            "value": value,
+            "max": most,
+            "state": state,
+            "node_id": node_id,
+            "prompt_id": self._prompt_id,
+            "display_node_id": node_id,
+            "parent_node_id": None,
+            "real_node_id": node_id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all nodes of one run share."""
+
+    folders: Folders
+    prompt: Prompt
+    prompt_id: str
+    client_id: Any
+    extra_pnginfo: Mapping[str, Any] | None
+    audience: Audience
+    progress: PromptProgress
+    interrupted: threading.Event
+
+    def stop_if_interrupted(self) -> None:
+        if self.interrupted.is_set():
+            raise Interrupted("the run was interrupted")
+
+    def tell_progress(self) -> None:
+        self.audience.send("progress_state", self.progress.state(), self.client_id)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """One node's view of them."""
+
+    around: RunContext
+    node_id: str
+    random: Random
+    memory: MutableMapping[str, Any]
+    started_at: datetime
+
+    @property
+    def folders(self) -> Folders:
+        return self.around.folders
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.around.prompt
+
+    @property
+    def extra_pnginfo(self) -> Mapping[str, Any] | None:
+        return self.around.extra_pnginfo
+
+    def now(self) -> datetime:
+        return self.started_at
+
+    def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
+        self.around.stop_if_interrupted()
+        self.around.progress.update(self.node_id, done, total)
+        self.around.tell_progress()
+        # ComfyUI sends a preview with metadata before the progress, one without after it.
+        wants_metadata = self.around.audience.wants_metadata(self.around.client_id)
+        if preview and wants_metadata:
+            self._send(sockets.image_with_metadata_frame(preview, self._metadata()))
+        self._tell_step(done, total)
+        if preview and not wants_metadata:
+            self._send(sockets.image_frame(preview))
+
+    def show_text(self, text: str) -> None:
+        # To everybody, whoever has sent the prompt: so does ComfyUI.
+        self.around.audience.send_frame(sockets.text_frame(self.node_id, text))
+
+    def pause(self, seconds: float) -> None:
+        self.around.interrupted.wait(seconds)
+        self.around.stop_if_interrupted()
+
+    def _tell_step(self, done: float, total: float) -> None:
+        step = {"value": done, "max": total, "prompt_id": self.around.prompt_id}
+        self.around.audience.send("progress", {**step, "node": self.node_id}, self.around.client_id)
+
+    def _send(self, frame: bytes) -> None:
+        self.around.audience.send_frame(frame, self.around.client_id)
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "prompt_id": self.around.prompt_id,
+            "display_node_id": self.node_id,
+            "parent_node_id": None,
+            "real_node_id": self.node_id,
+        }
+
+
+Message = tuple[str, Mapping[str, Any]]
+
+
+class RunMessages:
+    """The messages of one run. Without a client most of them reach history only."""
+
+    def __init__(
+        self,
+        around: RunContext,
+        clock: Callable[[], float],
+        announce: Callable[[Any, str], None],
+    ) -> None:
+        self.messages: list[Message] = []
+        self._around = around
+        self._clock = clock
+        self._announce = announce
+
+    def tell(self, event: str, *, to_all: bool = False, **data: Any) -> None:
+        """Tell the client and history; `to_all` makes up for a missing client."""
+        now_ms = int(self._clock() * 1000)
+        timed = {**data, "prompt_id": self._around.prompt_id, "timestamp": now_ms}
+        self.messages.append((event, timed))
+        if self._around.client_id is not None or to_all:
+            self._around.audience.send(event, timed, self._around.client_id)
+
+    def executing(self, node_id: str) -> None:
+        if self._around.client_id is not None:
+            self._announce(self._around.client_id, node_id)
+            self._send("executing", node_id)
+
+    def executed(self, node_id: str, output: Mapping[str, Any] | None) -> None:
+        if self._around.client_id is not None:
+            self._send("executed", node_id, output=output)
+
+    def _send(self, event: str, node_id: str, **more: Any) -> None:
+        data = {"node": node_id, "display_node": node_id, **more}
+        data["prompt_id"] = self._around.prompt_id
+        self._around.audience.send(event, data, self._around.client_id)
+
+
+# Only those that are not `<node type>.execute`.
+NAMES: Mapping[str, str] = {
+    "EmptyImage": "EmptyImage.generate",
+    "ImageBatch": "ImageBatch.batch",
+    "ImageInvert": "ImageInvert.invert",
+    "ImagePadForOutpaint": "ImagePadForOutpaint.expand_image",
+    "ImageScale": "ImageScale.upscale",
+    "ImageScaleBy": "ImageScaleBy.upscale",
+    "LoadImage": "LoadImage.load_image",
+    "LoadImageMask": "LoadImageMask.load_image",
+    "PreviewAny": "PreviewAny.main",
+    "PreviewImage": "SaveImage.save_images",
+    "SaveImage": "SaveImage.save_images",
+    "SaveImageWebsocket": "SaveImageWebsocket.save_images",
+    "ComfyMathExpression": "MathExpressionNode.execute",
+    "ComfySwitchNode": "SwitchNode.execute",
+    "ImageBlend": "Blend.execute",
+    "ImageBlur": "Blur.execute",
+    "ImageQuantize": "Quantize.execute",
+    "ImageSharpen": "Sharpen.execute",
+    "PrimitiveBoolean": "Boolean.execute",
+    "PrimitiveFloat": "Float.execute",
+    "PrimitiveInt": "Int.execute",
+    "PrimitiveString": "String.execute",
+    "PrimitiveStringMultiline": "StringMultiline.execute",
+    "Video Slice": "VideoSlice.execute",
+}
+
+
+def python_name(node_type: EngineNodeType) -> str:
+    return NAMES.get(node_type.name, f"{node_type.name}.execute")
+
+
+# How far before an output a node is still preferred to others that are ready.
+STEPS_BEFORE_OUTPUT_MAX = 2
+
+NodeTest = Callable[[str], bool]
+
+
+class MissingNode(NodeFailed):
+    """An input that nobody checks is linked to a node that is not in the prompt."""
+
+    def __init__(self, node_id: str, missing: str) -> None:
+        super().__init__(f"Node {missing} not found", exception_type="graph.NodeNotFoundError")
+        self.node_id = node_id
+
+
+class DependencyCycle(NodeFailed):
+    def __init__(self, node_id: str) -> None:
+        super().__init__("Dependency cycle detected", exception_type="graph.DependencyCycleError")
+        self.node_id = node_id
+
+
+class Schedule:
+    """The nodes that are still to run, and who waits for whom."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        *,
+        is_cached: NodeTest,
+        is_output: NodeTest,
+        is_lazy: Callable[[str, str], bool],
+    ) -> None:
+        self._prompt = prompt
+        self._is_cached = is_cached
+        self._is_output = is_output
+        self._is_lazy = is_lazy
+        self._waiters: dict[str, dict[str, None]] = {}
+        self._blockers: dict[str, int] = {}
+        self._linked: dict[str, set[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._blockers)
+
+    def add(self, node_id: str) -> None:
+        """Add a node and all that it needs, except what is cached or lazy."""
+        stack, links = [node_id], []
+        while stack:
+            current = stack.pop()
+            if current in self._blockers:
+                continue
+            self._blockers[current] = 0
+            self._waiters[current] = {}
+            for source in self._eager_sources(current):
+                if not self._is_cached(source):
+                    stack.append(source)
+                links.append((source, current))
+        for source, target in links:
+            self._connect(source, target)
+
+    def require(self, node_id: str, input_name: str) -> None:
+        """Make a lazy input a needed one."""
+        link = self._prompt[node_id]["inputs"].get(input_name)
+        if not is_link(link):
+            raise NodeFailed(
+                f"Node {node_id} says it needs input {input_name}, but nothing is linked to it",
+                exception_type="graph.NodeInputError",
+            )
+        self._connect(link[0], node_id)
+
+    def sees(self, node_id: str, source: str) -> bool:
+        """Whether the node may use the result of `source`: a lazy link counts once required."""
+        return source in self._linked.get(node_id, ())
+
+    def pick(self) -> str:
+        """The node to run next."""
+        ready = [node_id for node_id, count in self._blockers.items() if count == 0]
+        if not ready:
+            raise DependencyCycle(next(iter(self._blockers)))
+        for steps in range(STEPS_BEFORE_OUTPUT_MAX + 1):
+            for node_id in ready:
+                if self._leads_to_output(node_id, steps):
+                    return node_id
+        return ready[0]
+
+    def complete(self, node_id: str) -> None:
+        del self._blockers[node_id]
+        for waiter in self._waiters.pop(node_id):
+            self._blockers[waiter] -= 1
+
+    def _eager_sources(self, node_id: str) -> list[str]:
+        sources = []
+        for name, value in self._prompt[node_id]["inputs"].items():
+            if not is_link(value) or self._is_lazy(node_id, name):
+                continue
+            if value[0] not in self._prompt:
+                raise MissingNode(node_id, value[0])
+            sources.append(value[0])
+        return sources
+
+    def _connect(self, source: str, target: str) -> None:
+        self._linked.setdefault(target, set()).add(source)
+        if self._is_cached(source):
+            return
+        self.add(source)
+        if target not in self._waiters[source]:
+            self._waiters[source][target] = None
+            self._blockers[target] += 1
+
+    def _leads_to_output(self, node_id: str, steps: int) -> bool:
+        if steps == 0:
+            return self._is_output(node_id)
+        return any(self._leads_to_output(next_id, steps - 1) for next_id in self._waiters[node_id])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResult:
+    """What a node gave: its outputs, and what history shows (with the node that made it)."""
+
+    outputs: tuple[Any, ...] = ()
+    ui: Mapping[str, Any] | None = None
+
+
+class NodeCache:
+    """What the last prompt had. Only the worker thread touches it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, CachedResult] = {}
+
+    def get(self, signature: str) -> CachedResult | None:
+        return self._entries.get(signature)
+
+    def put(self, signature: str, entry: CachedResult) -> None:
+        self._entries[signature] = entry
+
+    def retain(self, signatures: Collection[str]) -> None:
+        """Drop all others: pictures of prompts that are over are not worth their memory."""
+        kept = self._entries.keys() & set(signatures)
+        self._entries = {signature: self._entries[signature] for signature in kept}
+
+
+DIGEST_BYTES = 16
+
+
+class NodeSigner:
+    """Gives each node a signature; what can't be compared gets one that never comes again."""
+
+    def __init__(self, nodes: Mapping[str, EngineNodeType]) -> None:
+        self._nodes = nodes
+        self._unique = itertools.count()
+
+    def sign(self, prompt: Prompt) -> dict[str, str]:
+        """Signatures of all nodes. Walks by hand: a prompt may be deeper than Python's stack."""
+        signed: dict[str, str] = {}
+        opened: set[str] = set()
+        waiting = list(prompt)
+        while waiting:
+            node_id = waiting[-1]
+            before = [
+                source
+                for source in _sources(prompt[node_id])
+                if source in prompt and source not in signed and source not in opened
+            ]
+            if before and node_id not in signed:
+                opened.add(node_id)
+                waiting += before
+                continue
+            waiting.pop()
+            if node_id not in signed:
+                signed[node_id] = self._digest(node_id, prompt[node_id], signed)
+        return signed
+
+    def _digest(self, node_id: str, node: Mapping[str, Any], signed: Mapping[str, str]) -> str:
+        kind = self._nodes[node["class_type"]]
+        parts = [repr(kind.name)]
+        if kind.fingerprint:
+            parts.append(self._canonical(node.get("is_changed")))
+        if "UNIQUE_ID" in kind.info["input"].get("hidden", {}).values():
+            parts.append(repr(node_id))
+        for name, value in sorted(node.get("inputs", {}).items()):
+            parts.append(f"{name!r}={self._value(value, signed)}")
+        text = ";".join(parts).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+
+    def _value(self, value: Any, signed: Mapping[str, str]) -> str:
+        if not is_link(value):
+            return self._canonical(value)
+        # A source that is missing, or part of a cycle, has no signature.
+        source = signed.get(value[0]) or self._never_again()
+        return f"<{source}:{self._canonical(value[1])}>"
+
+    def _canonical(self, value: Any) -> str:
+        """Equal for values that Python takes for equal: 1, 1.0 and true."""
+        match value:
+            case str() | None:
+                return repr(value)
+            case int() | float():
+                return self._number(value)
+            case list() | tuple():
+                return f"[{','.join(map(self._canonical, value))}]"
+            case dict():
+                entries = (f"{key!r}:{self._canonical(value[key])}" for key in sorted(value))
+                return f"{{{','.join(entries)}}}"
+        return self._never_again()
+
+    def _number(self, value: float) -> str:
+        if math.isnan(value):
+            return self._never_again()
+        whole = math.isfinite(value) and value == int(value)
+        return str(int(value)) if whole else repr(value)
+
+    def _never_again(self) -> str:
+        return f"?{next(self._unique)}"
+
+
+def _sources(node: Mapping[str, Any]) -> Iterator[str]:
+    return (value[0] for value in node.get("inputs", {}).values() if is_link(value))
+
+
+class RunHalted(Exception):
     """The run ends here; carries what is to be told."""
 
     def __init__(self, event: str, node_id: str, **data: Any) -> None:
@@ -31,12 +448,12 @@ class Halt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class RunTools:
     """What outlives a run."""
 
-    nodes: Mapping[str, NodeType]
+    nodes: Mapping[str, EngineNodeType]
     cache: NodeCache
-    signer: Signer
+    signer: NodeSigner
     clock: Callable[[], float]
     random: Random
     memory_of: Callable[[str, str], MutableMapping[str, Any]]
@@ -44,7 +461,7 @@ class Tools:
 
 
 @dataclass
-class Inputs:
+class CollectedInputs:
     """The values that a node is called with, and the names whose value is not there yet."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -54,23 +471,23 @@ class Inputs:
         return {name: value for name, value in self.values.items() if name not in self.missing}
 
 
-class Run:
+class PromptRun:
     """`success` comes in from the run before: ComfyUI takes its verdict from the last node that
     ended, so a run that stops before its first node inherits it. Clients must not trust it."""
 
     def __init__(
-        self, tools: Tools, around: Surroundings, outputs: tuple[str, ...], *, success: bool
+        self, tools: RunTools, around: RunContext, outputs: tuple[str, ...], *, success: bool
     ) -> None:
         self._tools = tools
         self._around = around
         self._outputs = outputs
         self._success = success
-        self._story = Story(around, tools.clock, tools.announce)
-        self._declarations: dict[str, dict[str, Declared]] = {}
+        self._story = RunMessages(around, tools.clock, tools.announce)
+        self._declarations: dict[str, dict[str, DeclaredInput]] = {}
         self._executed: list[str] = []
         self._shown: dict[str, Mapping[str, Any]] = {}
         self._signatures: dict[str, str] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, CachedResult] = {}
         self._schedule = Schedule(
             around.prompt,
             is_cached=self._is_cached,
@@ -78,21 +495,21 @@ class Run:
             is_lazy=self._is_lazy,
         )
 
-    def execute(self, *, dangling_link_kills: bool = False) -> Outcome:
+    def execute(self, *, dangling_link_kills: bool = False) -> RunOutcome:
         self._story.tell("execution_start")
         self._story.tell("execution_cached", nodes=self._find_cached())
         try:
             self._work()
-        except Halt as halt:
-            self._tell_halt(halt)
+        except RunHalted as halt:
+            self._send_halt(halt)
         except DependencyCycle as cycle:
-            self._tell_halt(_stuck(cycle, cycle.node_id, self._around.prompt))
+            self._send_halt(_stuck(cycle, cycle.node_id, self._around.prompt))
         except MissingNode as missing:
             if dangling_link_kills:
                 raise
             self._success = False
-            self._tell_halt(_stuck(missing, missing.node_id, self._around.prompt))
-        return Outcome(
+            self._send_halt(_stuck(missing, missing.node_id, self._around.prompt))
+        return RunOutcome(
             success=self._success,
             messages=self._story.messages,
             outputs={node_id: ui["output"] for node_id, ui in self._shown.items()},
@@ -129,7 +546,7 @@ class Run:
             return True
         self._around.progress.start(node_id)
         self._around.tell_progress()
-        inputs = Inputs()
+        inputs = CollectedInputs()
         try:
             self._collect(node_id, inputs)
             self._story.executing(node_id)
@@ -138,7 +555,7 @@ class Run:
                 return False
             result = self._call(node_id, inputs)
         except Interrupted as error:
-            raise Halt("execution_interrupted", node_id) from error
+            raise RunHalted("execution_interrupted", node_id) from error
         except Exception as error:
             raise self._failure(node_id, inputs, error) from error
         self._keep(node_id, result)
@@ -146,7 +563,7 @@ class Run:
         self._executed.append(node_id)
         return True
 
-    def _collect(self, node_id: str, inputs: Inputs) -> None:
+    def _collect(self, node_id: str, inputs: CollectedInputs) -> None:
         """Values of the declared inputs, and of every link, even one that nobody declared."""
         declared = self._declared(node_id)
         for name, value in self._around.prompt[node_id]["inputs"].items():
@@ -155,7 +572,7 @@ class Run:
             elif name in declared:
                 inputs.values[name] = value
 
-    def _follow(self, node_id: str, name: str, link: list[Any], inputs: Inputs) -> None:
+    def _follow(self, node_id: str, name: str, link: list[Any], inputs: CollectedInputs) -> None:
         source, slot = link
         entry = self._entries.get(self._signatures.get(source, ""))
         if entry and self._schedule.sees(node_id, source) and slot < len(entry.outputs):
@@ -164,7 +581,7 @@ class Run:
             inputs.values[name] = None
             inputs.missing.add(name)
 
-    def _require_lazy(self, node_id: str, inputs: Inputs) -> bool:
+    def _require_lazy(self, node_id: str, inputs: CollectedInputs) -> bool:
         needed = self._type_of(node_id).needed
         if needed is None:
             return False
@@ -173,7 +590,7 @@ class Run:
             self._schedule.require(node_id, name)
         return bool(wanted)
 
-    def _call(self, node_id: str, inputs: Inputs) -> Result:
+    def _call(self, node_id: str, inputs: CollectedInputs) -> NodeResult:
         kind = self._type_of(node_id)
         declared = self._declared(node_id)
         for name in inputs.values:
@@ -191,18 +608,18 @@ class Run:
         )
         return kind.run(context, **inputs.values)
 
-    def _keep(self, node_id: str, result: Result) -> None:
+    def _keep(self, node_id: str, result: NodeResult) -> None:
         ui = None
         if result.ui:
             meta = {"node_id": node_id, "display_node": node_id, "parent_node": None}
             ui = {"meta": {**meta, "real_node_id": node_id}, "output": result.ui}
             self._shown[node_id] = ui
             self._story.executed(node_id, result.ui)
-        entry = Entry(outputs=result.outputs, ui=ui)
+        entry = CachedResult(outputs=result.outputs, ui=ui)
         self._entries[self._signatures[node_id]] = entry
         self._tools.cache.put(self._signatures[node_id], entry)
 
-    def _reuse(self, node_id: str, entry: Entry) -> None:
+    def _reuse(self, node_id: str, entry: CachedResult) -> None:
         if entry.ui:
             self._shown[node_id] = entry.ui
         self._story.executed(node_id, entry.ui["output"] if entry.ui else None)
@@ -219,18 +636,18 @@ class Run:
         self._around.progress.finish(node_id)
         self._around.tell_progress()
 
-    def _failure(self, node_id: str, inputs: Inputs, error: Exception) -> Halt:
-        return Halt(
+    def _failure(self, node_id: str, inputs: CollectedInputs, error: Exception) -> RunHalted:
+        return RunHalted(
             "execution_error",
             node_id,
             exception_message=f"{error}\n",
             exception_type=type_name(error),
-            traceback=trace(error),
+            traceback=traceback_lines(error),
             current_inputs=self._show_inputs(node_id, inputs),
             current_outputs=list(self._around.prompt),
         )
 
-    def _show_inputs(self, node_id: str, inputs: Inputs) -> dict[str, list[Any]]:
+    def _show_inputs(self, node_id: str, inputs: CollectedInputs) -> dict[str, list[Any]]:
         values = dict(inputs.values)
         for name, kind in self._type_of(node_id).info["input"].get("hidden", {}).items():
             # Newer nodes, whose hidden inputs are written as lists, don't get them as arguments.
@@ -240,7 +657,7 @@ class Run:
                 values[name] = self._around.extra_pnginfo
         return {name: [_shown(value)] for name, value in values.items()}
 
-    def _tell_halt(self, halt: Halt) -> None:
+    def _send_halt(self, halt: RunHalted) -> None:
         node_type = self._around.prompt[halt.node_id]["class_type"]
         self._story.tell(
             halt.event,
@@ -251,10 +668,10 @@ class Run:
             **halt.data,
         )
 
-    def _type_of(self, node_id: str) -> NodeType:
+    def _type_of(self, node_id: str) -> EngineNodeType:
         return self._tools.nodes[self._around.prompt[node_id]["class_type"]]
 
-    def _declared(self, node_id: str) -> dict[str, Declared]:
+    def _declared(self, node_id: str) -> dict[str, DeclaredInput]:
         if node_id not in self._declarations:
             given = self._around.prompt[node_id]["inputs"]
             groups = self._type_of(node_id).info["input"]
@@ -269,9 +686,9 @@ class Run:
         return declared is not None and bool(declared.options.get("lazy"))
 
 
-def _stuck(error: NodeFailed, node_id: str, prompt: Prompt) -> Halt:
+def _stuck(error: NodeFailed, node_id: str, prompt: Prompt) -> RunHalted:
     """The run can't go on, though no node has failed."""
-    return Halt(
+    return RunHalted(
         "execution_error",
         node_id,
         exception_message=error.message,

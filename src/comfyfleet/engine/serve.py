@@ -1,6 +1,9 @@
-"""An engine on a port: for as long as the process lives, or for the length of a `with`."""
+"""An engine on a port: for as long as the process lives, or for the length of a `with`; and who may talk to it."""
 
+import base64
 import contextlib
+import hmac
+import ipaddress
 import signal
 import socket
 import tempfile
@@ -11,14 +14,75 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from comfyfleet.engine.app import create_app
+from comfyfleet.engine import file_routes, info_routes, prompt_routes
 from comfyfleet.engine.engine import DataFolder, Engine
-from comfyfleet.engine.guard import Guard, is_local
-from comfyfleet.engine.node import NodeType
+from comfyfleet.engine.http import Router, is_local_name
+from comfyfleet.engine.node import EngineNodeType
 from comfyfleet.engine.nodes import registry
-from comfyfleet.kernel.errors import ServerUnavailable
+from comfyfleet.engine.prompt_routes import serve_socket
+from comfyfleet.errors import ServerUnavailable
+
+SOCKETS = {"/ws": serve_socket, "/api/ws": serve_socket}
+ROUTES = (
+    *prompt_routes.ROUTES,
+    *file_routes.ROUTES,
+    *info_routes.INFO_ROUTES,
+    *info_routes.ROUTES,
+    *info_routes.INTERNAL_ROUTES,
+)
+
+
+def create_app(engine: Engine) -> Router[Engine]:
+    return Router(engine, engine, ROUTES, SOCKETS)
+
+
+USER = "engine"
+
+
+@dataclass(frozen=True)
+class AccessGuard:
+    """`is_local`: names of this machine only, or a page could rebind its own name to it.
+
+    `key`: without it nobody is let in.
+    """
+
+    app: ASGIApp
+    is_local: bool
+    key: str | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = self._refusal(scope)
+        if status is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await Response(status_code=status)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> int | None:
+        if scope["type"] == "lifespan":
+            return None
+        headers = Headers(scope=scope)
+        if self.is_local and not is_local_name(headers.get("host")):
+            return 403
+        if self.key is not None and not _is_key(headers.get("authorization", ""), self.key):
+            return 401
+        return None
+
+
+def is_local(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _is_key(given: str, key: str) -> bool:
+    wanted = base64.b64encode(f"{USER}:{key}".encode()).decode()
+    return hmac.compare_digest(given.encode(), f"Basic {wanted}".encode())
+
 
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 10.0
@@ -39,10 +103,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(
+def serve_in_thread(
     *,
     data: Path | None = None,
-    nodes: Mapping[str, NodeType] | None = None,
+    nodes: Mapping[str, EngineNodeType] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     mortal: bool = False,
@@ -56,14 +120,14 @@ def serving(
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = Engine(DataFolder(root), registry() if nodes is None else nodes, mortal=mortal)
         listener = stack.enter_context(listen(host, port))
-        server = uvicorn.Server(_config(Guard(app_of(engine), is_local(listener))))
+        server = uvicorn.Server(_config(AccessGuard(app_of(engine), is_local(listener))))
         stack.enter_context(_in_thread(server, listener))
         yield Served(url_of(listener), engine)
 
 
 def serve(engine: Engine, listener: socket.socket, *, key: str | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
-    guarded = Guard(create_app(engine), is_local(listener), key)
+    guarded = AccessGuard(create_app(engine), is_local(listener), key)
     _StoppableServer(_config(guarded)).run(sockets=[listener])
 
 

@@ -1,16 +1,53 @@
-"""Who listens, and what reaches whom.
+"""Who listens, and what reaches whom: JSON texts and ComfyUI's three binary frames.
 
-The worker thread speaks, the event loop delivers. A client id stands for one socket: a second one
-takes its place, and when either closes the id is deaf. That is ComfyUI's rule, and clients that
-share an id must find it here, too.
-"""
+The worker thread speaks, the event loop delivers. A client id stands for one socket: a second one takes its
+place, and when either closes the id is deaf. That is ComfyUI's rule, and clients that share an id must find it
+here, too."""
 
 import asyncio
+import json
+import struct
 import threading
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any, Protocol
 
-from comfyfleet.engine import frames
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+class BinaryFrame(IntEnum):
+    IMAGE = 1
+    TEXT = 3
+    IMAGE_WITH_METADATA = 4
+
+
+class ImageFormat(IntEnum):
+    JPEG = 1
+    PNG = 2
+
+
+def json_frame(event: str, data: object) -> str:
+    return json.dumps({"type": event, "data": data})
+
+
+def image_frame(picture: bytes) -> bytes:
+    return struct.pack(">II", BinaryFrame.IMAGE, _format(picture)) + picture
+
+
+def image_with_metadata_frame(picture: bytes, metadata: Mapping[str, Any]) -> bytes:
+    mime_type = f"image/{_format(picture).name.lower()}"
+    header = json.dumps({**metadata, "image_type": mime_type}).encode()
+    return struct.pack(">II", BinaryFrame.IMAGE_WITH_METADATA, len(header)) + header + picture
+
+
+def text_frame(node_id: str, line: str) -> bytes:
+    name = node_id.encode()
+    return struct.pack(">II", BinaryFrame.TEXT, len(name)) + name + line.encode()
+
+
+def _format(picture: bytes) -> ImageFormat:
+    return ImageFormat.PNG if picture.startswith(PNG_SIGNATURE) else ImageFormat.JPEG
+
 
 # A client that does not read is cut off rather than fed from ever more memory.
 BACKLOG_FRAMES_MAX = 10_000
@@ -92,7 +129,7 @@ class Sockets:
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
         # Most runs are watched by one client or none: don't write what nobody reads.
         if self._is_heard(to):
-            self._post(frames.message(event, data), to)
+            self._post(json_frame(event, data), to)
 
     def send_frame(self, frame: bytes, to: Any = None) -> None:
         if self._is_heard(to):

@@ -1,26 +1,258 @@
 """Which outputs of a prompt can run, and what is wrong with the others.
 
-The answers have the types, texts and shapes of ComfyUI 0.28.0. The prompt itself is not touched:
-values that ComfyUI coerces in place come back as a new prompt.
-"""
+The answers have the types, texts and shapes of ComfyUI 0.28.0. The prompt itself is not changed:
+values that ComfyUI coerces in place come back as a new prompt."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from comfyfleet.engine.faults import Fault, fault, trace, type_name
-from comfyfleet.engine.inputs import Declared, Kind, declared_inputs, fits
-from comfyfleet.engine.node import Folders, NodeType
-from comfyfleet.engine.refusals import (
-    bad_link,
-    mismatch,
-    missing_input,
-    missing_type,
-    not_offered,
-    out_of_range,
-    unconvertible,
-)
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.engine.node import EngineNodeType, Folders
+from comfyfleet.errors import FleetError, NodeFailed
+
+# One entry of `node_errors[id].errors`, or the `error` of a refused prompt.
+Fault = dict[str, Any]
+
+
+def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Fault:
+    return {"type": kind, "message": message, "details": details, "extra_info": extra_info}
+
+
+def type_name(error: BaseException) -> str:
+    """The exception's type as ComfyUI shows it; ours pass for what a ComfyUI node would raise."""
+    if isinstance(error, FleetError):
+        return str(error.details.get("exception_type", "Exception"))
+    kind = type(error)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def traceback_lines(error: BaseException) -> list[str]:
+    return traceback.format_tb(error.__traceback__)
+
+
+GROWING = "COMFY_AUTOGROW_V3"
+DEPENDENT = "COMFY_DYNAMICCOMBO_V3"
+ANYTHING = {"*", "COMFY_MATCHTYPE_V3"}
+
+Kind = str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredInput:
+    """One input: a type name or the list of its choices, and its options."""
+
+    kind: Kind
+    options: Mapping[str, Any]
+    required: bool
+
+    @property
+    def config(self) -> list[Any]:
+        return [self.kind, dict(self.options)]
+
+    @property
+    def choices(self) -> list[Any] | None:
+        """What may be chosen, or None when it is no choice."""
+        if isinstance(self.kind, list):
+            return self.kind
+        return list(self.options.get("options", [])) if self.kind == "COMBO" else None
+
+
+def is_link(value: object) -> TypeGuard[list[Any]]:
+    """Whether the executor follows this value to another node."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and isinstance(value[1], int | float)
+
+
+def declared_inputs(
+    groups: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, DeclaredInput]:
+    """All inputs of a node by their full names, for the values that were given."""
+    return dict(_entries(groups, given, prefix=""))
+
+
+def _entries(
+    groups: Mapping[str, Any], given: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, DeclaredInput]]:
+    for category in ("required", "optional"):
+        for name, config in groups.get(category, {}).items():
+            yield from _entry(prefix + name, _declare(config, category), given)
+
+
+def _entry(
+    name: str, declared: DeclaredInput, given: Mapping[str, Any]
+) -> Iterator[tuple[str, DeclaredInput]]:
+    if declared.kind == GROWING:
+        yield from _slots(name, declared.options["template"])
+    elif declared.kind == DEPENDENT:
+        yield from _chosen(name, declared, given)
+    else:
+        yield name, declared
+
+
+def _declare(config: list[Any], category: str) -> DeclaredInput:
+    options = config[1] if len(config) > 1 else {}
+    return DeclaredInput(kind=config[0], options=options, required=category == "required")
+
+
+def _slots(name: str, template: Mapping[str, Any]) -> Iterator[tuple[str, DeclaredInput]]:
+    """A growing group is only its slots: `images.image0`, `images.image1`…"""
+    category, inputs = next((c, i) for c, i in template["input"].items() if i)
+    slot = _declare(next(iter(inputs.values())), category)
+    for index, slot_name in enumerate(_slot_names(template)):
+        required = slot.required and index < template["min"]
+        yield f"{name}.{slot_name}", DeclaredInput(slot.kind, slot.options, required)
+
+
+def _slot_names(template: Mapping[str, Any]) -> list[str]:
+    if "names" in template:
+        return list(template["names"])
+    return [f"{template['prefix']}{index}" for index in range(template["max"])]
+
+
+def _chosen(
+    name: str, declared: DeclaredInput, given: Mapping[str, Any]
+) -> Iterator[tuple[str, DeclaredInput]]:
+    """A dependent choice brings the inputs of its option; an unknown option brings nothing."""
+    for option in declared.options["options"]:
+        if name in given and option["key"] == given[name]:
+            yield from _entries(option["inputs"], given, prefix=f"{name}.")
+            yield name, declared
+            return
+
+
+def fits(received: Kind, wanted: Kind) -> bool:
+    """Whether an output of type `received` may be linked to an input of type `wanted`."""
+    if received == wanted:
+        return True
+    kinds = [kind for kind in (received, wanted) if isinstance(kind, str)]
+    if ANYTHING & set(kinds):
+        return True
+    if isinstance(received, list):
+        return wanted == "COMBO"
+    return isinstance(wanted, str) and _overlap(received, wanted)
+
+
+def _overlap(received: str, wanted: str) -> bool:
+    left, right = ({part.strip() for part in kinds.split(",")} for kinds in (received, wanted))
+    return "*" in left | right or bool(left & right)
+
+
+# Longer lists of choices (files, mostly) are not repeated in an error.
+CHOICES_SHOWN_MAX = 20
+
+
+def missing_type_fault(
+    node_id: str, node: Mapping[str, Any], nodes: Mapping[str, EngineNodeType]
+) -> Fault | None:
+    class_type = node.get("class_type")
+    if class_type in nodes:
+        return None
+    title = node.get("_meta", {}).get("title", class_type)
+    if "class_type" in node:
+        message = f"Node '{title}' not found. The custom node may not be installed."
+    else:
+        name = title or f"ID #{node_id}"
+        message = (
+            f"Node '{name}' has no class_type. "
+            "The workflow may be corrupted or a custom node is missing."
+        )
+    return fault(
+        "missing_node_type",
+        message,
+        f"Node ID '#{node_id}'",
+        node_id=node_id,
+        class_type=class_type,
+        node_title=title,
+    )
+
+
+def missing_input_fault(name: str, declared: DeclaredInput) -> list[Fault]:
+    if not declared.required:
+        return []
+    details = name.rpartition(".")[2]
+    return [fault("required_input_missing", "Required input is missing", details, input_name=name)]
+
+
+def bad_link_fault(name: str, link: list[Any], declared: DeclaredInput) -> Fault:
+    return fault(
+        "bad_linked_input",
+        "Bad linked input, must be a length-2 list of [node_id, slot_index]",
+        name,
+        input_name=name,
+        input_config=declared.config,
+        received_value=link,
+    )
+
+
+def type_mismatch_fault(
+    name: str, link: list[Any], received: Kind, declared: DeclaredInput
+) -> Fault:
+    return fault(
+        "return_type_mismatch",
+        "Return type mismatch between linked nodes",
+        f"{name}, received_type({received}) mismatch input_type({declared.kind})",
+        input_name=name,
+        input_config=declared.config,
+        received_type=received,
+        linked_node=link,
+    )
+
+
+def conversion_fault(name: str, value: Any, declared: DeclaredInput, error: Exception) -> Fault:
+    return fault(
+        "invalid_input_type",
+        f"Failed to convert an input value to a {declared.kind} value",
+        f"{name}, {value}, {error}",
+        input_name=name,
+        input_config=declared.config,
+        received_value=value,
+        exception_message=str(error),
+    )
+
+
+def range_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None:
+    least, most = declared.options.get("min"), declared.options.get("max")
+    if least is not None and value < least:
+        kind, message = "value_smaller_than_min", f"Value {value} smaller than min of {least}"
+    elif most is not None and value > most:
+        kind, message = "value_bigger_than_max", f"Value {value} bigger than max of {most}"
+    else:
+        return None
+    return fault(
+        kind,
+        message,
+        name,
+        input_name=name,
+        input_config=declared.config,
+        received_value=value,
+    )
+
+
+def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None:
+    choices = declared.choices
+    if choices is None:
+        return None
+    several = declared.options.get("multiselect", False) and isinstance(value, list)
+    unknown = [choice for choice in (value if several else [value]) if choice not in choices]
+    if not unknown:
+        return None
+    shown = len(choices) <= CHOICES_SHOWN_MAX
+    offered = str(choices) if shown else f"(list of length {len(choices)})"
+    return fault(
+        "value_not_in_list",
+        "Value not in list",
+        f"{name}: {', '.join(map(repr, unknown))} not in {offered}",
+        input_name=name,
+        input_config=declared.config if shown else None,
+        received_value=value,
+    )
+
 
 Prompt = Mapping[str, Mapping[str, Any]]
 
@@ -33,7 +265,7 @@ COERCIONS: Mapping[str, Callable[[Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PromptValidation:
     """`error` is None when at least one output can run; `node_errors` may name others even then."""
 
     prompt: Prompt
@@ -43,7 +275,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedNode:
     """A node with nothing wrong of its own is still not valid when one before it isn't."""
 
     valid: bool = True
@@ -53,14 +285,14 @@ class Checked:
 def validate(
     prompt: Prompt,
     *,
-    nodes: Mapping[str, NodeType],
+    nodes: Mapping[str, EngineNodeType],
     folders: Folders,
     targets: Collection[str] | None = None,
-) -> Verdict:
+) -> PromptValidation:
     """Judge a prompt; with `targets`, only these of its output nodes count."""
     for node_id, node in prompt.items():
-        if missing := missing_type(node_id, node, nodes):
-            return Verdict(prompt, error=missing, node_errors={})
+        if missing := missing_type_fault(node_id, node, nodes):
+            return PromptValidation(prompt, error=missing, node_errors={})
     outputs = [
         node_id
         for node_id, node in prompt.items()
@@ -68,11 +300,11 @@ def validate(
     ]
     if not outputs:
         error = fault("prompt_no_outputs", "Prompt has no outputs")
-        return Verdict(prompt, error=error, node_errors={})
+        return PromptValidation(prompt, error=error, node_errors={})
     return _judge_outputs(_Validation(prompt, nodes, folders), outputs)
 
 
-def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> Verdict:
+def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptValidation:
     node_errors: dict[str, Any] = {}
     good: list[str] = []
     lines: list[str] = []
@@ -85,11 +317,11 @@ def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> Verdict
         _blame(validation, output, node_errors)
     prompt = validation.coerced_prompt()
     if good:
-        return Verdict(prompt, outputs=tuple(good), node_errors=node_errors)
+        return PromptValidation(prompt, outputs=tuple(good), node_errors=node_errors)
     error = fault(
         "prompt_outputs_failed_validation", "Prompt outputs failed validation", "\n".join(lines)
     )
-    return Verdict(prompt, error=error, node_errors=node_errors)
+    return PromptValidation(prompt, error=error, node_errors=node_errors)
 
 
 def _blame(validation: "_Validation", output: str, node_errors: dict[str, Any]) -> None:
@@ -111,9 +343,11 @@ def _blame(validation: "_Validation", output: str, node_errors: dict[str, Any]) 
 class _Validation:
     """One walk from the outputs up; each node is judged once."""
 
-    def __init__(self, prompt: Prompt, nodes: Mapping[str, NodeType], folders: Folders) -> None:
+    def __init__(
+        self, prompt: Prompt, nodes: Mapping[str, EngineNodeType], folders: Folders
+    ) -> None:
         self.prompt = prompt
-        self.checked: dict[str, Checked] = {}
+        self.checked: dict[str, CheckedNode] = {}
         self._nodes = nodes
         self._folders = folders
         self._visiting: list[str] = []
@@ -127,7 +361,7 @@ class _Validation:
             for node_id, node in self.prompt.items()
         }
 
-    def check_output(self, output: str) -> Checked:
+    def check_output(self, output: str) -> CheckedNode:
         try:
             return self.check(output)
         except Exception as error:  # noqa: BLE001 - whatever a node's own check raises is told
@@ -136,12 +370,12 @@ class _Validation:
                 "Exception when validating node",
                 str(error),
                 exception_type=type_name(error),
-                traceback=trace(error),
+                traceback=traceback_lines(error),
             )
-            self.checked[output] = Checked(valid=False, faults=(found,))
+            self.checked[output] = CheckedNode(valid=False, faults=(found,))
             return self.checked[output]
 
-    def check(self, node_id: str) -> Checked:
+    def check(self, node_id: str) -> CheckedNode:
         if node_id in self.checked:
             return self.checked[node_id]
         if node_id in self._visiting:
@@ -152,13 +386,13 @@ class _Validation:
         finally:
             self._visiting.pop()
         # A cycle through this node has been noted on it meanwhile.
-        noted = self.checked.get(node_id, Checked())
+        noted = self.checked.get(node_id, CheckedNode())
         faults = noted.faults + tuple(f for f in own.faults if f not in noted.faults)
         valid = noted.valid and own.valid and not own.faults
-        self.checked[node_id] = Checked(valid, faults)
+        self.checked[node_id] = CheckedNode(valid, faults)
         return self.checked[node_id]
 
-    def _note_cycle(self, node_id: str) -> Checked:
+    def _note_cycle(self, node_id: str) -> CheckedNode:
         around = self._visiting[self._visiting.index(node_id) :]
         path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*around, node_id])
         for member in around:
@@ -169,10 +403,10 @@ class _Validation:
                 node_id=member,
                 cycle_nodes=around,
             )
-            self.checked[member] = Checked(valid=False, faults=(found,))
+            self.checked[member] = CheckedNode(valid=False, faults=(found,))
         return self.checked[node_id]
 
-    def _check_inputs(self, node_id: str) -> Checked:
+    def _check_inputs(self, node_id: str) -> CheckedNode:
         given = self.prompt[node_id]["inputs"]
         node_type = self._type_of(node_id)
         self._coerced[node_id] = {}
@@ -181,7 +415,7 @@ class _Validation:
         declared = declared_inputs(node_type.describe(self._folders)["input"], given)
         for name, declaration in declared.items():
             if name not in given:
-                faults += missing_input(name, declaration)
+                faults += missing_input_fault(name, declaration)
             elif isinstance(given[name], list):
                 found, upstream_valid = self._check_link(name, given[name], declaration)
                 faults += found
@@ -189,23 +423,23 @@ class _Validation:
             else:
                 faults += self._check_value(node_id, name, given[name], declaration)
         faults += self._check_custom(node_id, node_type, declared)
-        return Checked(valid, tuple(faults))
+        return CheckedNode(valid, tuple(faults))
 
-    def _type_of(self, node_id: str) -> NodeType:
+    def _type_of(self, node_id: str) -> EngineNodeType:
         return self._nodes[self.prompt[node_id]["class_type"]]
 
     def _check_link(
-        self, name: str, link: list[Any], declared: Declared
+        self, name: str, link: list[Any], declared: DeclaredInput
     ) -> tuple[list[Fault], bool]:
         if len(link) != 2:
-            return [bad_link(name, link, declared)], True
+            return [bad_link_fault(name, link, declared)], True
         source, slot = link
         received = _output_types(self._type_of(source))[slot]
         if not fits(received, declared.kind):
-            return [mismatch(name, link, received, declared)], True
+            return [type_mismatch_fault(name, link, received, declared)], True
         return [], self._check_upstream(name, link, declared)
 
-    def _check_upstream(self, name: str, link: list[Any], declared: Declared) -> bool:
+    def _check_upstream(self, name: str, link: list[Any], declared: DeclaredInput) -> bool:
         try:
             return self.check(link[0]).valid
         except Exception as error:  # noqa: BLE001 - whatever a node's own check raises is told
@@ -217,28 +451,30 @@ class _Validation:
                 input_config=declared.config,
                 exception_message=str(error),
                 exception_type=type_name(error),
-                traceback=trace(error),
+                traceback=traceback_lines(error),
                 linked_node=link,
             )
-            self.checked[link[0]] = Checked(valid=False, faults=(found,))
+            self.checked[link[0]] = CheckedNode(valid=False, faults=(found,))
             return False
 
-    def _check_value(self, node_id: str, name: str, value: Any, declared: Declared) -> list[Fault]:
+    def _check_value(
+        self, node_id: str, name: str, value: Any, declared: DeclaredInput
+    ) -> list[Fault]:
         if isinstance(value, dict) and "__value__" in value:
             value = self._coerced[node_id][name] = value["__value__"]
         try:
             coerced = _coerce(declared.kind, value)
         except (TypeError, ValueError, OverflowError) as error:
-            return [unconvertible(name, value, declared, error)]
+            return [conversion_fault(name, value, declared, error)]
         if coerced is not value:
             self._coerced[node_id][name] = coerced
         if name in self._type_of(node_id).validated:
             return []
-        found = out_of_range(name, coerced, declared) or not_offered(name, coerced, declared)
+        found = range_fault(name, coerced, declared) or choice_fault(name, coerced, declared)
         return [found] if found else []
 
     def _check_custom(
-        self, node_id: str, node_type: NodeType, declared: Mapping[str, Declared]
+        self, node_id: str, node_type: EngineNodeType, declared: Mapping[str, DeclaredInput]
     ) -> list[Fault]:
         """The node's own check; it sees a linked input as None, as ComfyUI's nodes do."""
         if node_type.validate is None:
@@ -271,19 +507,19 @@ def _coerce(kind: Kind, value: Any) -> Any:
     return convert(value) if convert else value
 
 
-def _output_types(node_type: NodeType) -> Sequence[Kind]:
+def _output_types(node_type: EngineNodeType) -> Sequence[Kind]:
     types: Sequence[Kind] = node_type.info["output"]
     # ComfyUI's older nodes hold them in a tuple, and the text of an IndexError says so.
-    return list(types) if is_newer(node_type) else tuple(types)
+    return list(types) if is_newer_node(node_type) else tuple(types)
 
 
-def is_newer(node_type: NodeType) -> bool:
+def is_newer_node(node_type: EngineNodeType) -> bool:
     """Whether ComfyUI has this node in its newer form; some texts and hidden inputs differ."""
     return "price_badge" in node_type.info
 
 
-def _no_argument(node_type: NodeType, name: str) -> NodeFailed:
-    function = "validate_inputs" if is_newer(node_type) else "VALIDATE_INPUTS"
+def _no_argument(node_type: EngineNodeType, name: str) -> NodeFailed:
+    function = "validate_inputs" if is_newer_node(node_type) else "VALIDATE_INPUTS"
     return NodeFailed(
         f"{node_type.name}.{function}() missing 1 required positional argument: '{name}'",
         exception_type="TypeError",

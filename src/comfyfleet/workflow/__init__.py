@@ -1,8 +1,8 @@
 """Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock."""
 
-from comfyfleet.workflow.convert import Conversion, convert, convert_with_report
-from comfyfleet.workflow.limits import Limits
-from comfyfleet.workflow.nodetypes import ObjectInfo
+from comfyfleet.workflow.conversion import Conversion, convert, convert_with_report
+from comfyfleet.workflow.model import Limits
+from comfyfleet.workflow.object_info import ObjectInfo
 from comfyfleet.workflow.report import Warning
 
 __all__ = ["Conversion", "Limits", "ObjectInfo", "Warning", "convert", "convert_with_report"]

@@ -1,26 +1,86 @@
-"""Pass 6: every node that is executed becomes an entry of the prompt, in topological order.
-
-All widget values first, then links over them; an input that leads to a node that is not emitted is
-left out.
-"""
+"""Pass 6: every node that is executed becomes an entry of the prompt, in topological order, with %Node.widget% patterns
+filled in; others are left out."""
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from comfyfleet.kernel.errors import InvalidWorkflow
-from comfyfleet.workflow.behaviours import BEHAVIOURS, CUSTOM_COMBO
-from comfyfleet.workflow.limits import Limits
-from comfyfleet.workflow.model import Prompt
-from comfyfleet.workflow.naming import Patterns, title_of
-from comfyfleet.workflow.places import join_places
-from comfyfleet.workflow.resolve import HostValue, Resolver, Source
-from comfyfleet.workflow.scopes import Scope
-from comfyfleet.workflow.texts import Random, choose, javascript_text
-from comfyfleet.workflow.values import option_index
-from comfyfleet.workflow.widgettypes import ABSENT, Widget
-from comfyfleet.workflow.wiring import WiredNode
+from comfyfleet.errors import InvalidWorkflow
+from comfyfleet.workflow.model import Limits, Prompt, join_places
+from comfyfleet.workflow.node_behaviours import BEHAVIOURS, CUSTOM_COMBO
+from comfyfleet.workflow.node_inputs import ABSENT, Widget
+from comfyfleet.workflow.object_info import NodeTypes
+from comfyfleet.workflow.resolve import HostValue, InputSource, Resolver
+from comfyfleet.workflow.subgraphs import GraphScope
+from comfyfleet.workflow.text_patterns import Random, choose, fill_patterns, javascript_text
+from comfyfleet.workflow.widget_values import option_index
+from comfyfleet.workflow.wire import WiredGraph, WiredNode
+
+SEARCH_NAME = "Node name for S&R"
+
+
+class Patterns:
+    """Fills in patterns from the nodes of a graph and those inside it."""
+
+    def __init__(self, graphs: Mapping[str, WiredGraph], now: datetime | None) -> None:
+        self._graphs = graphs
+        self._now = now
+        self._nodes: dict[str, dict[str | None, WiredNode]] = {}
+
+    def fill(self, text: str, graph_id: str = "") -> str:
+        if "%" not in text:
+            return text
+        if graph_id not in self._nodes:
+            self._nodes[graph_id] = _by_name(list(_inner_first(self._graphs, graph_id)))
+        nodes = self._nodes[graph_id]
+
+        def find(node_name: str, widget_name: str) -> Any:
+            node = nodes.get(node_name)
+            return ABSENT if node is None else node.values.get(widget_name, ABSENT)
+
+        return fill_patterns(text, find, self._now, ABSENT)
+
+
+def _by_name(nodes: list[WiredNode]) -> dict[str | None, WiredNode]:
+    """The first node of a name counts; names for search and replace go before titles."""
+    found: dict[str | None, WiredNode] = {}
+    for name_of in (_search_name, title_of):
+        for node in nodes:
+            found.setdefault(name_of(node), node)
+    return found
+
+
+def title_of(node: WiredNode) -> str:
+    return node.node.title or (node.type.display_name if node.type else node.node.type)
+
+
+def _inner_first(graphs: Mapping[str, WiredGraph], graph_id: str) -> Iterator[WiredNode]:
+    seen = {graph_id}
+    stack = [iter(graphs[graph_id].nodes.values())]
+    held: list[WiredNode] = []
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+            if held:
+                yield held.pop()
+        elif node.definition is not None and node.definition not in seen:
+            seen.add(node.definition)
+            held.append(node)
+            stack.append(iter(graphs[node.definition].nodes.values()))
+        else:
+            yield node
+
+
+def _search_name(node: WiredNode) -> str | None:
+    saved = node.node.properties.get(SEARCH_NAME)
+    if saved is not None or node.type is None:
+        return saved if isinstance(saved, str) else None
+    behaviour = BEHAVIOURS.get(node.type.name)
+    return None if behaviour and behaviour.saves_files else node.type.name
+
 
 FILE_NAME_INPUT = "filename_prefix"
 # For each entry of a prompt: its linked inputs, and the entries that those lead to.
@@ -38,7 +98,7 @@ class Emission(NamedTuple):
     keep_unknown: bool
 
 
-def emit(scopes: list[Scope], emission: Emission) -> Prompt:
+def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
     prompt: Prompt = {}
     links: Links = {}
     for scope in scopes:
@@ -58,7 +118,7 @@ def _is_kept(node: WiredNode, emission: Emission) -> bool:
 
 
 def _entry(
-    scope: Scope, node: WiredNode, emission: Emission, links: list[tuple[str, str]]
+    scope: GraphScope, node: WiredNode, emission: Emission, links: list[tuple[str, str]]
 ) -> dict[str, Any]:
     inputs = _widget_inputs(scope, node, emission)
     for index, slot in enumerate(node.inputs):
@@ -72,7 +132,7 @@ def _entry(
             links.append((slot.name, origin_id))
             continue
         resolved = emission.resolver.resolve(scope, node, index)
-        if isinstance(resolved, Source):
+        if isinstance(resolved, InputSource):
             inputs[slot.name] = [resolved.node_id, resolved.slot]
             links.append((slot.name, resolved.node_id))
         elif isinstance(resolved, HostValue):
@@ -102,7 +162,7 @@ def _meta(node: WiredNode) -> dict[str, str]:
     return meta
 
 
-def _widget_inputs(scope: Scope, node: WiredNode, emission: Emission) -> dict[str, Any]:
+def _widget_inputs(scope: GraphScope, node: WiredNode, emission: Emission) -> dict[str, Any]:
     if node.type is None:
         return dict(_unknown_widgets(node))
     inputs: dict[str, Any] = {}
@@ -123,7 +183,7 @@ def _widget_inputs(scope: Scope, node: WiredNode, emission: Emission) -> dict[st
 
 
 def _worked_value(
-    value: Any, scope: Scope, node: WiredNode, widget: Widget, emission: Emission
+    value: Any, scope: GraphScope, node: WiredNode, widget: Widget, emission: Emission
 ) -> Any:
     if value is ABSENT:
         return value
@@ -170,7 +230,7 @@ def _set_option_index(node: WiredNode, inputs: dict[str, Any]) -> None:
         inputs["index"] = option_index(node.values, choice)
 
 
-def _checked(value: Any, scope: Scope, node: WiredNode, name: str, emission: Emission) -> Any:
+def _checked(value: Any, scope: GraphScope, node: WiredNode, name: str, emission: Emission) -> Any:
     """The value as it may stand in JSON: a copy of its own, finite, and text that can be encoded."""
     if isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii()):
         return value
@@ -226,3 +286,27 @@ def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
     if len(ordered) < len(prompt):
         ordered.update((key, entry) for key, entry in prompt.items() if key not in ordered)
     return ordered
+
+
+def only_reachable(prompt: Prompt, types: NodeTypes) -> Prompt:
+    reached = needed_by_outputs(prompt, types)
+    if not reached:
+        raise InvalidWorkflow("nothing would be made: the workflow has no active output node")
+    return {key: entry for key, entry in prompt.items() if key in reached}
+
+
+def needed_by_outputs(prompt: Prompt, types: NodeTypes) -> set[str]:
+    """Ids of the output nodes and of all nodes that feed them."""
+    reached = {key for key, entry in prompt.items() if _is_output(entry.get("class_type"), types)}
+    pending = list(reached)
+    while pending:
+        for value in prompt[pending.pop()]["inputs"].values():
+            if isinstance(value, list) and value[0] not in reached:
+                reached.add(value[0])
+                pending.append(value[0])
+    return reached
+
+
+def _is_output(class_type: str | None, types: NodeTypes) -> bool:
+    known = types.get(class_type) if class_type else None
+    return known is not None and known.is_output

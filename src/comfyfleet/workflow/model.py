@@ -1,8 +1,4 @@
-"""A workflow as the file says it, parsed once into frozen values.
-
-Named tuples rather than dataclasses: a workflow is thousands of small values, and these are made
-four times as fast.
-"""
+"""A workflow as its file says it, parsed once into frozen values; how much of anything is taken; places in it, in words."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -32,7 +28,7 @@ class Mode(IntEnum):
 INACTIVE = frozenset((2, 4))  # plain numbers: asked once per node and link
 
 
-class Slot(NamedTuple):
+class NodeSlot(NamedTuple):
     """An input of a node as saved."""
 
     name: str
@@ -57,7 +53,7 @@ class Node(NamedTuple):
     type: str
     title: str = ""
     mode: int = Mode.ALWAYS
-    inputs: tuple[Slot, ...] = ()
+    inputs: tuple[NodeSlot, ...] = ()
     outputs: tuple[str, ...] = ()
     values: Any = None
     properties: Mapping[str, Any] = {}
@@ -80,7 +76,7 @@ class Port(NamedTuple):
     label: str = ""
 
 
-class Graph(NamedTuple):
+class WorkflowGraph(NamedTuple):
     """The root graph (id "") or a subgraph definition."""
 
     id: str
@@ -99,8 +95,8 @@ class Group(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    root: Graph
-    definitions: Mapping[str, Graph] = {}
+    root: WorkflowGraph
+    definitions: Mapping[str, WorkflowGraph] = {}
     last_node_id: int = 0
     # Definitions of group nodes, the predecessors of subgraphs, as saved.
     group_nodes: Mapping[str, Any] = {}
@@ -108,3 +104,35 @@ class Workflow(NamedTuple):
 
 Prompt = dict[str, dict[str, Any]]
 ObjectInfo = Mapping[str, Any]
+
+
+class Limits(NamedTuple):
+    """Real workflows stay a hundred times below these; a hostile file hits them early."""
+
+    nodes_max: int = 200_000  # after expansion of all subgraphs
+    links_max: int = 1_000_000
+    subgraph_depth_max: int = 100
+    group_nodes_max: int = 1_000  # of the old kind, which take longer the more there are
+    value_depth_max: int = 100
+    dynamic_rows_max: int = 1_000
+    text_characters_max: int = 10_000_000
+    choice_depth_max: int = 100  # of {a|{b|c}} in one text
+
+
+DEFAULT_LIMITS = Limits()
+
+
+SEPARATOR = " › "
+
+
+def graph_place(graph: WorkflowGraph) -> str:
+    return f'subgraph "{graph.name}"' if graph.id else ""
+
+
+def node_place(node: Node, graph: WorkflowGraph | None = None) -> str:
+    title = f' "{node.title}"' if node.title and node.title != node.type else ""
+    return join_places(graph_place(graph) if graph else "", f"node {node.id} {node.type}{title}")
+
+
+def join_places(*parts: str) -> str:
+    return SEPARATOR.join(part for part in parts if part)

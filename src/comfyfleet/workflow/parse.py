@@ -8,21 +8,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from comfyfleet.kernel.errors import InvalidWorkflow, LimitExceeded
-from comfyfleet.workflow.limits import DEFAULT_LIMITS, Limits
+from comfyfleet.errors import InvalidWorkflow, LimitExceeded
 from comfyfleet.workflow.model import (
     ANY_TYPE,
+    DEFAULT_LIMITS,
     UNASSIGNED,
-    Graph,
     Group,
+    Limits,
     Link,
     Node,
+    NodeSlot,
     Port,
-    Slot,
     Workflow,
+    WorkflowGraph,
+    join_places,
     made,
 )
-from comfyfleet.workflow.places import join_places
 
 
 class _Malformed(Exception):
@@ -91,9 +92,9 @@ def slot_type(value: Any) -> str:
     return ANY_TYPE if value in (None, 0) else str(value)
 
 
-def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, Graph]:
+def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, WorkflowGraph]:
     """All subgraph definitions; one that holds others comes right before them."""
-    found: dict[str, Graph] = {}
+    found: dict[str, WorkflowGraph] = {}
     pending = _nested_definitions(document)
     while pending:
         entry = pending.pop()
@@ -112,7 +113,7 @@ def _nested_definitions(owner: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return entries[::-1]
 
 
-def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> Graph:
+def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> WorkflowGraph:
     name = str(data.get("name", "")) if graph_id else ""
     place = f'subgraph "{name}"' if graph_id else ""
     try:
@@ -126,7 +127,7 @@ def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> Graph:
             f"{place or 'the workflow'} has {len(nodes)} nodes and {len(links)} links; "
             f"at most {limits.nodes_max} and {limits.links_max} are taken"
         )
-    return Graph(
+    return WorkflowGraph(
         graph_id, name, _nodes(nodes, place), _links(links, place), inputs=inputs, outputs=outputs
     )
 
@@ -164,7 +165,7 @@ def _node(data: Any) -> Node:
     return made(Node, fields)
 
 
-def _slots(entries: Any) -> tuple[Slot, ...]:
+def _slots(entries: Any) -> tuple[NodeSlot, ...]:
     if not isinstance(entries, list):
         raise _Malformed(f"`inputs` should be a list, is {shape_of(entries)}")
     slots = []
@@ -179,7 +180,7 @@ def _slots(entries: Any) -> tuple[Slot, ...]:
             link if link is None or type(link) is int else _index(link),
             _widget_name(widget) if widget is not None else None,
         )
-        slots.append(made(Slot, fields))
+        slots.append(made(NodeSlot, fields))
     return tuple(slots)
 
 

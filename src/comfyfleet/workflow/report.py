@@ -4,18 +4,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from comfyfleet.kernel.errors import InvalidWorkflow, UnknownNodeTypes
-from comfyfleet.workflow.behaviours import CUSTOM_COMBO
-from comfyfleet.workflow.model import Mode, Prompt
-from comfyfleet.workflow.nodetypes import NodeType, NodeTypes
-from comfyfleet.workflow.places import join_places
-from comfyfleet.workflow.reaching import needed_by_outputs
+from comfyfleet.errors import InvalidWorkflow, UnknownNodeTypes
+from comfyfleet.workflow.edit import problem_with
+from comfyfleet.workflow.emit import needed_by_outputs
+from comfyfleet.workflow.model import Mode, Prompt, join_places
+from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO
+from comfyfleet.workflow.node_inputs import LOADING, InputSpec
+from comfyfleet.workflow.object_info import NodeType, NodeTypes
 from comfyfleet.workflow.resolve import is_inlined
-from comfyfleet.workflow.scopes import Scope
-from comfyfleet.workflow.setting import problem_with
-from comfyfleet.workflow.specs import InputSpec
-from comfyfleet.workflow.widgettypes import LOADING
-from comfyfleet.workflow.wiring import WiredNode
+from comfyfleet.workflow.subgraphs import GraphScope
+from comfyfleet.workflow.wire import WiredNode
 
 PACK_PROPERTIES = ("cnr_id", "aux_id")
 # The type of an instance is the id of its subgraph.
@@ -39,7 +37,7 @@ class UnknownNode(NamedTuple):
     pack: str
 
 
-def warnings_of(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+def warnings_of(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
     told: set[tuple[str, str]] = set()
     for scope in scopes:
         for node in scope.wired.nodes.values():
@@ -51,13 +49,13 @@ def warnings_of(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterat
     yield from _refused_values(prompt, scopes, types)
 
 
-def refuse_missing_inputs(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> None:
+def refuse_missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> None:
     missing = [each.message for each in missing_inputs(prompt, scopes, types)]
     if missing:
         raise InvalidWorkflow("\n".join(missing), problems=missing)
 
 
-def missing_inputs(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+def missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
     """Inputs that a node needs from another node and that nothing feeds. Only of nodes that some
     output node needs: the server doesn't look at any other."""
     needed = needed_by_outputs(prompt, types)
@@ -73,7 +71,7 @@ def missing_inputs(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Ite
                     yield Warning("missing_input", message, key, name)
 
 
-def refuse_unknown_types(scopes: list[Scope]) -> None:
+def refuse_unknown_types(scopes: list[GraphScope]) -> None:
     unknown = list(unknown_nodes(scopes))
     if not unknown:
         return
@@ -88,7 +86,7 @@ def refuse_unknown_types(scopes: list[Scope]) -> None:
     )
 
 
-def unknown_nodes(scopes: list[Scope]) -> Iterator[UnknownNode]:
+def unknown_nodes(scopes: list[GraphScope]) -> Iterator[UnknownNode]:
     """Active nodes of a type that neither the server nor the editor has."""
     for scope in scopes:
         for node in scope.wired.nodes.values():
@@ -123,7 +121,7 @@ def _pack(nodes: list[UnknownNode]) -> str:
     return f" (node pack {', '.join(packs)})" if packs else ""
 
 
-def _node_warnings(scope: Scope, node: WiredNode, prompt: Prompt) -> Iterator[Warning]:
+def _node_warnings(scope: GraphScope, node: WiredNode, prompt: Prompt) -> Iterator[Warning]:
     key, place = scope.prefix + node.node.id, scope.place_of(node)
     if node.node.is_inactive:
         state = "muted" if node.node.mode == Mode.MUTED else "bypassed"
@@ -194,7 +192,9 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
             yield Warning("needs_editor", message, key, widget.name)
 
 
-def _refused_values(prompt: Prompt, scopes: list[Scope], types: NodeTypes) -> Iterator[Warning]:
+def _refused_values(
+    prompt: Prompt, scopes: list[GraphScope], types: NodeTypes
+) -> Iterator[Warning]:
     """Looking for the closest choices takes its time, so a file full of them is told only in part."""
     nodes = {
         scope.prefix + key: (scope, node)

@@ -1,25 +1,164 @@
-"""Passes 3 and 4: where an input is really fed from, through everything that only the editor knows.
+"""Passes 3 and 4: primitives write their values into the widgets that they are linked to; then, where an input is really
+fed from, through everything that only the editor knows.
 
 A link is followed backwards through reroutes, Set/Get, the edges of subgraphs and bypassed nodes
 until it ends at a node that is executed, at a value that an instance holds, or at nothing. It is one
 loop without recursion, so a chain of any length is fine; one that comes back to where it was is
-refused, as the editor refuses it.
-"""
+refused, as the editor refuses it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
-from comfyfleet.kernel.errors import InvalidWorkflow
-from comfyfleet.workflow.behaviours import BEHAVIOURS, VALUE_CLASSES
-from comfyfleet.workflow.model import ANY_TYPE, SUBGRAPH_INPUT_ID, UNASSIGNED, Link, Mode
-from comfyfleet.workflow.places import join_places
-from comfyfleet.workflow.scopes import Scope
-from comfyfleet.workflow.slots import Input
-from comfyfleet.workflow.slottypes import are_compatible
-from comfyfleet.workflow.wiring import WiredNode
+from comfyfleet.errors import InvalidWorkflow
+from comfyfleet.workflow.model import (
+    ANY_TYPE,
+    SUBGRAPH_INPUT_ID,
+    UNASSIGNED,
+    Link,
+    Mode,
+    join_places,
+)
+from comfyfleet.workflow.node_behaviours import BEHAVIOURS, PRIMITIVE, VALUE_CLASSES
+from comfyfleet.workflow.node_inputs import Input, Widget
+from comfyfleet.workflow.subgraphs import GraphScope
+from comfyfleet.workflow.widget_values import rebranched
+from comfyfleet.workflow.wire import WiredGraph, WiredNode, are_compatible
+
+# What the editor assumes where the server states no range.
+DEFAULT_MIN, DEFAULT_MAX, DEFAULT_FLOAT_STEP = 0, 2048, 0.5
+RUN_REPLACE = "Run widget replace on values"
 
 
-class Source(NamedTuple):
+def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGraph:
+    """`fill` fills in patterns, for primitives that are set to do so."""
+    primitives = [node for node in wired.nodes.values() if node.node.type == PRIMITIVE]
+    if not primitives:
+        return wired
+    nodes = dict(wired.nodes)
+    for primitive in primitives:
+        targets = list(_targets(primitive.node.id, wired))
+        if not targets:
+            continue
+        value = _value_of(primitive, *targets[0])
+        nodes[primitive.node.id] = primitive._replace(values={"value": value})
+        if isinstance(value, str) and primitive.node.properties.get(RUN_REPLACE):
+            value = fill(value)
+        for target, slot in targets:
+            nodes[target.node.id] = _with_value(nodes[target.node.id], slot, value)
+    return WiredGraph(wired.graph, nodes)
+
+
+def _targets(primitive_id: str, wired: WiredGraph) -> Iterator[tuple[WiredNode, Input]]:
+    """In the order of the file's links: the first decides about the primitive's type."""
+    found = [
+        (slot.link.id, node, slot)
+        for node in wired.nodes.values()
+        for slot in node.inputs
+        if slot.link is not None and slot.link.origin == primitive_id
+    ]
+    order = {link_id: index for index, link_id in enumerate(wired.graph.links)}
+    found.sort(key=lambda entry: order.get(entry[0], 0))
+    return ((node, slot) for _, node, slot in found)
+
+
+def _value_of(primitive: WiredNode, node: WiredNode, slot: Input) -> Any:
+    widget = _widget(node, slot)
+    if widget is None:
+        return None
+    saved = primitive.node.values
+    own_type = primitive.node.outputs[0] if primitive.node.outputs else ""
+    value = node.values[widget.name]
+    if isinstance(saved, list) and saved and own_type == widget.input_type:
+        value = saved[0]
+    if widget.kind not in ("int", "float"):
+        return value
+    least, most = widget.options.get("min"), widget.options.get("max")
+    typed = as_typed(widget, _within(value, least, most))
+    return math.nan if typed is None else typed  # as no number: null would count as zero
+
+
+def _within(value: Any, least: Any, most: Any) -> Any:
+    if not _is_number(value):
+        return value
+    if _is_number(least):
+        value = max(value, least)
+    return min(value, most) if _is_number(most) else value
+
+
+def _widget(node: WiredNode, slot: Input) -> Widget | None:
+    if slot.widget is None:
+        return None
+    return next((widget for widget in node.widgets if widget.name == slot.widget), None)
+
+
+def _with_value(node: WiredNode, slot: Input, value: Any) -> WiredNode:
+    widget = _widget(node, slot)
+    if widget is None:
+        return node
+    values = {**node.values, widget.name: as_typed(widget, value)}
+    if widget.children is None:
+        return node._replace(values=values)
+    widgets, values = rebranched(node.widgets, values, widget)
+    return node._replace(widgets=widgets, values=values)
+
+
+def as_typed(widget: Widget, value: Any) -> Any:
+    """The value that a widget takes when one is entered by hand."""
+    if widget.kind == "int":
+        number = _as_number(value)
+        return None if number is None else _rounded_int(number, widget.options)
+    return _rounded_float(value, widget.options) if widget.kind == "float" else value
+
+
+def _as_number(value: Any) -> int | float | None:
+    """As JavaScript reads a value as a number; None where it can't."""
+    if value is None or value == "":
+        return 0
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value) if isinstance(value, bool) else value
+
+
+def _rounded_int(value: float, options: Mapping[str, Any]) -> int | float:
+    step = options.get("step") or 1
+    if step == 1:
+        return value if isinstance(value, int) else _half_up(value)
+    offset = math.fmod(options.get("min") or 0, step)
+    result = float(_half_up((value - offset) / step) * step + offset)
+    return int(result) if result.is_integer() else result
+
+
+def _rounded_float(value: Any, options: Mapping[str, Any]) -> Any:
+    step = options.get("step") or DEFAULT_FLOAT_STEP
+    digits = max(0, -math.floor(math.log10(step))) if step > 0 else 0
+    unit = options.get("round") or (10**-digits if digits else None)
+    number = _as_number(value)
+    if not unit or number is None:
+        return value
+    # Half goes up, on the exact binary value, as JavaScript does it.
+    exact = Decimal(_half_up(number / unit) * unit)
+    rounded = float(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    least: float = options.get("min", DEFAULT_MIN)
+    most: float = options.get("max", DEFAULT_MAX)
+    return min(max(rounded, least), most)
+
+
+def _half_up(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class InputSource(NamedTuple):
     """An output of a node that is executed."""
 
     node_id: str
@@ -35,14 +174,14 @@ class HostValue(NamedTuple):
 class _At(NamedTuple):
     """A step on the way: an input (to be followed) or an output (to be looked through)."""
 
-    scope: Scope
+    scope: GraphScope
     node: WiredNode
     slot: int
     is_output: bool
     wanted: str  # type of the input that asks; "" where the next input says it itself
 
 
-Resolved = Source | HostValue | None
+Resolved = InputSource | HostValue | None
 
 
 def is_inlined(node: WiredNode) -> bool:
@@ -53,15 +192,15 @@ def is_inlined(node: WiredNode) -> bool:
 class Resolver:
     """`inline_values`: whether values of primitives that the server lacks are written where they lead."""
 
-    def __init__(self, scopes: Sequence[Scope], *, inline_values: bool = True) -> None:
+    def __init__(self, scopes: Sequence[GraphScope], *, inline_values: bool = True) -> None:
         self._inline_values = inline_values
         self._known: dict[tuple[str, str, int, bool, str], Resolved] = {}
         self._setters: dict[str, dict[tuple[str, str], list[WiredNode]]] = {}
-        self._first_scope: dict[str, Scope] = {}
+        self._first_scope: dict[str, GraphScope] = {}
         for scope in scopes:
             self._first_scope.setdefault(scope.wired.graph.id, scope)
 
-    def resolve(self, scope: Scope, node: WiredNode, slot: int) -> Resolved:
+    def resolve(self, scope: GraphScope, node: WiredNode, slot: int) -> Resolved:
         at: _At | Resolved = _At(scope, node, slot, is_output=False, wanted="")
         seen: dict[tuple[str, str, int, bool], str] = {}
         while isinstance(at, _At):
@@ -94,7 +233,7 @@ class Resolver:
         wanted = at.wanted or slot.type
         return _At(at.scope, origin, slot.link.origin_slot, is_output=True, wanted=wanted)
 
-    def _out_of_subgraph(self, scope: Scope, slot: Input, link: Link) -> _At | Resolved:
+    def _out_of_subgraph(self, scope: GraphScope, slot: Input, link: Link) -> _At | Resolved:
         host = scope.instance
         if host is None or scope.parent is None or not 0 <= link.origin_slot < len(host.inputs):
             raise InvalidWorkflow(
@@ -118,7 +257,7 @@ class Resolver:
             return self._past_virtual(at)
         if self._inline_values and is_inlined(node):
             return self._value_held(at)
-        return Source(f"{at.scope.prefix}{node.node.id}", at.slot)
+        return InputSource(f"{at.scope.prefix}{node.node.id}", at.slot)
 
     def _value_held(self, at: _At) -> _At | Resolved:
         linked = next((i for i, slot in enumerate(at.node.inputs) if slot.link is not None), None)
@@ -168,7 +307,7 @@ class Resolver:
             at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
             return at_setter if has_input else None
         around = at.scope.parent if outward else None
-        found: list[tuple[Scope, WiredNode]] = []
+        found: list[tuple[GraphScope, WiredNode]] = []
         while around is not None:
             found.extend((around, node) for node in self._setters_in(around, setter_type, name))
             around = around.parent
@@ -177,13 +316,13 @@ class Resolver:
         scope, setter = found[0]
         return self._at_source(scope, setter, at)
 
-    def _setters_in(self, scope: Scope, setter_type: str, name: str) -> list[WiredNode]:
+    def _setters_in(self, scope: GraphScope, setter_type: str, name: str) -> list[WiredNode]:
         graph_id = scope.wired.graph.id
         if graph_id not in self._setters:
             self._setters[graph_id] = _setters(scope)
         return self._setters[graph_id].get((setter_type, name), [])
 
-    def _at_source(self, scope: Scope, setter: WiredNode, at: _At) -> _At | None:
+    def _at_source(self, scope: GraphScope, setter: WiredNode, at: _At) -> _At | None:
         link = setter.inputs[at.slot].link if 0 <= at.slot < len(setter.inputs) else None
         origin = scope.wired.nodes.get(link.origin) if link else None
         if link is None or origin is None:
@@ -193,7 +332,7 @@ class Resolver:
         return _At(first, origin, link.origin_slot, is_output=True, wanted=at.wanted)
 
 
-def _setters(scope: Scope) -> dict[tuple[str, str], list[WiredNode]]:
+def _setters(scope: GraphScope) -> dict[tuple[str, str], list[WiredNode]]:
     """The nodes of a graph that name a wire, by their type and that name."""
     found: dict[tuple[str, str], list[WiredNode]] = {}
     for node in scope.wired.nodes.values():

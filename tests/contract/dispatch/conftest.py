@@ -3,7 +3,7 @@
 import pytest
 from tests.dbkit.dispatches import add_workflows
 
-from comfyfleet.db import Database
+from comfyfleet.server.db import Database
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from collections import Counter
 
 from tests.dbkit.dispatches import ADA, BOB, lane, new, opened, outcome, submit, waiter
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Lease, Requeue, Status
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import DispatchLease, DispatchStatus, RequeueReason
+from comfyfleet.server.queue.queue import DispatchQueue
 
 LANES = [lane(1), lane(2), lane(3)]
 
@@ -22,7 +22,7 @@ async def test_64_workers_of_one_process_lease_each_job_once_at_a_time(central: 
     done: Counter[int] = Counter()
     chance = random.Random(7)
 
-    async def work(queue: Queue, number: int) -> None:
+    async def work(queue: DispatchQueue, number: int) -> None:
         me = waiter(f"gpu-{number}", lanes=chance.sample(LANES, chance.randint(2, 3)))
         while (lease := await queue.lease(me, wait_seconds=0)) is not None:
             assert lease.dispatch_id not in held, "leased twice at a time"
@@ -40,10 +40,10 @@ async def test_64_workers_of_one_process_lease_each_job_once_at_a_time(central: 
         await asyncio.gather(*(work(queue, number) for number in range(3)))
     assert set(done.values()) == {1}
     by_status, made, noted = await outcome(central)
-    assert by_status == {Status.COMPLETED: 600}
+    assert by_status == {DispatchStatus.COMPLETED: 600}
     assert made == noted >= 600
 
 
-async def back(db: Database, lease: Lease) -> None:
-    async with db.begin() as tx:
-        await service.requeue(tx, lease.dispatch_id, lease.token, Requeue.SPOT, now=utc_now())
+async def back(db: Database, lease: DispatchLease) -> None:
+    async with db.transaction() as tx:
+        await service.requeue(tx, lease.dispatch_id, lease.token, RequeueReason.SPOT, now=utc_now())

@@ -5,7 +5,7 @@ import uuid
 
 from tests.dbkit.dispatches import audited, lane, new, opened, seen, submit, waiter
 
-from comfyfleet.db import Database
+from comfyfleet.server.db import Database
 
 
 async def test_what_is_enqueued_is_there_and_wakes_who_waits(central: Database) -> None:

@@ -7,17 +7,17 @@ from datetime import timedelta
 import pytest
 from tests.dbkit.dispatches import audited, leased, new, opened, seen, set_columns, submit
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Dispatch, Requeue, Status
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import LeaseLost
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
 
 PAST = timedelta(seconds=-5)
 
 
 async def taken(db: Database, token: uuid.UUID, *, limit: int = 10) -> list[Dispatch]:
-    async with db.begin() as tx:
+    async with db.transaction() as tx:
         return await service.take_expired(tx, token=token, now=utc_now(), limit=limit)
 
 
@@ -72,11 +72,11 @@ async def test_what_the_sweep_holds_is_not_the_workers_any_more(central: Databas
     await submit(central, new())
     async with opened(central) as queue:
         lease = await leased(queue)
-        async with central.look() as tx:
+        async with central.read() as tx:
             assert [each.id for each in await service.held_by(tx, "gpu-1")] == [lease.dispatch_id]
         await set_columns(central, lease.dispatch_id, lease_expires_at=utc_now() + PAST)
         await taken(central, uuid.uuid4())
-    async with central.look() as tx:
+    async with central.read() as tx:
         assert await service.held_by(tx, "gpu-1") == []
 
 
@@ -92,9 +92,11 @@ async def test_expiry_uses_the_attempt_once_the_work_had_started(
             await queue.extend(lease.dispatch_id, lease.token, started=True)
         await set_columns(central, lease.dispatch_id, lease_expires_at=utc_now() + PAST)
         await taken(central, sweep)
-    async with central.begin() as tx:
-        row = await service.requeue(tx, lease.dispatch_id, sweep, Requeue.EXPIRED, now=utc_now())
-    assert (row.status, row.attempts, row.started_at) == (Status.QUEUED, attempts, None)
+    async with central.transaction() as tx:
+        row = await service.requeue(
+            tx, lease.dispatch_id, sweep, RequeueReason.EXPIRED, now=utc_now()
+        )
+    assert (row.status, row.attempts, row.started_at) == (DispatchStatus.QUEUED, attempts, None)
 
 
 async def test_a_sweep_that_died_leaves_its_leases_to_the_next(central: Database) -> None:
@@ -102,7 +104,7 @@ async def test_a_sweep_that_died_leaves_its_leases_to_the_next(central: Database
     async with opened(central) as queue:
         lease = await leased(queue)
         await set_columns(central, lease.dispatch_id, lease_expires_at=utc_now() + PAST)
-        async with central.begin() as tx:
+        async with central.transaction() as tx:
             await service.take_expired(
                 tx, token=uuid.uuid4(), now=utc_now() + 2 * PAST, limit=9, seconds=-60
             )
@@ -116,7 +118,7 @@ async def test_after_an_outage_every_lease_lives_on(central: Database) -> None:
     async with opened(central, lease_seconds=500) as queue:
         late, fresh = await leased(queue), await leased(queue)
     await set_columns(central, late.dispatch_id, lease_expires_at=utc_now() + 100 * PAST)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         assert await service.extend_all(tx, seconds=90, now=utc_now()) == 2
     assert await taken(central, uuid.uuid4()) == []
     for lease, seconds in ((late, 90), (fresh, 590)):

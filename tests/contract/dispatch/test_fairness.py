@@ -19,18 +19,18 @@ from tests.dbkit.dispatches import (
     waiter,
 )
 
-from comfyfleet.db import Database
-from comfyfleet.db.central import dispatches
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Status
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import DispatchStatus
+from comfyfleet.server.queue.queue import DispatchQueue
 
 CAROL = uuid.UUID(int=0xCA401)
 INSERTED_AT_ONCE = 5_000
 
 
-async def leased_tenants(queue: Queue, number: int) -> list[uuid.UUID]:
+async def leased_tenants(queue: DispatchQueue, number: int) -> list[uuid.UUID]:
     return [(await leased(queue)).tenant_id for _ in range(number)]
 
 
@@ -70,7 +70,7 @@ async def test_one_who_was_idle_comes_back_without_credit(central: Database) -> 
 async def test_one_who_cancelled_everything_is_not_punished(central: Database) -> None:
     await submit(central, new(ADA), new(ADA))
     many = await submit(central, *(new(BOB) for _ in range(50)))
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         for job in many:
             await service.cancel(tx, job.id, now=utc_now())
     [job] = await submit(central, new(BOB))
@@ -88,7 +88,7 @@ async def test_a_delayed_job_that_is_due_does_not_pull_time_back(central: Databa
     await set_columns(central, first.id, not_before=utc_now())
     async with opened(central) as queue:
         await leased_tenants(queue, 4)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         await service.wake_due(tx, now=utc_now() + timedelta(seconds=1), limit=5)
         assert (await service.get(tx, first.id)).rank == 6
     [other] = await submit(central, new(BOB))
@@ -116,7 +116,7 @@ def _row(tenant: uuid.UUID, rank: int) -> dict[str, Any]:
         "tenant_id": tenant,
         "tenant_job_id": uuid.uuid4(),
         **lane()._asdict(),
-        "status": Status.QUEUED,
+        "status": DispatchStatus.QUEUED,
         "priority": 0,
         "rank": rank,
         "created_at": now,
@@ -129,7 +129,7 @@ async def test_a_tenant_with_many_jobs_gets_its_share_and_no_more(
     central: Database, many: int
 ) -> None:
     rows = [_row(CAROL, rank) for rank in range(1, many + 1)]
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         for start in range(0, len(rows), INSERTED_AT_ONCE):
             await tx.execute(insert(dispatches), rows[start : start + INSERTED_AT_ONCE])
     small = [uuid.UUID(int=1000 + number) for number in range(200)]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.dbkit.dispatches import leased, new, opened, parked, submit, waiter
 
-from comfyfleet.db import Database
+from comfyfleet.server.db import Database
 
 
 @pytest.mark.parametrize("held_max", [0, 2])

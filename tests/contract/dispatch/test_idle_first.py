@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.dbkit.dispatches import lane, leased, new, opened, parked, submit, waiter
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Lease, Waiter
-from comfyfleet.dispatch.queue import Queue
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue.model import DispatchLease, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
 
 TIMES = 100
 LANES = [lane(1), lane(2), lane(3)]
@@ -22,7 +22,7 @@ def busy(name: str) -> Waiter:
     return waiter(name, lanes=LANES, load=1, is_prefetch=True)
 
 
-async def work(queue: Queue, name: str) -> list[Lease]:
+async def work(queue: DispatchQueue, name: str) -> list[DispatchLease]:
     """As a worker does: with a job in hand, it asks for the one that it might prefetch."""
     first = await queue.lease(idle(name), wait_seconds=60)
     if first is None:
@@ -51,28 +51,28 @@ async def test_two_jobs_of_different_workflows_never_go_to_one_worker(central: D
 
 async def test_a_new_job_is_left_to_idle_workers_for_a_moment(central: Database) -> None:
     async with opened(central, prefetch_after_seconds=60) as queue:
-        holding = asyncio.create_task(queue.lease(busy("busy"), wait_seconds=60))
+        lease_runner = asyncio.create_task(queue.lease(busy("busy"), wait_seconds=60))
         await parked(queue, 1)
         [job] = await queue.enqueue([new()])
         await parked(queue, 1)
-        assert not holding.done()
+        assert not lease_runner.done()
         assert (await leased(queue, idle("idle"))).dispatch_id == job.id
         queue.dismiss()
-        assert await holding is None
+        assert await lease_runner is None
 
 
 async def test_a_busy_worker_holds_what_no_idle_one_wants(central: Database) -> None:
     async with opened(central, prefetch_after_seconds=0.05) as queue:
-        holding = asyncio.create_task(queue.lease(busy("busy"), wait_seconds=60))
+        lease_runner = asyncio.create_task(queue.lease(busy("busy"), wait_seconds=60))
         await parked(queue, 1)
         [job] = await queue.enqueue([new()])
-        lease = await asyncio.wait_for(holding, 5)
+        lease = await asyncio.wait_for(lease_runner, 5)
         assert lease is not None
         assert (lease.dispatch_id, lease.is_prefetched) == (job.id, True)
 
 
 @asynccontextmanager
-async def two_planes(central: Database) -> AsyncIterator[tuple[Queue, Queue]]:
+async def two_planes(central: Database) -> AsyncIterator[tuple[DispatchQueue, DispatchQueue]]:
     """On SQLite it is one."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(opened(central, prefetch_after_seconds=2))
@@ -86,7 +86,7 @@ async def two_planes(central: Database) -> AsyncIterator[tuple[Queue, Queue]]:
         hearing.cancel()
 
 
-async def _until_heard(first: Queue, second: Queue) -> None:
+async def _until_heard(first: DispatchQueue, second: DispatchQueue) -> None:
     """Until hints from the one reach the other."""
     before = second.dismissals
     for _ in range(1_000):
@@ -99,7 +99,7 @@ async def _until_heard(first: Queue, second: Queue) -> None:
 
 async def test_an_idle_worker_at_another_control_plane_comes_first(central: Database) -> None:
     async with two_planes(central) as (here, there):
-        holding = asyncio.create_task(here.lease(busy("busy"), wait_seconds=60))
+        lease_runner = asyncio.create_task(here.lease(busy("busy"), wait_seconds=60))
         waiting = asyncio.create_task(there.lease(idle("idle"), wait_seconds=60))
         await parked(here, 2 if here is there else 1)
         await parked(there, 2 if here is there else 1)
@@ -108,7 +108,7 @@ async def test_an_idle_worker_at_another_control_plane_comes_first(central: Data
         assert lease is not None
         assert lease.dispatch_id == job.id
         here.dismiss()
-        assert await holding is None
+        assert await lease_runner is None
 
 
 async def test_a_job_that_waits_already_is_held_by_a_busy_worker_at_once(

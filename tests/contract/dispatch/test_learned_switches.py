@@ -9,18 +9,18 @@ import pytest
 from tests.dbkit.dispatches import lane, leased, new, opened, parked, submit, waiter
 from tests.fleetkit.making import a_fleet
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.dispatch.store import switches
-from comfyfleet.dispatch.switch_costs import (
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.queue.store import writes
+from comfyfleet.server.queue.switch_costs import (
     SAMPLES_KEPT_MAX,
     SAMPLES_MIN,
-    Change,
-    Run,
+    ModelChange,
     RunKind,
     Samples,
+    TimedRun,
 )
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -28,30 +28,34 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 @pytest.fixture
 async def fleet_id(central: Database) -> int:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         return (await a_fleet(tx)).id
 
 
-def runs(fleet_id: int, model: str, *, stay: float, switch: float) -> list[Run]:
+def runs(fleet_id: int, model: str, *, stay: float, switch: float) -> list[TimedRun]:
     kind = RunKind(fleet_id, model, 1)
-    both = (Run(kind, Change.SAME, stay), Run(kind, Change.SWITCHED, switch))
+    both = (TimedRun(kind, ModelChange.SAME, stay), TimedRun(kind, ModelChange.SWITCHED, switch))
     return [each for each in both for _ in range(SAMPLES_MIN)]
 
 
-async def tell(db: Database, told: list[Run], *, now: datetime = NOW) -> None:
-    async with db.begin() as tx:
+async def tell(db: Database, told: list[TimedRun], *, now: datetime = NOW) -> None:
+    async with db.transaction() as tx:
         await service.add_runs(tx, told, now=now)
 
 
 async def samples(db: Database) -> dict[RunKind, Samples]:
-    async with db.look() as tx:
-        return await switches.all_samples(tx)
+    async with db.read() as tx:
+        return await writes.all_samples(tx)
 
 
 async def test_runs_are_kept_by_fleet_model_and_workflow(central: Database, fleet_id: int) -> None:
     one, other = RunKind(fleet_id, "sdxl", 1), RunKind(fleet_id, "sdxl", 2)
-    await tell(central, [Run(one, Change.SAME, 1.25), Run(other, Change.SWITCHED, 2.5)])
-    await tell(central, [Run(one, Change.SAME, 1.5), Run(one, Change.SWITCHED, 3.0004)])
+    await tell(
+        central, [TimedRun(one, ModelChange.SAME, 1.25), TimedRun(other, ModelChange.SWITCHED, 2.5)]
+    )
+    await tell(
+        central, [TimedRun(one, ModelChange.SAME, 1.5), TimedRun(one, ModelChange.SWITCHED, 3.0004)]
+    )
     assert await samples(central) == {
         one: Samples((1.25, 1.5), (3.0,)),
         other: Samples((), (2.5,)),
@@ -62,7 +66,10 @@ async def test_what_several_tell_at_the_same_moment_is_all_kept(
     central: Database, fleet_id: int
 ) -> None:
     kinds = [RunKind(fleet_id, model, 1) for model in ("wan", "flux", "sdxl")]
-    told = [[Run(kind, Change.SAME, float(n)) for kind in kinds] for n in range(SAMPLES_KEPT_MAX)]
+    told = [
+        [TimedRun(kind, ModelChange.SAME, float(n)) for kind in kinds]
+        for n in range(SAMPLES_KEPT_MAX)
+    ]
     await asyncio.gather(*(tell(central, each) for each in told))
     found = await samples(central)
     for kind in kinds:
@@ -112,7 +119,7 @@ async def test_once_it_is_learned_that_switches_are_free_jobs_go_by_their_order(
 
 
 @asynccontextmanager
-async def learned(db: Database, fleet_id: int, *, switch: float) -> AsyncIterator[Queue]:
+async def learned(db: Database, fleet_id: int, *, switch: float) -> AsyncIterator[DispatchQueue]:
     """A queue that knows the costs, and that a worker elsewhere has the model."""
     await tell(db, runs(fleet_id, "sdxl", stay=0.1, switch=0.1 + switch))
     async with opened(db) as queue:

@@ -19,12 +19,12 @@ from tests.dbkit.dispatches import (
     waiter,
 )
 
-from comfyfleet.db import Database
-from comfyfleet.db.central import audit_log, workflows
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Requeue, Status
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import LeaseLost, NotFound
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import LeaseLost, NotFound
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import audit_log, workflows
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import DispatchStatus, RequeueReason
 
 
 async def test_a_job_is_leased_extended_and_completed(central: Database) -> None:
@@ -40,7 +40,7 @@ async def test_a_job_is_leased_extended_and_completed(central: Database) -> None
         assert longer.expires_at >= lease.expires_at
         await queue.complete(job.id, lease.token, duration=1.5)
     done = await seen(central, job.id)
-    assert (done.status, done.duration_seconds) == (Status.COMPLETED, 1.5)
+    assert (done.status, done.duration_seconds) == (DispatchStatus.COMPLETED, 1.5)
     assert done.ended_at is not None
     assert done.started_at is not None
 
@@ -127,11 +127,11 @@ async def test_waiters_with_different_lanes_are_served_together(central: Databas
 
 async def test_a_paused_workflow_gives_nothing_even_to_one_who_waits(central: Database) -> None:
     await submit(central, new())
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         await tx.execute(update(workflows).values(is_paused=True))
     async with opened(central) as queue:
         assert await queue.lease(waiter(), wait_seconds=0) is None
-        async with central.begin() as tx:
+        async with central.transaction() as tx:
             await tx.execute(update(workflows).values(is_paused=False))
         await leased(queue)
 
@@ -177,11 +177,11 @@ async def test_another_token_changes_nothing(central: Database) -> None:
             await queue.complete(job.id, wrong)
         with pytest.raises(LeaseLost):
             await queue.extend(job.id, wrong, started=True)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         with pytest.raises(LeaseLost):
-            await service.end(tx, job.id, wrong, Status.FAILED, now=utc_now())
+            await service.end(tx, job.id, wrong, DispatchStatus.FAILED, now=utc_now())
         with pytest.raises(LeaseLost):
-            await service.requeue(tx, job.id, wrong, Requeue.SPOT, now=utc_now())
+            await service.requeue(tx, job.id, wrong, RequeueReason.SPOT, now=utc_now())
         with pytest.raises(LeaseLost):
             await service.report_start(tx, job.id, wrong, now=utc_now())
     assert await seen(central, job.id) == before
@@ -206,20 +206,20 @@ async def test_what_has_ended_stays_as_it_ended(central: Database) -> None:
     [job] = await submit(central, new())
     async with opened(central) as queue:
         lease = await leased(queue)
-        async with central.begin() as tx:
+        async with central.transaction() as tx:
             failed = await service.end(
-                tx, job.id, lease.token, Status.FAILED, now=utc_now(), error="no such node"
+                tx, job.id, lease.token, DispatchStatus.FAILED, now=utc_now(), error="no such node"
             )
         with pytest.raises(LeaseLost):
             await queue.complete(job.id, lease.token)
         with pytest.raises(LeaseLost):
             await queue.extend(job.id, lease.token, started=True)
-    async with central.begin() as tx:
-        again = await service.end(tx, job.id, lease.token, Status.FAILED, now=utc_now())
+    async with central.transaction() as tx:
+        again = await service.end(tx, job.id, lease.token, DispatchStatus.FAILED, now=utc_now())
         assert again == failed
         with pytest.raises(LeaseLost):
-            await service.requeue(tx, job.id, lease.token, Requeue.SPOT, now=utc_now())
-        line = await service.bring_in_line(tx, job.id, Status.COMPLETED, now=utc_now())
+            await service.requeue(tx, job.id, lease.token, RequeueReason.SPOT, now=utc_now())
+        line = await service.force_end(tx, job.id, DispatchStatus.COMPLETED, now=utc_now())
         assert line == failed
         assert await service.cancel(tx, job.id, now=utc_now()) == failed
     assert failed.last_error == "no such node"
@@ -230,7 +230,7 @@ async def test_the_audit_tells_who_did_what_and_never_a_token(central: Database)
     async with opened(central) as queue:
         lease = await leased(queue)
         await queue.complete(job.id, lease.token)
-    async with central.look() as tx:
+    async with central.read() as tx:
         rows = (await tx.execute(select(audit_log).order_by(audit_log.c.id))).all()
     assert [(row.actor, row.action) for row in rows] == [
         (f"tenant:{ADA}", "submit"),
@@ -244,18 +244,18 @@ async def test_the_audit_tells_who_did_what_and_never_a_token(central: Database)
 
 async def test_a_job_that_ended_early_bars_its_dispatch(central: Database) -> None:
     job = new(BOB)
-    async with central.begin() as tx:
-        made = await service.enqueue_ended(tx, job, Status.CANCELLED, now=utc_now())
-        assert await service.enqueue_ended(tx, job, Status.CANCELLED, now=utc_now()) is None
+    async with central.transaction() as tx:
+        made = await service.enqueue_ended(tx, job, DispatchStatus.CANCELLED, now=utc_now())
+        assert await service.enqueue_ended(tx, job, DispatchStatus.CANCELLED, now=utc_now()) is None
         assert await service.enqueue(tx, [job], now=utc_now()) == []
         found = await service.of_job(tx, BOB, job.job_id)
     assert made == found
     assert made
-    assert made.status is Status.CANCELLED
+    assert made.status is DispatchStatus.CANCELLED
 
 
 async def test_what_is_not_there_is_said_so(central: Database) -> None:
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         with pytest.raises(NotFound):
             await service.get(tx, 404)
         assert await service.of_job(tx, ADA, uuid.uuid4()) is None

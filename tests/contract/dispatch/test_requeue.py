@@ -18,16 +18,18 @@ from tests.dbkit.dispatches import (
     waiter,
 )
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Dispatch, Lease, Requeue, Status
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import LeaseLost
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import Dispatch, DispatchLease, DispatchStatus, RequeueReason
+from comfyfleet.settings import Settings
 
 
-async def requeued(db: Database, lease: Lease, reason: Requeue, **more: object) -> Dispatch:
-    async with db.begin() as tx:
+async def requeued(
+    db: Database, lease: DispatchLease, reason: RequeueReason, **more: object
+) -> Dispatch:
+    async with db.transaction() as tx:
         return await service.requeue(
             tx,
             lease.dispatch_id,
@@ -39,13 +41,22 @@ async def requeued(db: Database, lease: Lease, reason: Requeue, **more: object) 
 
 
 @pytest.mark.parametrize(
-    "reason", [Requeue.SPOT, Requeue.REBALANCE, Requeue.SHUTDOWN, Requeue.DRAIN, Requeue.REVOKED]
+    "reason",
+    [
+        RequeueReason.SPOT,
+        RequeueReason.REBALANCE,
+        RequeueReason.SHUTDOWN,
+        RequeueReason.DRAIN,
+        RequeueReason.REVOKED,
+    ],
 )
-async def test_an_interruption_gives_the_attempt_back(central: Database, reason: Requeue) -> None:
+async def test_an_interruption_gives_the_attempt_back(
+    central: Database, reason: RequeueReason
+) -> None:
     await submit(central, new())
     async with opened(central) as queue:
         row = await requeued(central, await leased(queue), reason)
-        assert (row.status, row.attempts, row.requeues) == (Status.QUEUED, 0, 1)
+        assert (row.status, row.attempts, row.requeues) == (DispatchStatus.QUEUED, 0, 1)
         assert row.last_error == f"Requeued: {reason}"
         assert row.worker_id is None
         again = await leased(queue)
@@ -53,18 +64,20 @@ async def test_an_interruption_gives_the_attempt_back(central: Database, reason:
 
 
 @pytest.mark.parametrize(
-    "reason", [Requeue.BACKEND_DOWN, Requeue.BACKEND_FAULT, Requeue.OUT_OF_MEMORY]
+    "reason", [RequeueReason.BACKEND_DOWN, RequeueReason.BACKEND_FAULT, RequeueReason.OUT_OF_MEMORY]
 )
-async def test_a_broken_backend_uses_the_attempt(central: Database, reason: Requeue) -> None:
+async def test_a_broken_backend_uses_the_attempt(central: Database, reason: RequeueReason) -> None:
     await submit(central, new())
     async with opened(central) as queue:
         row = await requeued(central, await leased(queue), reason, detail="CUDA error")
-        assert (row.status, row.attempts, row.requeues) == (Status.QUEUED, 1, 1)
+        assert (row.status, row.attempts, row.requeues) == (DispatchStatus.QUEUED, 1, 1)
         assert row.last_error == f"Requeued: {reason} (CUDA error)"
 
 
-@pytest.mark.parametrize("reason", [Requeue.RECALL, Requeue.WAITER_GONE, Requeue.PAYLOAD_DELAYED])
-async def test_our_own_doings_count_as_nothing(central: Database, reason: Requeue) -> None:
+@pytest.mark.parametrize(
+    "reason", [RequeueReason.RECALL, RequeueReason.WAITER_GONE, RequeueReason.PAYLOAD_DELAYED]
+)
+async def test_our_own_doings_count_as_nothing(central: Database, reason: RequeueReason) -> None:
     await submit(central, new())
     async with opened(central) as queue:
         row = await requeued(central, await leased(queue), reason)
@@ -75,22 +88,22 @@ async def test_the_same_requeue_again_is_answered_as_before(central: Database) -
     [job] = await submit(central, new())
     async with opened(central) as queue:
         lease = await leased(queue)
-        first = await requeued(central, lease, Requeue.SPOT)
-        assert await requeued(central, lease, Requeue.SPOT) == first
+        first = await requeued(central, lease, RequeueReason.SPOT)
+        assert await requeued(central, lease, RequeueReason.SPOT) == first
         with pytest.raises(LeaseLost):
             await queue.complete(job.id, lease.token)
         with pytest.raises(LeaseLost):
             await queue.extend(job.id, lease.token, started=True)
         await leased(queue)
     with pytest.raises(LeaseLost):
-        await requeued(central, lease, Requeue.SPOT)
+        await requeued(central, lease, RequeueReason.SPOT)
     assert (await audited(central, job.id)).count("requeue") == 1
 
 
 async def test_after_a_fault_another_worker_is_preferred(central: Database) -> None:
     [job] = await submit(central, new())
     async with opened(central) as queue:
-        await requeued(central, await leased(queue, waiter("gpu-1")), Requeue.BACKEND_FAULT)
+        await requeued(central, await leased(queue, waiter("gpu-1")), RequeueReason.BACKEND_FAULT)
         assert await queue.lease(waiter("gpu-1"), wait_seconds=0) is None
         assert (await leased(queue, waiter("gpu-2"))).dispatch_id == job.id
 
@@ -100,7 +113,7 @@ async def test_the_avoided_worker_gets_what_stands_behind(central: Database) -> 
     async with opened(central) as queue:
         for _ in range(10):
             lease = await leased(queue, waiter("gpu-1"))
-            await requeued(central, lease, Requeue.BACKEND_FAULT)
+            await requeued(central, lease, RequeueReason.BACKEND_FAULT)
         rest = [(await leased(queue, waiter("gpu-1"))).dispatch_id for _ in range(2)]
         assert await queue.lease(waiter("gpu-1"), wait_seconds=0) is None
     assert rest == [jobs[10].id, jobs[11].id]
@@ -109,14 +122,14 @@ async def test_the_avoided_worker_gets_what_stands_behind(central: Database) -> 
 async def test_a_worker_that_is_alone_is_not_avoided(central: Database) -> None:
     await submit(central, new())
     async with opened(central) as queue:
-        await requeued(central, await leased(queue, waiter("gpu-1")), Requeue.BACKEND_FAULT)
+        await requeued(central, await leased(queue, waiter("gpu-1")), RequeueReason.BACKEND_FAULT)
         await leased(queue, waiter("gpu-1", is_alone=True))
 
 
 async def test_avoidance_ends(central: Database) -> None:
     [job] = await submit(central, new())
     async with opened(central) as queue:
-        await requeued(central, await leased(queue, waiter("gpu-1")), Requeue.BACKEND_FAULT)
+        await requeued(central, await leased(queue, waiter("gpu-1")), RequeueReason.BACKEND_FAULT)
         await set_columns(central, job.id, avoid_until=utc_now() - timedelta(seconds=1))
         await leased(queue, waiter("gpu-1"))
 
@@ -127,14 +140,14 @@ async def test_the_last_attempt_that_breaks_stays_with_its_holder_to_be_failed(
     [job] = await submit(central, new(max_attempts=1))
     async with opened(central) as queue:
         lease = await leased(queue)
-        row = await requeued(central, lease, Requeue.BACKEND_DOWN)
-        assert (row.status, row.is_used_up, row.is_poisoned) == (Status.LEASED, True, False)
+        row = await requeued(central, lease, RequeueReason.BACKEND_DOWN)
+        assert (row.status, row.is_used_up, row.is_poisoned) == (DispatchStatus.LEASED, True, False)
         assert await queue.lease(waiter("gpu-2"), wait_seconds=0) is None
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         ended = await service.end(
-            tx, job.id, lease.token, Status.FAILED, now=utc_now(), error=row.last_error
+            tx, job.id, lease.token, DispatchStatus.FAILED, now=utc_now(), error=row.last_error
         )
-    assert ended.status is Status.FAILED
+    assert ended.status is DispatchStatus.FAILED
 
 
 async def test_the_last_attempt_may_be_interrupted_for_ever_but_not_quite(
@@ -144,14 +157,18 @@ async def test_the_last_attempt_may_be_interrupted_for_ever_but_not_quite(
     settings = Settings(max_requeues=3)
     async with opened(central) as queue:
         for _ in range(3):
-            row = await requeued(central, await leased(queue), Requeue.SPOT, settings=settings)
-            assert row.status is Status.QUEUED
+            row = await requeued(
+                central, await leased(queue), RequeueReason.SPOT, settings=settings
+            )
+            assert row.status is DispatchStatus.QUEUED
         lease = await leased(queue)
-        row = await requeued(central, lease, Requeue.SPOT, settings=settings)
-    assert (row.status, row.is_poisoned, row.requeues) == (Status.LEASED, True, 4)
-    async with central.begin() as tx:
-        await service.end(tx, job.id, lease.token, Status.FAILED, now=utc_now(), error="poisoned")
-        [found] = await service.list_(tx, is_poisoned=True)
+        row = await requeued(central, lease, RequeueReason.SPOT, settings=settings)
+    assert (row.status, row.is_poisoned, row.requeues) == (DispatchStatus.LEASED, True, 4)
+    async with central.transaction() as tx:
+        await service.end(
+            tx, job.id, lease.token, DispatchStatus.FAILED, now=utc_now(), error="poisoned"
+        )
+        [found] = await service.list_dispatches(tx, is_poisoned=True)
     assert found.id == job.id
 
 
@@ -160,10 +177,10 @@ async def test_a_delayed_job_is_invisible_until_it_is_due(central: Database) -> 
     later = utc_now() + timedelta(seconds=30)
     async with opened(central) as queue:
         lease = await leased(queue)
-        row = await requeued(central, lease, Requeue.PAYLOAD_DELAYED, not_before=later)
+        row = await requeued(central, lease, RequeueReason.PAYLOAD_DELAYED, not_before=later)
         assert (row.attempts, row.not_before) == (0, later)
         assert await queue.lease(waiter(), wait_seconds=0) is None
-        async with central.begin() as tx:
+        async with central.transaction() as tx:
             assert await service.wake_due(tx, now=utc_now(), limit=10) == []
             assert [each.id for each in await service.wake_due(tx, now=later, limit=10)] == [job.id]
         await leased(queue)
@@ -177,7 +194,7 @@ async def test_what_comes_back_joins_the_head_round_and_gives_no_credit(central:
         assert lease.dispatch_id == first.id
         for _ in range(4):
             await leased(queue)
-        row = await requeued(central, lease, Requeue.SPOT)
+        row = await requeued(central, lease, RequeueReason.SPOT)
     assert (first.rank, row.rank) == (1, 6)
     [other] = await submit(central, new(BOB))
     assert other.rank == 7
@@ -187,7 +204,7 @@ async def test_what_comes_back_into_an_empty_lane_keeps_its_rank(central: Databa
     await submit(central, *(new(ADA) for _ in range(3)))
     async with opened(central) as queue:
         lease = [await leased(queue) for _ in range(3)][-1]
-        row = await requeued(central, lease, Requeue.SPOT)
+        row = await requeued(central, lease, RequeueReason.SPOT)
     assert row.rank == 3
 
 
@@ -195,10 +212,12 @@ async def test_an_unknown_dispatch_can_not_be_requeued(central: Database) -> Non
     async with opened(central) as queue:
         await submit(central, new())
         lease = await leased(queue)
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
         with pytest.raises(LeaseLost):
-            await service.requeue(tx, lease.dispatch_id, uuid.uuid4(), Requeue.SPOT, now=utc_now())
-    assert (await seen(central, lease.dispatch_id)).status is Status.LEASED
+            await service.requeue(
+                tx, lease.dispatch_id, uuid.uuid4(), RequeueReason.SPOT, now=utc_now()
+            )
+    assert (await seen(central, lease.dispatch_id)).status is DispatchStatus.LEASED
 
 
 async def test_requeue_end_and_cancel_are_sent_by_the_driver(central: Database) -> None:
@@ -207,18 +226,18 @@ async def test_requeue_end_and_cancel_are_sent_by_the_driver(central: Database) 
     async with opened(central) as queue:
         back, failed, cancelled = [await leased(queue) for _ in range(3)]
     by_core: list[str] = []
-    async with central.begin() as tx:
+    async with central.transaction() as tx:
 
         def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
             by_core.append(statement)
 
         event.listen(tx.sync_connection, "before_cursor_execute", note)
         now = utc_now()
-        await service.requeue(tx, back.dispatch_id, back.token, Requeue.SPOT, now=now)
-        await service.end(tx, failed.dispatch_id, failed.token, Status.FAILED, now=now)
+        await service.requeue(tx, back.dispatch_id, back.token, RequeueReason.SPOT, now=now)
+        await service.end(tx, failed.dispatch_id, failed.token, DispatchStatus.FAILED, now=now)
         await service.cancel(tx, cancelled.dispatch_id, now=now)
         event.remove(tx.sync_connection, "before_cursor_execute", note)
     assert by_core == []
-    assert (await seen(central, back.dispatch_id)).status is Status.QUEUED
-    assert (await seen(central, failed.dispatch_id)).status is Status.FAILED
+    assert (await seen(central, back.dispatch_id)).status is DispatchStatus.QUEUED
+    assert (await seen(central, failed.dispatch_id)).status is DispatchStatus.FAILED
     assert (await seen(central, cancelled.dispatch_id)).cancel_requested

@@ -19,18 +19,18 @@ from tests.dbkit.dispatches import (
     waiter,
 )
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Lease, Status, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.dispatch.store.hot import Claimed
-from comfyfleet.dispatch.waiting import Asked
-from comfyfleet.kernel.errors import Unavailable
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue.model import DispatchLease, DispatchStatus, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.queue.store import ClaimResult
+from comfyfleet.server.queue.waiters import PollRequest
 
-Waits = dict[str, "asyncio.Task[Lease | None]"]
+Waits = dict[str, "asyncio.Task[DispatchLease | None]"]
 
 
 @asynccontextmanager
-async def waiting(queue: Queue, *who: Waiter, seconds: float = 20) -> AsyncIterator[Waits]:
+async def waiting(queue: DispatchQueue, *who: Waiter, seconds: float = 20) -> AsyncIterator[Waits]:
     """Each waits in its own call, until the end of the block."""
     waits = {
         each.worker_id: asyncio.create_task(queue.lease(each, wait_seconds=seconds)) for each in who
@@ -52,7 +52,7 @@ async def only(waits: Waits) -> str:
     return name
 
 
-async def put(db: Database, queue: Queue, **more: Any) -> int:
+async def put(db: Database, queue: DispatchQueue, **more: Any) -> int:
     [job] = await submit(db, new(**more))
     queue.arrived([job])
     return job.id
@@ -137,7 +137,7 @@ async def test_a_wait_ends_with_nothing_when_its_time_is_up(central: Database) -
 async def test_a_lost_hint_costs_latency_and_no_job(
     central: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.dispatch.queue.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("comfyfleet.server.queue.queue.RECHECK_SECONDS", 0.1)
     async with opened(central) as queue, background(queue):
         two = waiter("gpu-2")
         async with waiting(queue, waiter("gpu-1", lanes=[lane(2)]), two) as waits:
@@ -150,7 +150,7 @@ async def test_a_lost_hint_costs_latency_and_no_job(
 async def test_the_look_again_is_one_for_all_who_wait(
     central: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.dispatch.queue.RECHECK_SECONDS", 0.2)
+    monkeypatch.setattr("comfyfleet.server.queue.queue.RECHECK_SECONDS", 0.2)
     async with opened(central) as queue, background(queue):
         looks = counted(queue)
         async with waiting(queue, *(waiter(f"gpu-{n}") for n in range(100))):
@@ -162,12 +162,12 @@ async def test_the_look_again_is_one_for_all_who_wait(
             assert 3 <= looks() - before < 10, "not one for each"
 
 
-def counted(queue: Queue) -> Callable[[], int]:
+def counted(queue: DispatchQueue) -> Callable[[], int]:
     """How often the lanes were looked into."""
     looks = 0
     lease = queue._hot.lease
 
-    async def counting(*args: Any, **more: Any) -> Claimed:
+    async def counting(*args: Any, **more: Any) -> ClaimResult:
         nonlocal looks
         looks += 1
         return await lease(*args, **more)
@@ -177,7 +177,7 @@ def counted(queue: Queue) -> Callable[[], int]:
 
 
 @asynccontextmanager
-async def background(queue: Queue) -> AsyncIterator[None]:
+async def background(queue: DispatchQueue) -> AsyncIterator[None]:
     running = asyncio.create_task(queue.run())
     try:
         yield
@@ -222,7 +222,7 @@ async def test_a_waiter_that_vanished_while_it_was_served_gives_the_lease_back(
         asked = asyncio.create_task(queue.lease(waiter("gone"), wait_seconds=5))
         claim = queue._hot.lease
 
-        async def claim_and_vanish(*args: Any, **more: Any) -> Claimed:
+        async def claim_and_vanish(*args: Any, **more: Any) -> ClaimResult:
             leases = await claim(*args, **more)
             asked.cancel()
             return leases
@@ -253,7 +253,7 @@ async def test_a_lease_that_was_made_and_not_fetched_is_given_back(
         asked = asyncio.create_task(queue.lease(asker, wait_seconds=5))
         answer = queue._answer
 
-        def answer_and_cancel(one: Asked, lease: Lease | None) -> None:
+        def answer_and_cancel(one: PollRequest, lease: DispatchLease | None) -> None:
             answer(one, lease)
             asked.cancel()
 
@@ -261,7 +261,7 @@ async def test_a_lease_that_was_made_and_not_fetched_is_given_back(
         with pytest.raises(asyncio.CancelledError):
             await asked
     row = await seen(central, job.id)
-    wanted = (Status.LEASED, 1) if tells_leases else (Status.QUEUED, 0)
+    wanted = (DispatchStatus.LEASED, 1) if tells_leases else (DispatchStatus.QUEUED, 0)
     assert (row.status, row.attempts) == wanted
 
 
@@ -289,11 +289,11 @@ async def test_those_dismissed_ask_anew(central: Database) -> None:
 async def test_prefetching_waits_until_nobody_else_does(central: Database) -> None:
     async with opened(central) as queue:
         busy = waiter("busy", is_prefetch=True)
-        assert not queue.another_waits(busy)
+        assert not queue.has_other_waiter(busy)
         async with waiting(queue, waiter("idle", load=7)) as waits:
-            assert queue.another_waits(busy)
-            assert not queue.another_waits(waiter("idle", load=7))
-            assert not queue.another_waits(waiter("busy", lanes=[lane(2)]))
+            assert queue.has_other_waiter(busy)
+            assert not queue.has_other_waiter(waiter("idle", load=7))
+            assert not queue.has_other_waiter(waiter("busy", lanes=[lane(2)]))
             await submit(central, new())  # nobody was told of it yet
             assert await queue.lease(busy, wait_seconds=0) is None
             assert (await waits["idle"]) is not None
@@ -304,7 +304,7 @@ async def test_prefetching_waits_until_nobody_else_does(central: Database) -> No
 async def test_a_database_that_is_away_is_told_to_those_who_ask(central: Database) -> None:
     async with opened(central) as queue:
 
-        async def away(*args: Any, **more: Any) -> Claimed:
+        async def away(*args: Any, **more: Any) -> ClaimResult:
             raise Unavailable("away")
 
         lease, queue._hot.lease = queue._hot.lease, away  # type: ignore[method-assign]

@@ -8,31 +8,30 @@ from tests.dbkit.databases import Databases
 from tests.graphskit.playing import PRICE, Play, play_on
 from tests.jobskit.fuse import Burnt, Fuse, fused
 
-from comfyfleet.graphs import service
-from comfyfleet.graphs.advancing import Graphs
-from comfyfleet.graphs.going import hear
-from comfyfleet.graphs.keeping import Kept
-from comfyfleet.graphs.runs import RunStatus
-from comfyfleet.graphs.service import NewRun
-from comfyfleet.jobs.settling import deliver_words
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.actions import NewGraphRun
+from comfyfleet.server.graphs.apply import GraphContext, LoadedRun
+from comfyfleet.server.graphs.run import GraphRunStatus
+from comfyfleet.server.graphs.runner import read_outbox
+from comfyfleet.server.jobs.outbox import flush_due
 
 STEPS_MAX = 60
 
 
 async def restarted(play: Play) -> None:
     """What comes after: nothing is remembered, and the sweeps pass."""
-    play.plane.__dict__["graphs"] = Graphs(play.plane.sides)
-    await deliver_words(play.plane.sides, play.plane.pools["main"], limit=100)
+    play.plane.__dict__["graphs"] = GraphContext(play.plane.context)
+    await flush_due(play.plane.context, play.plane.pools["main"], limit=100)
     await play.judge()
     await play.sweep()
 
 
-async def require_done(play: Play, run: Kept, jobs: int) -> None:
+async def require_done(play: Play, run: LoadedRun, jobs: int) -> None:
     await restarted(play)
     await play.work()
     await restarted(play)
     kept = await play.now(run)
-    assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+    assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
     assert await play.count_jobs(run_id=run.head.id, status="completed") == jobs
     assert await play.count_jobs(run_id=run.head.id) == jobs
     await play.require_sound_ledger()
@@ -44,10 +43,10 @@ async def test_an_advance_may_be_cut_anywhere(databases: Databases, tmp_path: Pa
         for steps in range(STEPS_MAX):
             run = await play.started(DIAMOND)
             await play.deliver(await play.workers["w1"].job())
-            cut = Graphs(fused(play.plane.sides, fuse))
+            cut = GraphContext(fused(play.plane.context, fuse))
             fuse.left = steps
             try:
-                await hear(cut, cut.sides.pools["main"])
+                await read_outbox(cut, cut.context.pools["main"])
             except Burnt:
                 fuse.left = None
                 await require_done(play, run, 4)
@@ -64,19 +63,19 @@ async def test_an_advance_may_be_cut_anywhere(databases: Databases, tmp_path: Pa
 
 async def test_a_start_may_be_cut_anywhere(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path, tokens=10_000) as play:
-        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
         fuse = Fuse()
         for steps in range(STEPS_MAX):
-            wanted = NewRun({"widths": [64, 65]}, idempotency_key=f"cut-{steps}")
-            cut = Graphs(fused(play.plane.sides, fuse))
+            wanted = NewGraphRun({"widths": [64, 65]}, idempotency_key=f"cut-{steps}")
+            cut = GraphContext(fused(play.plane.context, fuse))
             fuse.left = steps
             try:
-                run, _ = await service.start(cut, play.owner, made.id, wanted)
+                run, _ = await actions.start_run(cut, play.owner, made.id, wanted)
                 is_whole = True
             except Burnt:
                 is_whole = False
             fuse.left = None
-            run, _ = await service.start(play.graphs, play.owner, made.id, wanted)
+            run, _ = await actions.start_run(play.graphs, play.owner, made.id, wanted)
             await require_done(play, run, 2)
             if is_whole:
                 break
@@ -94,8 +93,8 @@ async def test_two_that_hear_the_same_word_advance_once(
         fuse = Fuse()
         for steps in range(STEPS_MAX):
             fuse.left, fuse.meanwhile = steps, play.sweep
-            slow = Graphs(fused(play.plane.sides, fuse))
-            await hear(slow, slow.sides.pools["main"])
+            slow = GraphContext(fused(play.plane.context, fuse))
+            await read_outbox(slow, slow.context.pools["main"])
             if fuse.left is not None:
                 break
         await require_done(play, run, 4)

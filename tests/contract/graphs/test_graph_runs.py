@@ -11,11 +11,11 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.graphskit.playing import PRICE, graph, new_owner, node, output, play_on, statuses
 
-from comfyfleet.graphs import service
-from comfyfleet.graphs.runs import Choice, Key, RunStatus
-from comfyfleet.graphs.service import NewRun
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.actions import NewGraphRun
+from comfyfleet.server.graphs.run import Choice, ExecutionKey, GraphRunStatus
 
 DIAMOND = graph(
     [node("top"), node("left"), node("right"), node("last"), output()],
@@ -30,10 +30,10 @@ DIAMOND = graph(
 async def test_the_last_node_of_a_diamond_runs_once(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path) as play:
         kept = await play.started(DIAMOND)
-        assert kept.run.status == RunStatus.RUNNING
+        assert kept.run.status == GraphRunStatus.RUNNING
         done = await play.work()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert len(done) == await play.count_jobs(run_kind="graph") == 4
         assert await play.balance() == 100 - 4 * PRICE
         await play.require_sound_ledger()
@@ -51,7 +51,7 @@ async def test_files_go_from_node_to_node_by_reference(
         last = next(job for job in done if len(job["assets"]) == 2)
         assert {each["name"] for each in last["assets"]} == {"like", "and_like"}
         kept = await play.now(kept)
-        given = kept.run.record(Key("last")).inputs or {}
+        given = kept.run.record(ExecutionKey("last")).inputs or {}
         assert given["like"]["file_id"] != given["and_like"]["file_id"]
 
 
@@ -78,7 +78,7 @@ async def test_what_only_the_other_port_feeds_is_skipped(
         kept = await play.started(document)
         await play.work()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert statuses(kept)["yes"] == "skipped"
         assert (kept.run.outputs or {})["result"]["count"] == 1
 
@@ -120,7 +120,7 @@ async def test_at_most_five_jobs_of_a_fan_out_are_in_the_queue(
         assert await play.count_jobs(status="queued") == 5
         done = await play.work()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED
+        assert kept.run.status == GraphRunStatus.COMPLETED
         assert [job["prompt"]["1"]["inputs"]["width"] for job in done] == list(range(64, 72))
         assert (kept.run.outputs or {})["result"]["count"] == 8
 
@@ -148,7 +148,7 @@ async def test_a_failed_node_fails_the_run_and_cancels_its_siblings(
         await play.workers["w1"].of(job, "fail", error="RuntimeError: no such colour")
         await play.sweep()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert kept.run.error.message == "Node draw[0] failed: no such colour"
         assert kept.run.error.backend == "w1"
@@ -163,16 +163,18 @@ async def test_a_retry_uses_what_was_done(databases: Databases, tmp_path: Path) 
         kept = await play.started(DIAMOND)
         await play.work(wanted=lambda job: "Error: broken" if len(job["assets"]) == 2 else None)
         kept = await play.now(kept)
-        assert (kept.run.status, await play.count_jobs()) == (RunStatus.FAILED, 4)
-        kept = await service.retry(play.graphs, play.owner, kept.head.id, backend="worker:w1")
-        assert kept.run.status == RunStatus.RUNNING
+        assert (kept.run.status, await play.count_jobs()) == (GraphRunStatus.FAILED, 4)
+        kept = await actions.retry_graph_run(
+            play.graphs, play.owner, kept.head.id, backend="worker:w1"
+        )
+        assert kept.run.status == GraphRunStatus.RUNNING
         done = await play.work()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert len(done) == 1
         assert await play.balance() == 100 - 4 * PRICE
         with pytest.raises(Conflict):
-            await service.retry(play.graphs, play.owner, kept.head.id)
+            await actions.retry_graph_run(play.graphs, play.owner, kept.head.id)
 
 
 async def test_a_node_is_tried_again_as_often_as_it_says(
@@ -184,7 +186,7 @@ async def test_a_node_is_tried_again_as_often_as_it_says(
         )
         await play.work(wanted=lambda job: "Error: broken")
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.status == GraphRunStatus.FAILED
         assert await play.count_jobs(status="failed") == 3
         assert await play.balance() == 100
 
@@ -193,8 +195,8 @@ async def test_cancel_stops_the_jobs(databases: Databases, tmp_path: Path) -> No
     async with play_on(databases, tmp_path) as play:
         kept = await play.started(FAN_OUT, inputs={"widths": [64] * 7})
         job = await play.workers["w1"].job()
-        kept = await service.cancel(play.graphs, play.owner, kept.head.id)
-        assert kept.run.status == RunStatus.CANCELLED
+        kept = await actions.cancel_graph_run(play.graphs, play.owner, kept.head.id)
+        assert kept.run.status == GraphRunStatus.CANCELLED
         beat = await play.workers["w1"].of(job, "heartbeat")
         assert beat.json()["cancelled"]
         await play.sweep()
@@ -202,14 +204,14 @@ async def test_cancel_stops_the_jobs(databases: Databases, tmp_path: Path) -> No
         assert set(statuses(kept).values()) == {"done", "cancelled"}
         assert await play.balance() == 100
         assert (
-            await service.cancel(play.graphs, play.owner, kept.head.id)
+            await actions.cancel_graph_run(play.graphs, play.owner, kept.head.id)
         ).run.status == "cancelled"
 
 
 async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path, tokens=2 * PRICE + 1) as play:
         kept = await play.started(UNKNOWN_WIDTH, inputs={"widths": [64] * 3})
-        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert "Insufficient token balance" in kept.run.error.message
         await play.sweep()
@@ -226,7 +228,7 @@ async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
         kept = await play.started(document, inputs={"widths": [64] * 12})
         await play.work()
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert (kept.run.outputs or {})["result"]["count"] == 2
         assert await play.balance() == 0
 
@@ -237,7 +239,7 @@ async def test_a_run_spends_no_more_than_it_may(databases: Databases, tmp_path: 
         kept = await play.started(UNKNOWN_WIDTH, **wanted)
         done = await play.work()
         kept = await play.now(kept)
-        assert (kept.run.status, len(done)) == (RunStatus.FAILED, 2)
+        assert (kept.run.status, len(done)) == (GraphRunStatus.FAILED, 2)
         assert await play.balance() == 100 - 2 * PRICE
 
 
@@ -248,11 +250,13 @@ async def test_a_retry_may_spend_more_and_uses_what_was_paid(
         wanted: dict[str, Any] = {"inputs": {"widths": [64] * 4}, "max_tokens": 2 * PRICE}
         kept = await play.started(UNKNOWN_WIDTH, **wanted)
         await play.work()
-        kept = await service.retry(play.graphs, play.owner, kept.head.id, max_tokens=4 * PRICE)
+        kept = await actions.retry_graph_run(
+            play.graphs, play.owner, kept.head.id, max_tokens=4 * PRICE
+        )
         assert len(await play.work()) == 2
         play.graphs.runs.drop(kept.head.id)
         kept = await play.now(kept)
-        assert (kept.run.status, kept.run.max_tokens) == (RunStatus.COMPLETED, 4 * PRICE)
+        assert (kept.run.status, kept.run.max_tokens) == (GraphRunStatus.COMPLETED, 4 * PRICE)
         assert await play.balance() == 100 - 4 * PRICE
 
 
@@ -260,7 +264,7 @@ async def test_what_cannot_be_paid_to_its_end_is_not_begun(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with play_on(databases, tmp_path, tokens=3 * PRICE) as play:
-        made = await service.create(play.graphs, play.owner, FAN_OUT)
+        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
         with pytest.raises(Conflict) as refused:
             await play.run(made.id, inputs={"widths": [64] * 3}, max_tokens=2 * PRICE)
         assert refused.value.details["required_tokens"] == 3 * PRICE
@@ -292,7 +296,7 @@ async def test_another_backend_is_selected_by_itself(databases: Databases, tmp_p
         await play.lose("w2")
         kept = await play.started(bound("auto_select"))
         assert len(await play.work("w1")) == 1
-        assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+        assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 @pytest.mark.parametrize("choice", [Choice.BACKEND, Choice.SKIP, Choice.FAIL, Choice.RETRY])
@@ -302,7 +306,7 @@ async def test_a_person_is_asked_and_answers_later(
     async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
         await play.lose("w2")
         kept = await play.started(bound("ask_user"))
-        assert kept.run.status == RunStatus.WAITING_FOR_USER
+        assert kept.run.status == GraphRunStatus.WAITING_FOR_USER
         assert await play.count_jobs() == 0
         play.graphs.runs.drop(kept.head.id)
         with pytest.raises(InvalidInput):
@@ -311,15 +315,15 @@ async def test_a_person_is_asked_and_answers_later(
             await play.answer(kept, "result", Choice.SKIP)
         kept = await play.answer(kept, "first", choice, "worker:w1")
         wanted = {
-            Choice.BACKEND: RunStatus.RUNNING,
-            Choice.SKIP: RunStatus.COMPLETED,
-            Choice.FAIL: RunStatus.FAILED,
-            Choice.RETRY: RunStatus.WAITING_FOR_USER,
+            Choice.BACKEND: GraphRunStatus.RUNNING,
+            Choice.SKIP: GraphRunStatus.COMPLETED,
+            Choice.FAIL: GraphRunStatus.FAILED,
+            Choice.RETRY: GraphRunStatus.WAITING_FOR_USER,
         }
         assert kept.run.status == wanted[choice]
         if choice == Choice.BACKEND:
             assert len(await play.work("w1")) == 1
-            assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+            assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(
@@ -333,7 +337,7 @@ async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(
         await play.sweep()
         assert len(await play.work("w1")) == 1
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED
+        assert kept.run.status == GraphRunStatus.COMPLETED
         assert await play.balance() == 100 - PRICE
 
 
@@ -345,7 +349,7 @@ async def test_a_job_that_takes_too_long_is_ended(databases: Databases, tmp_path
         )
         await play.workers["w1"].job()
         await play.judge()
-        assert (await play.now(kept)).run.status == RunStatus.RUNNING
+        assert (await play.now(kept)).run.status == GraphRunStatus.RUNNING
         late = timedelta(seconds=31)
         await play.judge()
         await play.sweep()
@@ -356,14 +360,14 @@ async def test_a_job_that_takes_too_long_is_ended(databases: Databases, tmp_path
 
 async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path) as play:
-        made = await service.create(play.graphs, play.owner, FAN_OUT)
-        wanted = NewRun({"widths": [64]}, idempotency_key="once")
-        first, is_new = await service.start(play.graphs, play.owner, made.id, wanted)
-        again, is_new_again = await service.start(play.graphs, play.owner, made.id, wanted)
+        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+        wanted = NewGraphRun({"widths": [64]}, idempotency_key="once")
+        first, is_new = await actions.start_run(play.graphs, play.owner, made.id, wanted)
+        again, is_new_again = await actions.start_run(play.graphs, play.owner, made.id, wanted)
         assert (is_new, is_new_again) == (True, False)
         assert first.head.id == again.head.id
         same = replace(wanted, version=1)
-        assert (await service.start(play.graphs, play.owner, made.id, same))[1] is False
+        assert (await actions.start_run(play.graphs, play.owner, made.id, same))[1] is False
         for other in (
             replace(wanted, inputs={"widths": [65]}),
             replace(wanted, inputs={}),
@@ -371,17 +375,19 @@ async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path)
             replace(wanted, version=2),
         ):
             with pytest.raises(Conflict):
-                await service.start(play.graphs, play.owner, made.id, other)
+                await actions.start_run(play.graphs, play.owner, made.id, other)
 
 
 async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with play_on(databases, tmp_path) as play:
-        made = await service.create(play.graphs, play.owner, FAN_OUT)
-        wanted = [NewRun({"widths": [width]}, idempotency_key="once") for width in (64, 65, 64)]
+        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+        wanted = [
+            NewGraphRun({"widths": [width]}, idempotency_key="once") for width in (64, 65, 64)
+        ]
         outcomes = await asyncio.gather(
-            *(service.start(play.graphs, play.owner, made.id, each) for each in wanted),
+            *(actions.start_run(play.graphs, play.owner, made.id, each) for each in wanted),
             return_exceptions=True,
         )
         new = 0
@@ -392,7 +398,7 @@ async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
             kept, is_new = outcome
             new += is_new
             play.graphs.runs.drop(kept.head.id)
-            stored = await service.get_run(play.graphs, play.owner, kept.head.id)
+            stored = await actions.get_run(play.graphs, play.owner, kept.head.id)
             assert dict(stored.head.inputs) == dict(asked.inputs)
         assert new == 1
 
@@ -401,15 +407,15 @@ async def test_a_run_keeps_the_version_that_it_was_started_with(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with play_on(databases, tmp_path) as play:
-        made = await service.create(play.graphs, play.owner, DIAMOND)
+        made = await actions.create_graph(play.graphs, play.owner, DIAMOND)
         kept = await play.run(made.id)
-        newer = await service.new_version(play.graphs, play.owner, made.id, FAN_OUT)
+        newer = await actions.add_graph_version(play.graphs, play.owner, made.id, FAN_OUT)
         assert newer.version == 2
         play.graphs.runs.drop(kept.head.id)
         await play.work()
         kept = await play.now(kept)
-        assert (kept.run.status, kept.head.graph_version) == (RunStatus.COMPLETED, 1)
-        old = await service.get(play.graphs, play.owner, made.id, 1)
+        assert (kept.run.status, kept.head.graph_version) == (GraphRunStatus.COMPLETED, 1)
+        old = await actions.get_graph(play.graphs, play.owner, made.id, 1)
         assert old.document["nodes"][0]["id"] == "top"
 
 
@@ -422,7 +428,7 @@ async def test_what_is_wrong_with_a_graph_is_told_at_once(
     )
     async with play_on(databases, tmp_path) as play:
         with pytest.raises(InvalidInput) as caught:
-            await service.create(play.graphs, play.owner, broken)
+            await actions.create_graph(play.graphs, play.owner, broken)
         codes = {each["code"] for each in caught.value.details["problems"]}
         assert codes >= {"unknown_workflow", "unknown_property", "unreachable_node"}
 
@@ -433,14 +439,14 @@ async def test_ids_of_another_tenant_are_not_there(databases: Databases, tmp_pat
         stranger = await new_owner(play.plane, 10)
         run_id, graph_id = kept.head.id, kept.head.graph_id
         for act in (
-            service.get(play.graphs, stranger, graph_id),
-            service.new_version(play.graphs, stranger, graph_id, DIAMOND),
-            service.start(play.graphs, stranger, graph_id, NewRun({})),
-            service.quoted(play.graphs, stranger, graph_id, {}),
-            service.get_run(play.graphs, stranger, run_id),
-            service.cancel(play.graphs, stranger, run_id),
-            service.retry(play.graphs, stranger, run_id),
-            service.run_as_of_now(play.graphs, stranger, uuid4()),
+            actions.get_graph(play.graphs, stranger, graph_id),
+            actions.add_graph_version(play.graphs, stranger, graph_id, DIAMOND),
+            actions.start_run(play.graphs, stranger, graph_id, NewGraphRun({})),
+            actions.quote_run(play.graphs, stranger, graph_id, {}),
+            actions.get_run(play.graphs, stranger, run_id),
+            actions.cancel_graph_run(play.graphs, stranger, run_id),
+            actions.retry_graph_run(play.graphs, stranger, run_id),
+            actions.get_live_run(play.graphs, stranger, uuid4()),
         ):
             with pytest.raises(NotFound):
                 await act
@@ -460,10 +466,10 @@ async def test_a_file_of_another_tenant_is_refused(databases: Databases, tmp_pat
 
 async def test_the_quote_tells_the_range(databases: Databases, tmp_path: Path) -> None:
     async with play_on(databases, tmp_path) as play:
-        made = await service.create(play.graphs, play.owner, FAN_OUT)
-        given = await service.quoted(play.graphs, play.owner, made.id, {"widths": [1, 2, 3]})
+        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+        given = await actions.quote_run(play.graphs, play.owner, made.id, {"widths": [1, 2, 3]})
         assert (given.tokens_min, given.tokens_max) == (3 * PRICE, 3 * PRICE)
-        open_ = await service.quoted(play.graphs, play.owner, made.id, {})
+        open_ = await actions.quote_run(play.graphs, play.owner, made.id, {})
         assert (open_.tokens_min, open_.tokens_max) == (0, 100 * PRICE)
 
 
@@ -497,5 +503,5 @@ async def test_what_a_job_shows_decides_and_feeds_the_next(
         (second,) = await play.work()
         assert second["prompt"]["1"]["inputs"]["width"] == 128
         kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED, kept.run.error
+        assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert (kept.run.outputs or {})["words"] == "128"

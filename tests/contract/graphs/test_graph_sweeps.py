@@ -9,11 +9,11 @@ from sqlalchemy import update
 from tests.dbkit.databases import Databases
 from tests.graphskit.playing import Play, graph, node, output, play_on
 
-from comfyfleet.db.tenant import graph_runs
-from comfyfleet.graphs import going
-from comfyfleet.graphs.keeping import Kept
-from comfyfleet.graphs.runs import RunStatus
-from comfyfleet.loops.graphs import over_pools
+from comfyfleet.server.db.tenant_tables import graph_runs
+from comfyfleet.server.graphs import runner
+from comfyfleet.server.graphs.apply import LoadedRun
+from comfyfleet.server.graphs.run import GraphRunStatus
+from comfyfleet.server.maintenance.sweeps import in_all_pools
 
 TWO = graph(
     [node("first"), node("second"), output()],
@@ -22,9 +22,9 @@ TWO = graph(
 )
 
 
-async def broken(play: Play, kept: Kept) -> None:
+async def broken(play: Play, kept: LoadedRun) -> None:
     """As no program of ours would leave it: to read it raises what nobody expects."""
-    async with play.plane.pools["main"].begin() as tx:
+    async with play.plane.pools["main"].transaction() as tx:
         mine = graph_runs.c.id == kept.head.id
         await tx.execute(update(graph_runs).where(mine).values(snapshot={"nodes": 7}))
     play.graphs.runs.drop(kept.head.id)
@@ -40,10 +40,10 @@ async def test_words_of_other_runs_are_heard(
             await play.deliver(job)
         await broken(play, bad)
         with caplog.at_level(logging.ERROR):
-            await over_pools(play.plane, going.hear)
+            await in_all_pools(play.plane, runner.read_outbox)
         assert f"graph run {bad.head.id} can't go on" in caplog.text
         assert len(await play.work()) == 1
-        assert (await play.now(good)).run.status == RunStatus.COMPLETED
+        assert (await play.now(good)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_mistake_is_not_made_anew_every_second(
@@ -69,17 +69,17 @@ async def test_other_runs_are_judged(
         await broken(play, sorted(runs, key=lambda kept: kept.head.id)[0])
         await play.lose("w2")
         with caplog.at_level(logging.ERROR):
-            await over_pools(play.plane, going.judge_all)
+            await in_all_pools(play.plane, runner.sweep_runs)
         assert "can't be judged" in caplog.text
         await play.sweep()  # their jobs are cancelled for certain
         for kept in sorted(runs, key=lambda kept: kept.head.id)[1:]:
-            assert (await play.now(kept)).run.status == RunStatus.FAILED
+            assert (await play.now(kept)).run.status == GraphRunStatus.FAILED
 
 
 async def test_words_that_stay_keep_none_from_being_heard(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(going, "WORDS_PER_PAGE", 1)
+    monkeypatch.setattr(runner, "OUTBOX_PER_PAGE", 1)
     async with play_on(databases, tmp_path, max_queued_total=2) as play:
         runs = [await play.started(TWO) for _ in range(2)]
         for _ in runs:
@@ -87,7 +87,7 @@ async def test_words_that_stay_keep_none_from_being_heard(
         await play.sweep()
         assert len(await play.work()) == 2
         for kept in runs:
-            assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+            assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_who_just_started_gives_workers_time_to_come_back(
@@ -102,8 +102,8 @@ async def test_who_just_started_gives_workers_time_to_come_back(
         await play.lose("w2", since=unseen)
         await play.judge()
         await play.sweep()
-        assert (await play.now(kept)).run.status == RunStatus.RUNNING
-        play.graphs.world._began = unseen
+        assert (await play.now(kept)).run.status == GraphRunStatus.RUNNING
+        play.graphs.environment._began = unseen
         await play.judge()
         await play.sweep()
-        assert (await play.now(kept)).run.status == RunStatus.FAILED
+        assert (await play.now(kept)).run.status == GraphRunStatus.FAILED

@@ -6,10 +6,10 @@ from pathlib import Path
 from tests.dbkit.databases import Databases
 from tests.graphskit.playing import Play, graph, node, output, play_on, statuses
 
-from comfyfleet.graphs import service
-from comfyfleet.graphs.keeping import Kept
-from comfyfleet.graphs.runs import Choice, Key, RunStatus, job_id
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.apply import LoadedRun
+from comfyfleet.server.graphs.run import Choice, ExecutionKey, GraphRunStatus, job_id
 
 NOBODY = "NoBackendAvailable: no backend can run draw at the moment"
 ABLE = {"node_types": ["EmptyImage", "LoadImage", "SaveImage"]}
@@ -27,7 +27,7 @@ def one(**fields: object) -> dict[str, object]:
     return graph([node("first", **fields), output()], "first.output > result.value")
 
 
-async def later(play: Play, clock: Clock, kept: Kept, seconds: float) -> Kept:
+async def later(play: Play, clock: Clock, kept: LoadedRun, seconds: float) -> LoadedRun:
     clock.by += timedelta(seconds=seconds)
     await play.judge()
     await play.sweep()
@@ -38,20 +38,20 @@ async def test_what_nobody_can_run_is_a_warning_when_it_is_checked_and_priced(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with play_on(databases, tmp_path, workers=()) as play:
-        found, _ = await service.checked(play.graphs, one())
+        found, _ = await actions.check_document(play.graphs, one())
         assert found.problems == ()
         assert [(each.code, each.node, each.message) for each in found.warnings] == [
             ("no_backend", "first", NOBODY)
         ]
-        made = await service.create(play.graphs, play.owner, one())
-        priced = await service.quoted(play.graphs, play.owner, made.id, {})
+        made = await actions.create_graph(play.graphs, play.owner, one())
+        priced = await actions.quote_run(play.graphs, play.owner, made.id, {})
         assert priced.warnings == found.warnings
         # One that lacks a node type can't run it either.
         await play.yard.register("bad", backend={"node_types": ["SaveImage"]})
-        found, _ = await service.checked(play.graphs, one())
+        found, _ = await actions.check_document(play.graphs, one())
         assert [each.code for each in found.warnings] == ["no_backend"]
         await play.yard.register("good", backend=ABLE)
-        found, _ = await service.checked(play.graphs, one())
+        found, _ = await actions.check_document(play.graphs, one())
         assert found.warnings == ()
 
 
@@ -62,11 +62,11 @@ async def test_a_job_that_nobody_can_run_fails_its_node_after_a_while(
     async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
         kept = await play.started(one())
         assert statuses(kept) == {"first": "queued"}
-        assert await service.unable_nodes(play.graphs, kept, kept.run) == {"first": NOBODY}
+        assert await actions.unservable_nodes(play.graphs, kept, kept.run) == {"first": NOBODY}
         kept = await later(play, clock, kept, 50)
         assert statuses(kept)["first"] == "queued"
         kept = await later(play, clock, kept, 11)
-        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert kept.run.error.message == f"Node first failed: {NOBODY}"
         assert await play.balance() == 100
@@ -79,17 +79,17 @@ async def test_where_the_node_asks_a_person_decides(databases: Databases, tmp_pa
     async with play_on(databases, tmp_path, workers=(), clock=clock) as play:
         kept = await play.started(one(fallback_strategy="ask_user"))
         kept = await later(play, clock, kept, 61)
-        assert kept.run.status == RunStatus.WAITING_FOR_USER
-        question = kept.run.record(Key("first")).question
+        assert kept.run.status == GraphRunStatus.WAITING_FOR_USER
+        question = kept.run.record(ExecutionKey("first")).question
         assert question is not None
         assert question.message == NOBODY
         async with play.yard.worker("w1", backend=ABLE) as worker:
             play.workers["w1"] = worker
-            play.graphs.world._at = None
+            play.graphs.environment._at = None
             await play.answer(kept, "first", Choice.RETRY)
             await play.work()
             kept = await play.now(kept)
-        assert kept.run.status == RunStatus.COMPLETED
+        assert kept.run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_job_that_waits_behind_others_is_left_alone(
@@ -108,7 +108,7 @@ async def test_a_job_that_waits_behind_others_is_left_alone(
         await play.lose("w1")
         clock.by += timedelta(seconds=100)
         kept = await later(play, clock, kept, 0)
-        assert kept.run.status == RunStatus.FAILED
+        assert kept.run.status == GraphRunStatus.FAILED
 
 
 async def test_an_affinity_to_a_worker_that_is_gone_warns_unless_there_is_no_fallback(
@@ -117,12 +117,14 @@ async def test_an_affinity_to_a_worker_that_is_gone_warns_unless_there_is_no_fal
     async with play_on(databases, tmp_path) as play:
         gone = {"backend_affinity": "worker:gone"}
         for fallback in ("ask_user", "auto_select"):
-            found, _ = await service.checked(play.graphs, one(fallback_strategy=fallback, **gone))
+            found, _ = await actions.check_document(
+                play.graphs, one(fallback_strategy=fallback, **gone)
+            )
             assert found.problems == ()
             assert [each.code for each in found.warnings] == ["unknown_backend"]
             kept = await play.started(one(fallback_strategy=fallback, **gone))
-            assert kept.run.status in (RunStatus.WAITING_FOR_USER, RunStatus.RUNNING)
-        found, _ = await service.checked(play.graphs, one(**gone))
+            assert kept.run.status in (GraphRunStatus.WAITING_FOR_USER, GraphRunStatus.RUNNING)
+        found, _ = await actions.check_document(play.graphs, one(**gone))
         assert [each.code for each in found.problems] == ["unknown_backend"]
 
 
@@ -130,7 +132,7 @@ async def test_an_execution_names_its_job(databases: Databases, tmp_path: Path) 
     async with play_on(databases, tmp_path) as play:
         kept = await play.started(one())
         job = await play.workers["w1"].job()
-        assert job["job_id"] == str(job_id(kept.run.id, Key("first"), 1))
+        assert job["job_id"] == str(job_id(kept.run.id, ExecutionKey("first"), 1))
 
 
 PAINT = {
@@ -163,15 +165,15 @@ async def test_a_model_that_nobody_has_fails_the_node_that_chose_it(
         good = one(workflow="paint", properties={"model": "here.safetensors"})
         bad = one(workflow="paint", properties={"model": "gone.safetensors"})
         for document, codes in ((good, []), (bad, ["no_backend"])):
-            found, _ = await service.checked(play.graphs, document)
+            found, _ = await actions.check_document(play.graphs, document)
             assert [each.code for each in found.warnings] == codes
         waits, fails = await play.started(good), await play.started(bad)
-        assert await service.unable_nodes(play.graphs, waits, waits.run) == {}
-        assert await service.unable_nodes(play.graphs, fails, fails.run) == {"first": NO_MODEL}
+        assert await actions.unservable_nodes(play.graphs, waits, waits.run) == {}
+        assert await actions.unservable_nodes(play.graphs, fails, fails.run) == {"first": NO_MODEL}
         for _ in range(2):
             await play.lose("w1", since=clock() + timedelta(seconds=31))  # seen just now, and busy
             fails = await later(play, clock, fails, 31)
-        assert fails.run.status == RunStatus.FAILED
+        assert fails.run.status == GraphRunStatus.FAILED
         assert fails.run.error is not None
         assert fails.run.error.message == f"Node first failed: {NO_MODEL}"
         assert statuses(await play.now(waits))["first"] == "queued"
@@ -190,16 +192,16 @@ async def test_a_model_that_somebody_gets_in_time_is_used(
         )
         kept = await play.started(document)
         kept = await later(play, clock, kept, 61)
-        question = kept.run.record(Key("first")).question
+        question = kept.run.record(ExecutionKey("first")).question
         assert question is not None
         assert question.message == NO_MODEL
         got = {**PAINTER, "model_files": {"UNETLoader.unet_name": ["gone.safetensors"]}}
         async with play.yard.worker("w2", backend=got) as worker:
             play.workers["w2"] = worker
-            play.graphs.world._at = None
+            play.graphs.environment._at = None
             await play.answer(kept, "first", Choice.RETRY)
             await play.work("w2")
-        assert (await play.now(kept)).run.status == RunStatus.COMPLETED
+        assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_model_that_an_effect_locks_counts_like_one_that_is_chosen(
@@ -220,5 +222,5 @@ async def test_a_model_that_an_effect_locks_counts_like_one_that_is_chosen(
         assert (await play.yard.admin.post("/api/admin/effects/gone/publish")).status_code == 200
         named = {"id": "first", "type": "workflow", "effect": "gone"}
         document = graph([named, output()], "first.output > result.value")
-        found, _ = await service.checked(play.graphs, document)
+        found, _ = await actions.check_document(play.graphs, document)
         assert [each.code for each in found.warnings] == ["no_backend"]

@@ -11,21 +11,21 @@ from sqlalchemy import select
 from tests.dbkit.databases import Databases
 from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
 
-from comfyfleet.db import Tx
-from comfyfleet.db.belonging import tenant as tenant_tables
-from comfyfleet.files.model import File
-from comfyfleet.jobs import service, submitting
-from comfyfleet.jobs.completed_job.store import FILES_MAX
-from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.service import Ended
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.media import service as media
-from comfyfleet.webhooks import service as webhooks
-from comfyfleet.webhooks.model import WebhookEvent
-from comfyfleet.wire.messages import Job as Handed
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.tenant_tables import tenant_metadata as tenant_tables
+from comfyfleet.server.jobs import service, submit
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.service import FinishedJob
+from comfyfleet.server.jobs.store_statements import FILES_MAX
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import WebhookEvent
 
 NUMBERED = ("job_events", "outbox", "token_transactions")
-Complete = Callable[[Tx], Awaitable[Ended | None]]
+Complete = Callable[[Tx], Awaitable[FinishedJob | None]]
 
 
 class Undone(Exception):
@@ -35,28 +35,28 @@ class Undone(Exception):
 class Desk:
     """One job that is held by a worker, and what is written when it completes."""
 
-    def __init__(self, sides: Sides, tenant_id: UUID, user_id: UUID) -> None:
-        self.sides, self.tenant_id, self.user_id = sides, tenant_id, user_id
-        self.pool = sides.pools["main"]
+    def __init__(self, context: JobContext, tenant_id: UUID, user_id: UUID) -> None:
+        self.context, self.tenant_id, self.user_id = context, tenant_id, user_id
+        self.pool = context.pools["main"]
 
     async def held(self, **changes: Any) -> Handed:
-        await submitting.submit(self.sides, self.tenant_id, asked(**changes))
-        handed = await next_job(self.sides, waiter(), wait_seconds=0)
+        await submit.submit(self.context, self.tenant_id, asked(**changes))
+        handed = await lease_next(self.context, waiter(), wait_seconds=0)
         assert handed
-        await self.sides.deferred.flush()  # so that nobody else writes meanwhile
+        await self.context.deferred.flush()  # so that nobody else writes meanwhile
         return handed
 
     async def media_id(self) -> UUID:
         made = uuid4()
-        async with self.pool.begin() as tx:
-            await media.create(
+        async with self.pool.transaction() as tx:
+            await media.create_media(
                 tx,
                 media_id=made,
                 tenant_id=self.tenant_id,
                 user_id=self.user_id,
                 kind="image",
                 original_file_id=uuid4(),
-                now=self.sides.clock(),
+                now=self.context.clock(),
             )
         return made
 
@@ -69,7 +69,7 @@ class Desk:
                 path=f"made/{number}.png",
                 filename=f"{number}.png",
                 mime_type="image/png",
-                created_at=self.sides.clock(),
+                created_at=self.context.clock(),
                 size=number,
                 content_hash="0" * 64,
             )
@@ -96,14 +96,14 @@ class Desk:
                 "result_metadata": {"outputs": outputs, "execution_seconds": 1.5, "values": []},
             },
             "files": files,
-            "now": self.sides.clock(),
+            "now": self.context.clock(),
             **other,
         }
 
-    async def written_by(self, complete: Complete) -> tuple[Ended | None, dict[str, Any]]:
+    async def written_by(self, complete: Complete) -> tuple[FinishedJob | None, dict[str, Any]]:
         """What all tables hold then; it is undone."""
         with suppress(Undone):
-            async with self.pool.begin() as tx:
+            async with self.pool.transaction() as tx:
                 ended = await complete(tx)
                 rows = await _rows(tx)
                 raise Undone
@@ -125,8 +125,8 @@ async def _rows(tx: Tx) -> dict[str, Any]:
 
 @pytest.fixture
 async def desk(postgres_databases: Databases, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with sides_on(postgres_databases, tmp_path, ByHand()) as (sides, tenant_id):
-        yield Desk(sides, tenant_id, await give_tokens(sides, tenant_id, 100))
+    async with sides_on(postgres_databases, tmp_path, ByHand()) as (context, tenant_id):
+        yield Desk(context, tenant_id, await give_tokens(context, tenant_id, 100))
 
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -161,22 +161,22 @@ async def test_one_statement_writes_the_same_as_several(
 async def test_it_tells_that_others_of_its_user_are_held(desk: Desk) -> None:
     run: dict[str, Any] = {"user_id": desk.user_id, "run_kind": "graph", "run_id": uuid4()}
     handed = await desk.held(**run)
-    await submitting.submit(desk.sides, desk.tenant_id, asked(**run, is_held=True))
+    await submit.submit(desk.context, desk.tenant_id, asked(**run, is_held=True))
     ended, _ = await desk.written_by(desk.at_once(handed, []))
     assert ended
     assert ended.has_held
 
 
 async def _add_webhook(desk: Desk) -> None:
-    async with desk.pool.begin() as tx:
-        await webhooks.create(
+    async with desk.pool.transaction() as tx:
+        await notifications.create_webhook(
             tx,
             tenant_id=desk.tenant_id,
             user_id=desk.user_id,
             url="https://example.com",
             events=[WebhookEvent.COMPLETED],
             webhook_id=uuid4(),
-            now=desk.sides.clock(),
+            now=desk.context.clock(),
         )
 
 
@@ -187,7 +187,7 @@ async def test_it_writes_nothing_of_what_goes_step_by_step(desk: Desk, what: str
         await _add_webhook(desk)
     files = desk.files(FILES_MAX + 1 if what == "many files" else 1)
     other = {"token": uuid4()} if what == "another token" else {}
-    async with desk.pool.look() as tx:
+    async with desk.pool.read() as tx:
         before = await _rows(tx)
     ended, after = await desk.written_by(desk.at_once(handed, files, **other))
     assert ended is None

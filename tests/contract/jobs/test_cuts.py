@@ -18,18 +18,18 @@ from tests.jobskit.sides import (
     waiter,
 )
 
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import ENDED, Requeue
-from comfyfleet.jobs import ending, submitting
-from comfyfleet.jobs.expiring import expire
-from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.model import Failure, JobStatus, Submission
-from comfyfleet.jobs.reconciling import reconcile
-from comfyfleet.jobs.settling import deliver_words
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import LeaseLost
-from comfyfleet.wire.messages import Complete
-from comfyfleet.wire.messages import Job as Handed
+from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.jobs import finish
+from comfyfleet.server.jobs import submit as job_submit
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.model import Failure, JobSpec, JobStatus
+from comfyfleet.server.jobs.outbox import flush_due
+from comfyfleet.server.jobs.reconcile import expire_due_leases, reconcile
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ENDED, RequeueReason
 
 STEPS_MAX = 60
 RACES = 16
@@ -37,14 +37,14 @@ RACES = 16
 
 @dataclass
 class Scene:
-    whole: Sides
-    cut: Sides
+    whole: JobContext
+    cut: JobContext
     fuse: Fuse
     clock: ByHand
     tenant_id: UUID
     user_id: UUID
 
-    def paid(self) -> dict[UUID, Submission]:
+    def paid(self) -> dict[UUID, JobSpec]:
         return {self.whole.new_id(): asked(user_id=self.user_id, price_tokens=7)}
 
     async def sweep(self) -> None:
@@ -52,13 +52,13 @@ class Scene:
         self.clock.go_on(hours=1)
         for _ in range(3):
             await let_expire(self.whole)
-            await expire(self.whole, last_pass=self.clock())
-            await deliver_words(self.whole, self.whole.pools["main"], limit=100)
+            await expire_due_leases(self.whole, last_pass=self.clock())
+            await flush_due(self.whole, self.whole.pools["main"], limit=100)
             await reconcile(self.whole)
 
     async def require_in_line(self, job_id: UUID) -> JobStatus:
-        job = await submitting.get(self.whole, self.tenant_id, job_id)
-        async with self.whole.central.look() as tx:
+        job = await job_submit.get_job(self.whole, self.tenant_id, job_id)
+        async with self.whole.central.read() as tx:
             row = await dispatch.of_job(tx, self.tenant_id, job_id)
         assert row
         assert (row.status in ENDED) == (not job.status.is_active)
@@ -68,20 +68,20 @@ class Scene:
 
     async def run_to_the_end(self, job_id: UUID) -> None:
         """If it waits, a worker gets it once and only once."""
-        handed = await next_job(self.whole, waiter("later"), wait_seconds=0)
+        handed = await lease_next(self.whole, waiter("later"), wait_seconds=0)
         assert handed
         assert handed.job_id == job_id
-        await ending.complete(self.whole, _done(handed))
-        assert await next_job(self.whole, waiter("later"), wait_seconds=0) is None
+        await finish.complete(self.whole, _done(handed))
+        assert await lease_next(self.whole, waiter("later"), wait_seconds=0) is None
 
 
 @pytest.fixture
 async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
     clock, fuse = ByHand(), Fuse()
-    async with sides_on(databases, tmp_path, clock) as (sides, tenant_id):
-        user_id = await give_tokens(sides, tenant_id, 1000)
-        cut = fused(sides, fuse)
-        yield Scene(sides, cut, fuse, clock, tenant_id, user_id)
+    async with sides_on(databases, tmp_path, clock) as (context, tenant_id):
+        user_id = await give_tokens(context, tenant_id, 1000)
+        cut = fused(context, fuse)
+        yield Scene(context, cut, fuse, clock, tenant_id, user_id)
         await cut.deferred.flush()
 
 
@@ -91,14 +91,14 @@ def _done(handed: Handed) -> Complete:
 
 Word = Callable[[Scene, Handed], Awaitable[object]]
 WORDS: dict[str, Word] = {
-    "complete": lambda scene, lease: ending.complete(scene.cut, _done(lease)),
-    "fail": lambda scene, lease: ending.fail(
+    "complete": lambda scene, lease: finish.complete(scene.cut, _done(lease)),
+    "fail": lambda scene, lease: finish.fail(
         scene.cut, lease.dispatch_id, lease.lease_token, Failure("no")
     ),
-    "requeue": lambda scene, lease: ending.requeue(
-        scene.cut, lease.dispatch_id, lease.lease_token, Requeue.SPOT
+    "requeue": lambda scene, lease: finish.requeue(
+        scene.cut, lease.dispatch_id, lease.lease_token, RequeueReason.SPOT
     ),
-    "cancel": lambda scene, lease: submitting.cancel(scene.cut, scene.tenant_id, lease.job_id),
+    "cancel": lambda scene, lease: job_submit.cancel_job(scene.cut, scene.tenant_id, lease.job_id),
 }
 
 
@@ -117,10 +117,10 @@ async def _cut_off(fuse: Fuse, after: int, work: Awaitable[object]) -> bool:
 async def test_a_submit_can_be_cut_anywhere(scene: Scene) -> None:
     for after in range(STEPS_MAX):
         (job_id,) = wanted = scene.paid()
-        submit = submitting.submit_many(scene.cut, scene.tenant_id, wanted)
+        submit = job_submit.submit_many(scene.cut, scene.tenant_id, wanted)
         was_cut = await _cut_off(scene.fuse, after, submit)
         await scene.sweep()
-        async with scene.whole.central.look() as tx:
+        async with scene.whole.central.read() as tx:
             row = await dispatch.of_job(tx, scene.tenant_id, job_id)
         if row:
             await scene.require_in_line(job_id)
@@ -134,8 +134,8 @@ async def test_a_submit_can_be_cut_anywhere(scene: Scene) -> None:
 
 async def test_a_lease_can_be_cut_anywhere(scene: Scene) -> None:
     for after in range(STEPS_MAX):
-        (job,) = await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
-        work = next_job(scene.cut, waiter(), wait_seconds=0)
+        (job,) = await job_submit.submit_many(scene.whole, scene.tenant_id, scene.paid())
+        work = lease_next(scene.cut, waiter(), wait_seconds=0)
         was_cut = await _cut_off(scene.fuse, after, work)
         await scene.sweep()
         assert await scene.require_in_line(job.id) == JobStatus.QUEUED
@@ -148,8 +148,8 @@ async def test_a_lease_can_be_cut_anywhere(scene: Scene) -> None:
 @pytest.mark.parametrize("word", WORDS)
 async def test_a_word_can_be_cut_anywhere(scene: Scene, word: str) -> None:
     for after in range(STEPS_MAX):
-        await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
-        lease = await next_job(scene.whole, waiter(), wait_seconds=0)
+        await job_submit.submit_many(scene.whole, scene.tenant_id, scene.paid())
+        lease = await lease_next(scene.whole, waiter(), wait_seconds=0)
         assert lease
         was_cut = await _cut_off(scene.fuse, after, WORDS[word](scene, lease))
         await scene.sweep()
@@ -166,15 +166,15 @@ async def test_who_holds_the_lease_decides_at_every_step_of_a_late_word(
 ) -> None:
     raced = 0
     for after in range(RACES):
-        await submitting.submit_many(scene.whole, scene.tenant_id, scene.paid())
-        lease = await next_job(scene.whole, waiter(), wait_seconds=0)
+        await job_submit.submit_many(scene.whole, scene.tenant_id, scene.paid())
+        lease = await lease_next(scene.whole, waiter(), wait_seconds=0)
         assert lease
         theirs: list[Handed] = []
 
         async def lose_it(lease: Handed = lease, theirs: list[Handed] = theirs) -> None:
             await let_expire(scene.whole, lease.dispatch_id)
-            await expire(scene.whole, last_pass=scene.clock())
-            handed = await next_job(scene.whole, waiter("w2"), wait_seconds=0)
+            await expire_due_leases(scene.whole, last_pass=scene.clock())
+            handed = await lease_next(scene.whole, waiter("w2"), wait_seconds=0)
             theirs += [handed] if handed else []
 
         scene.fuse.left, scene.fuse.meanwhile = after, lose_it
@@ -186,10 +186,10 @@ async def test_who_holds_the_lease_decides_at_every_step_of_a_late_word(
             scene.fuse.left, scene.fuse.meanwhile = None, None
         for handed in theirs:
             raced += 1
-            job = await submitting.get(scene.whole, scene.tenant_id, lease.job_id)
+            job = await job_submit.get_job(scene.whole, scene.tenant_id, lease.job_id)
             assert job.status == JobStatus.PROCESSING
             assert job.lease_token == handed.lease_token
-            await ending.complete(scene.whole, _done(handed))
+            await finish.complete(scene.whole, _done(handed))
         await scene.sweep()
         if (await scene.require_in_line(lease.job_id)).is_active:
             await scene.run_to_the_end(lease.job_id)

@@ -33,18 +33,17 @@ from tests.jobskit.sides import (
     waiter,
 )
 
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import ENDED, Dispatch, Requeue
-from comfyfleet.jobs import ending, submitting
-from comfyfleet.jobs.beating import heartbeat
-from comfyfleet.jobs.expiring import expire
-from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.model import Failure, Job, JobStatus
-from comfyfleet.jobs.reconciling import reconcile
-from comfyfleet.jobs.settling import deliver_words
-from comfyfleet.kernel.errors import LeaseLost
-from comfyfleet.wire.messages import Complete, Heartbeat
-from comfyfleet.wire.messages import Job as Handed
+from comfyfleet.api.worker import Complete, Heartbeat
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.jobs import finish, submit
+from comfyfleet.server.jobs.heartbeat import heartbeat
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.outbox import flush_due
+from comfyfleet.server.jobs.reconcile import expire_due_leases, reconcile
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ENDED, Dispatch, RequeueReason
 
 Answer = TypeVar("Answer")
 CUTS = st.sampled_from([None, None, None, *range(10)])
@@ -67,7 +66,7 @@ class JobMachine(RuleBasedStateMachine):
         opened = sides_on(self.databases, Path(self.folder.name), self.clock, max_requeues=4)
         self.whole, self.tenant_id = self.do(self.stack.enter_async_context(opened))
         self.user_id = self.do(give_tokens(self.whole, self.tenant_id, 10_000))
-        self.sides = fused(self.whole, self.fuse)
+        self.context = fused(self.whole, self.fuse)
         self.known: list[UUID] = []
         self.ended: dict[UUID, JobStatus] = {}
         self.accepted: dict[UUID, set[UUID]] = {}
@@ -109,12 +108,12 @@ class JobMachine(RuleBasedStateMachine):
         wanted = {
             job_id: asked(workflow_id, priority=priority, user_id=self.user_id, price_tokens=3)
         }
-        self.cut(cut, submitting.submit_many(self.sides, self.tenant_id, wanted))
+        self.cut(cut, submit.submit_many(self.context, self.tenant_id, wanted))
         return job_id
 
     @rule(target=leases, cut=CUTS, worker=st.sampled_from(["w1", "w2"]))
     def lease(self, cut: int | None, worker: str) -> Any:
-        handed = self.cut(cut, next_job(self.sides, waiter(worker), wait_seconds=0))
+        handed = self.cut(cut, lease_next(self.context, waiter(worker), wait_seconds=0))
         return handed or multiple()
 
     @rule(lease=leases, started=st.booleans(), cut=CUTS)
@@ -122,13 +121,13 @@ class JobMachine(RuleBasedStateMachine):
         said = Heartbeat(
             dispatch_id=lease.dispatch_id, lease_token=lease.lease_token, started=started
         )
-        self.cut(cut, heartbeat(self.sides, said))
+        self.cut(cut, heartbeat(self.context, said))
 
     @rule(lease=leases, cut=CUTS)
     def complete(self, lease: Handed, cut: int | None) -> None:
         before = self.status(lease.job_id)
         said = Complete(dispatch_id=lease.dispatch_id, lease_token=lease.lease_token)
-        self.cut(cut, ending.complete(self.sides, said))
+        self.cut(cut, finish.complete(self.context, said))
         if before != JobStatus.COMPLETED and self.status(lease.job_id) == JobStatus.COMPLETED:
             self.accepted.setdefault(lease.job_id, set()).add(lease.lease_token)
 
@@ -146,8 +145,8 @@ class JobMachine(RuleBasedStateMachine):
 
         async def meanwhile() -> None:
             await let_expire(self.whole, lease.dispatch_id)
-            await expire(self.whole, last_pass=self.clock())
-            handed = await next_job(self.whole, waiter("w3"), wait_seconds=0)
+            await expire_due_leases(self.whole, last_pass=self.clock())
+            handed = await lease_next(self.whole, waiter("w3"), wait_seconds=0)
             if handed and handed.job_id == lease.job_id:
                 theirs.append(handed)
 
@@ -157,11 +156,11 @@ class JobMachine(RuleBasedStateMachine):
         place = (lease.dispatch_id, lease.lease_token)
         match word:
             case "complete":
-                self.cut(after, ending.complete(self.sides, said))
+                self.cut(after, finish.complete(self.context, said))
             case "fail":
-                self.cut(after, ending.fail(self.sides, *place, why))
+                self.cut(after, finish.fail(self.context, *place, why))
             case _:
-                self.cut(after, ending.requeue(self.sides, *place, Requeue.SPOT))
+                self.cut(after, finish.requeue(self.context, *place, RequeueReason.SPOT))
         self.fuse.meanwhile = None
         if theirs:
             assert self.status(lease.job_id) == JobStatus.PROCESSING, "who holds it decides"
@@ -172,44 +171,46 @@ class JobMachine(RuleBasedStateMachine):
     @rule(lease=leases, cut=CUTS)
     def fail(self, lease: Handed, cut: int | None) -> None:
         why = Failure("no")
-        self.cut(cut, ending.fail(self.sides, lease.dispatch_id, lease.lease_token, why))
+        self.cut(cut, finish.fail(self.context, lease.dispatch_id, lease.lease_token, why))
 
     @rule(lease=leases, reason=WORKER_REASONS, cut=CUTS)
     def requeue(self, lease: Handed, reason: str, cut: int | None) -> None:
-        word = ending.requeue(self.sides, lease.dispatch_id, lease.lease_token, Requeue(reason))
+        word = finish.requeue(
+            self.context, lease.dispatch_id, lease.lease_token, RequeueReason(reason)
+        )
         self.cut(cut, word)
 
     @rule(job_id=consumes(jobs), cut=CUTS)
     def cancel(self, job_id: UUID, cut: int | None) -> None:
         if self.status(job_id):
-            self.cut(cut, submitting.cancel(self.sides, self.tenant_id, job_id))
+            self.cut(cut, submit.cancel_job(self.context, self.tenant_id, job_id))
 
     @rule(lease=leases, cut=CUTS)
     def expire(self, lease: Handed, cut: int | None) -> None:
         self.do(let_expire(self.whole, lease.dispatch_id))
-        self.cut(cut, expire(self.sides, last_pass=self.clock()))
+        self.cut(cut, expire_due_leases(self.context, last_pass=self.clock()))
 
     @rule(cut=CUTS)
     def outbox(self, cut: int | None) -> None:
-        self.cut(cut, deliver_words(self.sides, self.sides.pools["main"], limit=100))
+        self.cut(cut, flush_due(self.context, self.context.pools["main"], limit=100))
 
     @rule(cut=CUTS)
     def reconcile(self, cut: int | None) -> None:
         self.clock.go_on(minutes=1)
-        self.cut(cut, reconcile(self.sides))
+        self.cut(cut, reconcile(self.context))
 
     def status(self, job_id: UUID) -> JobStatus | None:
         job = self.do(self.job(job_id))
         return job.status if job else None
 
     async def job(self, job_id: UUID) -> Job | None:
-        from comfyfleet.jobs import store
+        from comfyfleet.server.jobs import store
 
-        async with self.whole.pools["main"].look() as tx:
+        async with self.whole.pools["main"].read() as tx:
             return await store.get(tx, self.tenant_id, job_id)
 
     async def row(self, job_id: UUID) -> Dispatch | None:
-        async with self.whole.central.look() as tx:
+        async with self.whole.central.read() as tx:
             return await dispatch.of_job(tx, self.tenant_id, job_id)
 
     @invariant()
@@ -235,8 +236,8 @@ class JobMachine(RuleBasedStateMachine):
         self.clock.go_on(hours=1)
         for _ in range(6):
             await let_expire(self.whole)
-            await expire(self.whole, last_pass=self.clock())
-            await deliver_words(self.whole, self.whole.pools["main"], limit=1000)
+            await expire_due_leases(self.whole, last_pass=self.clock())
+            await flush_due(self.whole, self.whole.pools["main"], limit=1000)
             await reconcile(self.whole)
         for job_id in self.known:
             job, row = await self.job(job_id), await self.row(job_id)

@@ -19,52 +19,52 @@ from tests.jobskit.sides import (
     waiter,
 )
 
-from comfyfleet.db import Database
-from comfyfleet.dispatch.model import Requeue
-from comfyfleet.events import service as events
-from comfyfleet.jobs import ending, service, submitting
-from comfyfleet.jobs.admitting import admit_all
-from comfyfleet.jobs.expiring import expire
-from comfyfleet.jobs.handing import next_job
-from comfyfleet.jobs.model import Failure, Job, JobStatus, Submission
-from comfyfleet.jobs.sides import Sides
-from comfyfleet.kernel.errors import InsufficientTokens, InvalidInput, TooManyActive
-from comfyfleet.ledger import service as ledger
-from comfyfleet.wire.messages import Complete
-from comfyfleet.wire.messages import Job as Handed
+from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.errors import InsufficientTokens, InvalidInput, TooManyActive
+from comfyfleet.server.db import Database
+from comfyfleet.server.jobs import finish, service, submit
+from comfyfleet.server.jobs.batches import admit_all
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus
+from comfyfleet.server.jobs.reconcile import expire_due_leases
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.tenants import wallet as ledger
 
 
 class Till:
-    def __init__(self, sides: Sides, tenant_id: UUID, user_id: UUID, clock: ByHand) -> None:
-        self.sides, self.tenant_id, self.user_id, self.clock = sides, tenant_id, user_id, clock
+    def __init__(self, context: JobContext, tenant_id: UUID, user_id: UUID, clock: ByHand) -> None:
+        self.context, self.tenant_id, self.user_id, self.clock = context, tenant_id, user_id, clock
 
-    def priced(self, **changes: object) -> Submission:
+    def priced(self, **changes: object) -> JobSpec:
         return asked(user_id=self.user_id, price_tokens=10, **changes)  # type: ignore[arg-type]
 
     async def submit(self, **changes: object) -> Job:
-        job, _ = await submitting.submit(self.sides, self.tenant_id, self.priced(**changes))
+        job, _ = await submit.submit(self.context, self.tenant_id, self.priced(**changes))
         return job
 
     async def lease(self) -> Handed:
-        handed = await next_job(self.sides, waiter(), wait_seconds=0)
+        handed = await lease_next(self.context, waiter(), wait_seconds=0)
         assert handed
         return handed
 
     async def complete(self, handed: Handed) -> Job:
         said = Complete(dispatch_id=handed.dispatch_id, lease_token=handed.lease_token)
-        return await ending.complete(self.sides, said)
+        return await finish.complete(self.context, said)
 
     async def balance(self) -> int:
-        async with self.sides.pools["main"].look() as tx:
+        async with self.context.pools["main"].read() as tx:
             return await ledger.balance(tx, self.tenant_id, self.user_id)
 
 
 @pytest.fixture
 async def till(databases: Databases, tmp_path: Path) -> AsyncIterator[Till]:
     clock = ByHand()
-    async with sides_on(databases, tmp_path, clock, max_attempts=1) as (sides, tenant_id):
-        user_id = await give_tokens(sides, tenant_id, 25)
-        yield Till(sides, tenant_id, user_id, clock)
+    async with sides_on(databases, tmp_path, clock, max_attempts=1) as (context, tenant_id):
+        user_id = await give_tokens(context, tenant_id, 25)
+        yield Till(context, tenant_id, user_id, clock)
 
 
 async def test_success_is_paid(till: Till) -> None:
@@ -75,7 +75,7 @@ async def test_success_is_paid(till: Till) -> None:
     await till.complete(handed)
     assert await till.balance() == 15
     assert done.id == job.id
-    await require_sound_ledger(till.sides, till.tenant_id, [done])
+    await require_sound_ledger(till.context, till.tenant_id, [done])
 
 
 async def test_failure_is_refunded(till: Till) -> None:
@@ -83,30 +83,30 @@ async def test_failure_is_refunded(till: Till) -> None:
     handed = await till.lease()
     why = Failure("no")
     for _ in range(2):
-        await ending.fail(till.sides, handed.dispatch_id, handed.lease_token, why)
+        await finish.fail(till.context, handed.dispatch_id, handed.lease_token, why)
     assert await till.balance() == 25
 
 
 async def test_cancel_is_refunded_once(till: Till) -> None:
     job = await till.submit()
     for _ in range(2):
-        await submitting.cancel(till.sides, till.tenant_id, job.id)
+        await submit.cancel_job(till.context, till.tenant_id, job.id)
     assert await till.balance() == 25
 
 
 async def test_a_used_up_job_is_refunded(till: Till) -> None:
     await till.submit()
     handed = await till.lease()
-    await till.sides.queue.extend(handed.dispatch_id, handed.lease_token, started=True)
-    await let_expire(till.sides)
-    await expire(till.sides, last_pass=till.clock())
+    await till.context.queue.extend(handed.dispatch_id, handed.lease_token, started=True)
+    await let_expire(till.context)
+    await expire_due_leases(till.context, last_pass=till.clock())
     assert await till.balance() == 25
 
 
 async def test_a_requeue_costs_nothing_more(till: Till) -> None:
     await till.submit()
     handed = await till.lease()
-    await ending.requeue(till.sides, handed.dispatch_id, handed.lease_token, Requeue.SPOT)
+    await finish.requeue(till.context, handed.dispatch_id, handed.lease_token, RequeueReason.SPOT)
     await till.complete(await till.lease())
     assert await till.balance() == 15
 
@@ -119,7 +119,7 @@ async def test_too_few_tokens_write_nothing(till: Till) -> None:
     assert refused.value.details["required_tokens"] == 10
     assert refused.value.details["balance"] == 5
     assert await till.balance() == 5
-    async with till.sides.pools["main"].look() as tx:
+    async with till.context.pools["main"].read() as tx:
         assert len(await ledger.transactions(tx, till.tenant_id, till.user_id, limit=9)) == 3
 
 
@@ -139,8 +139,8 @@ async def test_the_same_request_is_paid_once_however_often_it_comes(till: Till) 
 
 
 async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
-    one = replace(till.sides.settings, max_active_jobs_per_user=1)
-    till.sides = replace(till.sides, settings=one)
+    one = replace(till.context.settings, max_active_jobs_per_user=1)
+    till.context = replace(till.context, settings=one)
     submits = [till.submit() for _ in range(4)]
     made = await asyncio.gather(*submits, return_exceptions=True)
     assert sum(isinstance(each, Job) for each in made) == 1
@@ -151,11 +151,11 @@ async def test_a_user_has_so_many_active_jobs_and_no_more(till: Till) -> None:
 async def test_free_jobs_at_once_are_counted_one_by_one(till: Till) -> None:
     """Singly and two together, as batches come: whichever way, no two rest on the same count."""
     most = 9
-    settings = replace(till.sides.settings, max_active_jobs_per_user=most)
-    till.sides = replace(till.sides, settings=settings)
+    settings = replace(till.context.settings, max_active_jobs_per_user=most)
+    till.context = replace(till.context, settings=settings)
     free = replace(till.priced(), price_tokens=0)
     jobs = [{uuid4(): free} for _ in range(2 * most)] + [{uuid4(): free, uuid4(): free}] * 4
-    submits = [submitting.submit_many(till.sides, till.tenant_id, each) for each in jobs]
+    submits = [submit.submit_many(till.context, till.tenant_id, each) for each in jobs]
     made = await asyncio.gather(*submits, return_exceptions=True)
     added = [job for each in made if isinstance(each, list) for job in each]
     refused = [each for each in made if not isinstance(each, list)]
@@ -164,11 +164,11 @@ async def test_free_jobs_at_once_are_counted_one_by_one(till: Till) -> None:
 
 
 async def test_a_submit_counts_again_after_it_has_waited_for_the_wallet(till: Till) -> None:
-    till.sides = replace(
-        till.sides, settings=replace(till.sides.settings, max_active_jobs_per_user=1)
+    till.context = replace(
+        till.context, settings=replace(till.context.settings, max_active_jobs_per_user=1)
     )
-    pool, free = till.sides.pools["main"], replace(till.priced(), price_tokens=0)
-    async with pool.begin() as tx:
+    pool, free = till.context.pools["main"], replace(till.priced(), price_tokens=0)
+    async with pool.transaction() as tx:
         await service.submit(tx, till.tenant_id, {uuid4(): free}, now=till.clock.now)
         late = asyncio.create_task(till.submit())
         if not pool.is_sqlite:
@@ -181,7 +181,7 @@ async def test_a_submit_counts_again_after_it_has_waited_for_the_wallet(till: Ti
 async def _until_one_waits(pool: Database) -> None:
     waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     for _ in range(1_000):
-        async with pool.look() as tx:
+        async with pool.read() as tx:
             if await tx.scalar(waits):
                 return
         await asyncio.sleep(0.005)
@@ -190,37 +190,37 @@ async def _until_one_waits(pool: Database) -> None:
 
 async def test_a_priced_job_needs_somebody_who_pays(till: Till) -> None:
     with pytest.raises(InvalidInput, match="user who pays"):
-        await submitting.submit(till.sides, till.tenant_id, asked(price_tokens=1))
+        await submit.submit(till.context, till.tenant_id, asked(price_tokens=1))
 
 
 async def test_what_happens_to_a_job_is_told_in_order(till: Till) -> None:
     job = await till.submit()
     await till.complete(await till.lease())
-    async with till.sides.pools["main"].look() as tx:
-        told = await events.after(tx, till.tenant_id, job.id)
+    async with till.context.pools["main"].read() as tx:
+        told = await notifications.events_after(tx, till.tenant_id, job.id)
     statuses = [each.data["status"] for each in told if each.kind == "status"]
     assert statuses == ["queued", "processing", "completed"]
 
 
 async def test_held_jobs_are_admitted_as_others_end(till: Till) -> None:
     """Each without a price: it is about the order."""
-    from comfyfleet.batches import service as batches
-    from comfyfleet.batches.model import Batch
+    from comfyfleet.server.jobs import batches
+    from comfyfleet.server.jobs.model import JobBatch
 
-    batch = Batch(uuid4(), till.tenant_id, till.user_id, uuid4(), 7, None, "h", till.clock())
-    async with till.sides.pools["main"].begin() as tx:
-        await batches.create(tx, batch)
+    batch = JobBatch(uuid4(), till.tenant_id, till.user_id, uuid4(), 7, None, "h", till.clock())
+    async with till.context.pools["main"].transaction() as tx:
+        await batches.create_batch(tx, batch)
     jobs = {
         uuid4(): asked(
             user_id=till.user_id, batch_id=batch.id, batch_position=place, is_held=place >= 5
         )
         for place in range(7)
     }
-    await submitting.submit_many(till.sides, till.tenant_id, jobs)
+    await submit.submit_many(till.context, till.tenant_id, jobs)
     handed = [await till.lease() for _ in range(5)]
-    assert await next_job(till.sides, waiter(), wait_seconds=0) is None
-    await admit_all(till.sides)
-    assert await next_job(till.sides, waiter(), wait_seconds=0) is None
+    assert await lease_next(till.context, waiter(), wait_seconds=0) is None
+    await admit_all(till.context)
+    assert await lease_next(till.context, waiter(), wait_seconds=0) is None
     await till.complete(handed[0])
     assert (await till.lease()).job_id == list(jobs)[5]
     for each in handed[1:]:

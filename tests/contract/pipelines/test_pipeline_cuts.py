@@ -8,28 +8,28 @@ from tests.dbkit.databases import Databases
 from tests.jobskit.fuse import Burnt, Fuse, fused
 from tests.pipelinekit.studio import TOKENS, Studio, studio_on
 
-from comfyfleet.audit import service as audit
-from comfyfleet.jobs.settling import deliver_words
-from comfyfleet.ledger import service as ledger
-from comfyfleet.loops.pipelines import carry_on, keep_up
-from comfyfleet.pipelines import judging
-from comfyfleet.pipelines.judging import Whose
-from comfyfleet.pipelines.model import Status
+from comfyfleet.server.jobs.outbox import flush_due
+from comfyfleet.server.maintenance.sweeps import advance_pipelines, maintain_pipelines
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.pipelines import actions
+from comfyfleet.server.pipelines.actions import CandidateRef
+from comfyfleet.server.pipelines.model import CandidateStatus
+from comfyfleet.server.tenants import wallet as ledger
 
 STEPS_MAX = 60
 
 
 async def repaired(studio: Studio) -> None:
     """What comes after a restart."""
-    await deliver_words(studio.sides, studio.pool, limit=100)
-    await keep_up(studio.sides, studio.pool)
+    await flush_due(studio.context, studio.pool, limit=100)
+    await maintain_pipelines(studio.context, studio.pool)
 
 
 async def require_right(studio: Studio, run: object) -> None:
     assert await studio.made(run) == [1, 2, 2]  # type: ignore[arg-type]
     state = await studio.state(run)  # type: ignore[arg-type]
     assert state.run.tokens == 3 + 4 + 2
-    async with studio.pool.look() as tx:
+    async with studio.pool.read() as tx:
         assert await ledger.balance(tx, *studio.whose) == TOKENS - state.run.tokens
         assert await ledger.verify(tx) == []
 
@@ -41,7 +41,7 @@ async def test_a_loop_that_dies_anywhere_makes_the_same_tree(
     async with studio_on(databases, tmp_path) as studio:
         run = await studio.start(base=1)
         fuse, burns = Fuse(), 0
-        cut = fused(studio.sides, fuse)
+        cut = fused(studio.context, fuse)
         for length in range(STEPS_MAX):
             fuse.left = length % 19
             try:
@@ -61,7 +61,7 @@ async def test_a_loop_that_dies_anywhere_makes_the_same_tree(
 async def test_two_loops_at_once_make_what_one_would(studio: Studio) -> None:
     run = await studio.start(base=1)
     for _ in range(20):
-        await asyncio.gather(*(carry_on(studio.sides, studio.pool) for _ in range(4)))
+        await asyncio.gather(*(advance_pipelines(studio.context, studio.pool) for _ in range(4)))
         studio.clock.go_on(seconds=20)
         handed = await studio.lease()
         if handed is None:
@@ -80,14 +80,14 @@ async def test_a_rejection_that_is_cut_off_has_happened_or_not(studio: Studio, l
     (base,) = await studio.candidates(run)
     fuse = Fuse()
     fuse.left = length
-    whose = Whose(*studio.whose, run.id, base.id)
+    whose = CandidateRef(*studio.whose, run.id, base.id)
     try:
-        await judging.judge(fused(studio.sides, fuse), whose, Status.REJECTED)
+        await actions.judge_candidate(fused(studio.context, fuse), whose, CandidateStatus.REJECTED)
     except Burnt:
         await repaired(studio)
     (now,) = await studio.candidates(run)
     handed = await studio.lease()
-    assert (handed is None) == (now.status == Status.REJECTED)
-    async with studio.sides.central.look() as tx:
-        told = await audit.find(tx, action="pipeline_rejected", limit=5)
-    assert bool(told) == (now.status == Status.REJECTED)
+    assert (handed is None) == (now.status == CandidateStatus.REJECTED)
+    async with studio.context.central.read() as tx:
+        told = await notifications.find_audit_entries(tx, action="pipeline_rejected", limit=5)
+    assert bool(told) == (now.status == CandidateStatus.REJECTED)

@@ -5,11 +5,11 @@ from uuid import UUID, uuid4
 import pytest
 from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, Studio
 
-from comfyfleet.audit import service as audit
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
-from comfyfleet.pipelines import elo, judging
-from comfyfleet.pipelines.judging import Whose
-from comfyfleet.pipelines.model import Candidate, Status, StoredRun
+from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.pipelines import actions, decide
+from comfyfleet.server.pipelines.actions import CandidateRef
+from comfyfleet.server.pipelines.model import CandidateStatus, PipelineCandidate, StoredRun
 
 
 class Jury:
@@ -18,19 +18,23 @@ class Jury:
     def __init__(self, studio: Studio, run: StoredRun) -> None:
         self.studio, self.run = studio, run
 
-    def on(self, candidate: Candidate) -> Whose:
-        return Whose(*self.studio.whose, self.run.id, candidate.id)
+    def on(self, candidate: PipelineCandidate) -> CandidateRef:
+        return CandidateRef(*self.studio.whose, self.run.id, candidate.id)
 
-    async def say(self, candidate: Candidate, verdict: Status) -> Status:
-        return (await judging.judge(self.studio.sides, self.on(candidate), verdict)).status
+    async def say(self, candidate: PipelineCandidate, verdict: CandidateStatus) -> CandidateStatus:
+        return (
+            await actions.judge_candidate(self.studio.context, self.on(candidate), verdict)
+        ).status
 
-    async def undo(self, candidate: Candidate) -> Status:
-        return (await judging.undo(self.studio.sides, self.on(candidate))).status
+    async def undo(self, candidate: PipelineCandidate) -> CandidateStatus:
+        return (await actions.undo_judgement(self.studio.context, self.on(candidate))).status
 
-    async def vote(self, winner: Candidate, loser: Candidate) -> tuple[UUID, dict[UUID, float]]:
+    async def vote(
+        self, winner: PipelineCandidate, loser: PipelineCandidate
+    ) -> tuple[UUID, dict[UUID, float]]:
         vote_id = uuid4()
-        scores = await judging.vote(
-            self.studio.sides,
+        scores = await actions.add_vote(
+            self.studio.context,
             *self.studio.whose,
             self.run.id,
             vote_id=vote_id,
@@ -43,7 +47,7 @@ class Jury:
         return {each.id: each.score for each in await self.studio.candidates(self.run)}
 
 
-async def jury_of(studio: Studio, base: int) -> tuple[Jury, list[Candidate]]:
+async def jury_of(studio: Studio, base: int) -> tuple[Jury, list[PipelineCandidate]]:
     run = await studio.start(ONE_STEP, base=base)
     await studio.work_off()
     return Jury(studio, run), await studio.candidates(run)
@@ -63,11 +67,11 @@ async def test_only_approved_candidates_get_children_where_approval_is_needed(
     assert await studio.work_off() == 2
     assert (await studio.state(run)).stored.reason == "waiting_for_judgement"
     first, second = await studio.candidates(run)
-    assert await jury.say(second, Status.APPROVED) == Status.APPROVED
+    assert await jury.say(second, CandidateStatus.APPROVED) == CandidateStatus.APPROVED
     assert await studio.work_off() == 2
     children = await studio.candidates(run, step=1)
     assert {each.parent for each in children} == {second.id}
-    assert await jury.say(first, Status.WINNER) == Status.WINNER
+    assert await jury.say(first, CandidateStatus.WINNER) == CandidateStatus.WINNER
     assert await studio.work_off() == 2
 
 
@@ -79,24 +83,24 @@ async def test_rejecting_stops_the_branch_and_undoing_lets_it_go_on(studio: Stud
     await studio.sweep()
     running = await studio.leased()
     (base,) = await studio.candidates(run)
-    assert await jury.say(base, Status.REJECTED) == Status.REJECTED
+    assert await jury.say(base, CandidateStatus.REJECTED) == CandidateStatus.REJECTED
     assert await studio.lease() is None  # the child that was queued is cancelled
     await studio.finish(running)
     assert await studio.work_off() == 0
     assert await studio.made(run) == [1, 1]
     assert (await studio.state(run)).run.tokens == 3 + 2
-    assert await jury.undo(base) == Status.ACTIVE
+    assert await jury.undo(base) == CandidateStatus.ACTIVE
     assert await studio.work_off() == 1 + 2
     assert await studio.made(run) == [1, 2, 2]
 
 
 async def test_undo_gives_back_what_was_before_act_by_act(studio: Studio) -> None:
     jury, (one,) = await jury_of(studio, 1)
-    await jury.say(one, Status.APPROVED)
-    await jury.say(one, Status.WINNER)
-    await jury.say(one, Status.WINNER)
-    assert await jury.undo(one) == Status.APPROVED
-    assert await jury.undo(one) == Status.ACTIVE
+    await jury.say(one, CandidateStatus.APPROVED)
+    await jury.say(one, CandidateStatus.WINNER)
+    await jury.say(one, CandidateStatus.WINNER)
+    assert await jury.undo(one) == CandidateStatus.APPROVED
+    assert await jury.undo(one) == CandidateStatus.ACTIVE
     with pytest.raises(Conflict):
         await jury.undo(one)
 
@@ -106,22 +110,22 @@ async def test_a_vote_moves_points_and_its_undo_moves_them_back(studio: Studio) 
     first, scores = await jury.vote(one, two)
     assert scores == {one.id: 1016.0, two.id: 984.0}
     second, _ = await jury.vote(three, one)
-    expected = elo.replayed([elo.Vote(second, three.id, one.id)])
-    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, first)
-    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, first)
+    expected = decide.replay_votes([decide.PairVote(second, three.id, one.id)])
+    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, first)
+    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, first)
     assert await jury.scores() == {**{two.id: 1000.0}, **expected}
 
 
 async def test_a_vote_counts_once_however_often_it_is_sent(studio: Studio) -> None:
     jury, (one, two) = await jury_of(studio, 2)
     vote_id, scores = await jury.vote(one, two)
-    again = await judging.vote(
-        studio.sides, *studio.whose, jury.run.id, vote_id=vote_id, winner=one.id, loser=two.id
+    again = await actions.add_vote(
+        studio.context, *studio.whose, jury.run.id, vote_id=vote_id, winner=one.id, loser=two.id
     )
     assert again == scores
     with pytest.raises(Conflict):
-        await judging.vote(
-            studio.sides, *studio.whose, jury.run.id, vote_id=vote_id, winner=two.id, loser=one.id
+        await actions.add_vote(
+            studio.context, *studio.whose, jury.run.id, vote_id=vote_id, winner=two.id, loser=one.id
         )
 
 
@@ -129,14 +133,14 @@ async def test_a_pair_is_of_one_step_and_new_to_each_other(studio: Studio) -> No
     jury, found = await jury_of(studio, 3)
     met = set()
     for _ in range(3):
-        pair = await judging.pair(studio.sides, *studio.whose, jury.run.id)
+        pair = await actions.pick_pair(studio.context, *studio.whose, jury.run.id)
         assert pair
         met.add(frozenset(each.id for each in pair))
         await jury.vote(*pair)
     assert len(met) == 3
-    await jury.say(found[0], Status.REJECTED)
-    await jury.say(found[1], Status.REJECTED)
-    assert await judging.pair(studio.sides, *studio.whose, jury.run.id) is None
+    await jury.say(found[0], CandidateStatus.REJECTED)
+    await jury.say(found[1], CandidateStatus.REJECTED)
+    assert await actions.pick_pair(studio.context, *studio.whose, jury.run.id) is None
 
 
 async def test_only_two_different_candidates_of_one_step_are_compared(studio: Studio) -> None:
@@ -152,14 +156,16 @@ async def test_only_two_different_candidates_of_one_step_are_compared(studio: St
 
 async def test_every_act_is_audited(studio: Studio) -> None:
     jury, (one, two) = await jury_of(studio, 2)
-    await jury.say(one, Status.APPROVED)
+    await jury.say(one, CandidateStatus.APPROVED)
     await jury.undo(one)
-    await jury.say(one, Status.REJECTED)
-    await jury.say(two, Status.WINNER)
+    await jury.say(one, CandidateStatus.REJECTED)
+    await jury.say(two, CandidateStatus.WINNER)
     vote_id, _ = await jury.vote(one, two)
-    await judging.undo_vote(studio.sides, *studio.whose, jury.run.id, vote_id)
-    async with studio.sides.central.look() as tx:
-        found = await audit.find(tx, subject=f"pipeline_run:{jury.run.id}", limit=50)
+    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, vote_id)
+    async with studio.context.central.read() as tx:
+        found = await notifications.find_audit_entries(
+            tx, subject=f"pipeline_run:{jury.run.id}", limit=50
+        )
     said = [each.action for each in reversed(found) if each.actor.startswith("tenant:")]
     assert said == [
         "pipeline_started",
@@ -177,7 +183,7 @@ async def test_a_candidate_of_another_run_is_not_there(studio: Studio) -> None:
     jury, (one,) = await jury_of(studio, 1)
     other, _ = await jury_of(studio, 1)
     with pytest.raises(NotFound):
-        await other.say(one, Status.APPROVED)
-    stranger = Whose(studio.tenant_id, uuid4(), jury.run.id, one.id)
+        await other.say(one, CandidateStatus.APPROVED)
+    stranger = CandidateRef(studio.tenant_id, uuid4(), jury.run.id, one.id)
     with pytest.raises(NotFound):
-        await judging.judge(studio.sides, stranger, Status.APPROVED)
+        await actions.judge_candidate(studio.context, stranger, CandidateStatus.APPROVED)

@@ -9,21 +9,19 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, TOKENS, Studio, png, studio_on
 
-from comfyfleet.effects import service as effects
-from comfyfleet.effects.model import Terms
-from comfyfleet.jobs import submitting
-from comfyfleet.kernel.errors import Conflict, InvalidInput, NotFound
-from comfyfleet.ledger import service as ledger
-from comfyfleet.pipelines import service
-from comfyfleet.pipelines.collecting import collect
-from comfyfleet.pipelines.service import NewRun
-from comfyfleet.pipelines.store import jobs
-from comfyfleet.pipelines.upkeep import fail_overdue
-from comfyfleet.tenants import service as tenants
+from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import WorkflowTerms
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.pipelines import actions, store_candidates
+from comfyfleet.server.pipelines.actions import NewPipelineRun
+from comfyfleet.server.pipelines.collector import collect_job, fail_overdue
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
 
 
 async def balance(studio: Studio) -> int:
-    async with studio.pool.look() as tx:
+    async with studio.pool.read() as tx:
         return await ledger.balance(tx, *studio.whose)
 
 
@@ -114,8 +112,8 @@ async def test_an_unreadable_output_gives_no_candidate_and_says_why(
     assert await studio.made(run) == []
     state = await studio.state(run)
     assert state.stored.reason == "failed"
-    async with studio.pool.look() as tx:
-        (failed,) = await jobs.page_of_failed(tx, run.id, limit=10)
+    async with studio.pool.read() as tx:
+        (failed,) = await store_candidates.page_of_failed(tx, run.id, limit=10)
     assert why in (failed.error or "")
     assert await studio.lease() is None  # it is not made again by itself
     assert await balance(studio) == TOKENS - 3  # the job itself was done
@@ -126,8 +124,8 @@ async def test_a_job_without_any_output_gives_none_and_says_so(studio: Studio) -
     await studio.sweep()
     await studio.finish(await studio.leased(), [])
     await studio.sweep()
-    async with studio.pool.look() as tx:
-        (failed,) = await jobs.page_of_failed(tx, run.id, limit=10)
+    async with studio.pool.read() as tx:
+        (failed,) = await store_candidates.page_of_failed(tx, run.id, limit=10)
     assert failed.error == "the job saved no picture, and showed no text"
 
 
@@ -147,7 +145,7 @@ async def test_an_ended_job_is_collected_once_however_often_it_is_heard(studio: 
     handed = await studio.leased()
     await studio.finish(handed)
     for _ in range(3):
-        await collect(studio.sides, studio.pool, studio.tenant_id, run.id, handed.job_id)
+        await collect_job(studio.context, studio.pool, studio.tenant_id, run.id, handed.job_id)
     assert await studio.made(run) == [1]
 
 
@@ -159,13 +157,13 @@ async def test_a_failed_job_holds_its_place_until_it_is_retried(studio: Studio) 
     assert await studio.work_off() == 0
     assert (await studio.state(run)).stored.reason == "failed"
     assert await balance(studio) == TOKENS
-    assert await service.retry(studio.sides, *studio.whose, run.id, handed.job_id) == [
+    assert await actions.retry_jobs(studio.context, *studio.whose, run.id, handed.job_id) == [
         handed.job_id
     ]
     assert await studio.work_off() == 1
     assert await studio.made(run) == [1]
     with pytest.raises(NotFound):
-        await service.retry(studio.sides, *studio.whose, run.id, handed.job_id)
+        await actions.retry_jobs(studio.context, *studio.whose, run.id, handed.job_id)
 
 
 async def test_all_failed_jobs_are_retried_at_once(studio: Studio) -> None:
@@ -174,7 +172,7 @@ async def test_all_failed_jobs_are_retried_at_once(studio: Studio) -> None:
     for _ in range(3):
         await studio.fail(await studio.leased())
     await studio.sweep()
-    assert len(await service.retry(studio.sides, *studio.whose, run.id)) == 3
+    assert len(await actions.retry_jobs(studio.context, *studio.whose, run.id)) == 3
     assert await studio.work_off() == 3
 
 
@@ -192,11 +190,11 @@ async def test_a_paused_run_submits_nothing_and_goes_on_when_resumed(studio: Stu
     run = await studio.start(ONE_STEP, base=2)
     await studio.sweep()
     handed = await studio.leased()
-    await service.pause(studio.sides, *studio.whose, run.id)
+    await actions.pause_run(studio.context, *studio.whose, run.id)
     await studio.finish(handed)
     assert await studio.work_off() == 0
     assert await studio.made(run) == [1]
-    await service.resume(studio.sides, *studio.whose, run.id)
+    await actions.resume_run(studio.context, *studio.whose, run.id)
     assert await studio.work_off() == 1
 
 
@@ -204,7 +202,7 @@ async def test_changed_variables_apply_to_what_is_submitted_next(studio: Studio)
     run = await studio.start(base=2)
     await studio.sweep()
     await studio.finish(await studio.leased())
-    await service.change(studio.sides, *studio.whose, run.id, variables={"width": 16})
+    await actions.change_run(studio.context, *studio.whose, run.id, variables={"width": 16})
     await studio.work_off()
     widths = [each.properties["width"] for each in await studio.candidates(run, step=0)]
     assert widths == [8, 16]
@@ -215,11 +213,11 @@ async def test_limits_hold_and_can_be_raised(studio: Studio) -> None:
     assert await studio.work_off() == 2
     assert (await studio.state(run)).stored.reason == "tokens_limit"
     changed = {"tokens": None, "candidates": 3}
-    await service.change(studio.sides, *studio.whose, run.id, limits=changed)
+    await actions.change_run(studio.context, *studio.whose, run.id, limits=changed)
     assert await studio.work_off() == 1
     assert (await studio.state(run)).stored.reason == "candidates_limit"
     soon = {"candidates": None, "until": studio.clock() + timedelta(seconds=30)}
-    await service.change(studio.sides, *studio.whose, run.id, limits=soon)
+    await actions.change_run(studio.context, *studio.whose, run.id, limits=soon)
     studio.clock.go_on(seconds=60)
     assert await studio.work_off() == 0
     assert (await studio.state(run)).stored.reason == "time_up"
@@ -231,21 +229,21 @@ async def test_cancelling_a_run_cancels_what_is_queued_and_keeps_what_runs(
     run = await studio.start(ONE_STEP, base=5, limits={"concurrent_jobs": 2})
     await studio.sweep()
     handed = await studio.leased()
-    await service.cancel(studio.sides, *studio.whose, run.id)
+    await actions.cancel_run(studio.context, *studio.whose, run.id)
     assert await balance(studio) == TOKENS - 3
     await studio.finish(handed)
     assert await studio.work_off() == 0
     assert await studio.made(run) == [1]
     assert (await studio.state(run)).run.tokens == 3
     with pytest.raises(Conflict):
-        await service.resume(studio.sides, *studio.whose, run.id)
+        await actions.resume_run(studio.context, *studio.whose, run.id)
 
 
 async def test_a_job_that_its_owner_cancels_is_not_made_again_by_itself(studio: Studio) -> None:
     run = await studio.start(ONE_STEP, base=1)
     await studio.sweep()
     (job,) = (await studio.state(run)).in_flight
-    await submitting.cancel(studio.sides, studio.tenant_id, job.job_id)
+    await submit.cancel_job(studio.context, studio.tenant_id, job.job_id)
     assert await studio.work_off() == 0
     assert len((await studio.state(run)).tree.failed) == 1
 
@@ -267,9 +265,9 @@ async def test_a_job_over_its_time_is_failed_and_refunded(studio: Studio) -> Non
     await studio.sweep()
     handed = await studio.leased()
     studio.clock.go_on(seconds=299)
-    assert await fail_overdue(studio.sides, studio.pool) == 0
+    assert await fail_overdue(studio.context, studio.pool) == 0
     studio.clock.go_on(seconds=2)
-    assert await fail_overdue(studio.sides, studio.pool) == 1
+    assert await fail_overdue(studio.context, studio.pool) == 1
     await studio.sweep()
     assert (await studio.job(handed.job_id)).error_message == "It took longer than 300 s."
     assert len((await studio.state(run)).tree.failed) == 1
@@ -280,9 +278,9 @@ async def test_a_job_that_nobody_takes_up_is_given_up_after_a_day(studio: Studio
     run = await studio.start(ONE_STEP, base=1)
     await studio.sweep()
     studio.clock.go_on(hours=23)
-    assert await fail_overdue(studio.sides, studio.pool) == 0
+    assert await fail_overdue(studio.context, studio.pool) == 0
     studio.clock.go_on(hours=2)
-    assert await fail_overdue(studio.sides, studio.pool) == 1
+    assert await fail_overdue(studio.context, studio.pool) == 1
     await studio.sweep()
     assert len((await studio.state(run)).tree.failed) == 1
 
@@ -292,29 +290,29 @@ async def test_too_few_tokens_are_told_and_the_run_goes_on_when_there_are_more(
 ) -> None:
     async with studio_on(databases, tmp_path) as studio:
         run = await studio.start(ONE_STEP, base=400)
-        async with studio.pool.begin() as tx:
+        async with studio.pool.transaction() as tx:
             poor = uuid4()
             await ledger.credit(tx, studio.tenant_id, poor, 4, "p", now=studio.clock())
         studio.user_id = poor
-        await service.pause(studio.sides, studio.tenant_id, run.user_id, run.id)
+        await actions.pause_run(studio.context, studio.tenant_id, run.user_id, run.id)
         run = await studio.start(ONE_STEP, base=2)
         assert await studio.work_off() == 1
         assert (await studio.state(run)).stored.trouble == "Insufficient token balance."
-        async with studio.pool.begin() as tx:
+        async with studio.pool.transaction() as tx:
             await ledger.credit(tx, studio.tenant_id, poor, 9, "q", now=studio.clock())
         studio.clock.go_on(seconds=120)
         assert await studio.work_off() == 1
 
 
 async def test_the_same_key_starts_one_run(studio: Studio) -> None:
-    made = await service.create(studio.sides, *studio.whose, ONE_STEP)
-    new = NewRun(1, idempotency_key="k")
-    first, is_new = await service.start_run(studio.sides, *studio.whose, made.id, new)
-    again, is_new_again = await service.start_run(studio.sides, *studio.whose, made.id, new)
+    made = await actions.create_pipeline(studio.context, *studio.whose, ONE_STEP)
+    new = NewPipelineRun(1, idempotency_key="k")
+    first, is_new = await actions.start_run(studio.context, *studio.whose, made.id, new)
+    again, is_new_again = await actions.start_run(studio.context, *studio.whose, made.id, new)
     assert (first.id, is_new, is_new_again) == (again.id, True, False)
-    other = NewRun(2, idempotency_key="k")
+    other = NewPipelineRun(2, idempotency_key="k")
     with pytest.raises(Conflict):
-        await service.start_run(studio.sides, *studio.whose, made.id, other)
+        await actions.start_run(studio.context, *studio.whose, made.id, other)
 
 
 async def test_what_is_wrong_with_a_pipeline_is_told_before_anything_is_made(
@@ -322,29 +320,29 @@ async def test_what_is_wrong_with_a_pipeline_is_told_before_anything_is_made(
 ) -> None:
     steps = [{"name": "A", "workflow": "none"}, {"name": "B", "workflow": "fix"}]
     with pytest.raises(InvalidInput) as refused:
-        await service.create(studio.sides, *studio.whose, {"name": "x", "steps": steps})
+        await actions.create_pipeline(studio.context, *studio.whose, {"name": "x", "steps": steps})
     codes = [each["code"] for each in refused.value.details["problems"]]
     assert codes == ["unknown_workflow", "missing_input"]
-    made = await service.create(studio.sides, *studio.whose, THREE_STEPS)
+    made = await actions.create_pipeline(studio.context, *studio.whose, THREE_STEPS)
     with pytest.raises(InvalidInput, match="no variable 'width'"):
-        await service.start_run(studio.sides, *studio.whose, made.id, NewRun(1))
+        await actions.start_run(studio.context, *studio.whose, made.id, NewPipelineRun(1))
 
 
 async def test_others_find_nothing(studio: Studio) -> None:
     run = await studio.start(ONE_STEP, base=1)
     another_tenant = uuid4()
-    async with studio.sides.central.begin() as tx:
-        await tenants.create(
+    async with studio.context.central.transaction() as tx:
+        await tenants.create_tenant(
             tx, tenant_id=another_tenant, name="Eve", pool="main", now=studio.clock()
         )
     for whose in ((studio.tenant_id, uuid4()), (another_tenant, studio.user_id)):
         with pytest.raises(NotFound):
-            await service.get_run(studio.sides, *whose, run.id)
+            await actions.get_run(studio.context, *whose, run.id)
         with pytest.raises(NotFound):
-            await service.pause(studio.sides, *whose, run.id)
+            await actions.pause_run(studio.context, *whose, run.id)
         with pytest.raises(NotFound):
-            await service.get_pipeline(studio.sides, *whose, run.pipeline_id)
-        assert await service.runs_of(studio.sides, *whose, limit=10) == []
+            await actions.get_pipeline(studio.context, *whose, run.pipeline_id)
+        assert await actions.list_runs(studio.context, *whose, limit=10) == []
 
 
 async def test_as_many_candidates_as_wanted_are_made_and_no_more(studio: Studio) -> None:
@@ -381,15 +379,18 @@ async def test_a_step_may_make_texts_that_the_next_one_uses(studio: Studio) -> N
 
 
 async def test_variables_of_the_wrong_kind_start_nothing(studio: Studio) -> None:
-    made = await service.create(studio.sides, *studio.whose, THREE_STEPS)
+    made = await actions.create_pipeline(studio.context, *studio.whose, THREE_STEPS)
     for wrong in ("wide", 0.5, True):
         with pytest.raises(InvalidInput, match="width"):
-            await service.start_run(
-                studio.sides, *studio.whose, made.id, NewRun(1, variables={"width": wrong})
+            await actions.start_run(
+                studio.context,
+                *studio.whose,
+                made.id,
+                NewPipelineRun(1, variables={"width": wrong}),
             )
     run = await studio.start()
     with pytest.raises(InvalidInput, match="width"):
-        await service.change(studio.sides, *studio.whose, run.id, variables={"width": "wide"})
+        await actions.change_run(studio.context, *studio.whose, run.id, variables={"width": "wide"})
 
 
 async def test_a_seed_fits_wherever_it_is_named(studio: Studio) -> None:
@@ -409,7 +410,9 @@ async def test_all_that_is_wrong_with_a_pipeline_is_told_at_once(studio: Studio)
         {"name": "E", "workflow": "fix"},
     ]
     with pytest.raises(InvalidInput) as refused:
-        await service.create(studio.sides, *studio.whose, {"name": "Bad", "steps": steps})
+        await actions.create_pipeline(
+            studio.context, *studio.whose, {"name": "Bad", "steps": steps}
+        )
     found = {(each["step"], each["code"]) for each in refused.value.details["problems"]}
     assert found == {
         ("A", "invalid_field"),
@@ -426,9 +429,9 @@ async def test_a_step_that_cannot_be_made_stops_no_other(studio: Studio) -> None
     run = await studio.start(base=2, limits={"concurrent_jobs": 1})
     await studio.sweep()
     await studio.finish(await studio.leased())
-    async with studio.sides.central.begin() as tx:
-        fix = await effects.by_slug(tx, "fix")
-        await effects.change_terms(tx, fix, Terms(is_withdrawn=True))
+    async with studio.context.central.transaction() as tx:
+        fix = await catalog.workflow_by_slug(tx, "fix")
+        await catalog.change_terms(tx, fix, WorkflowTerms(is_withdrawn=True))
     await studio.sweep()
     handed = await studio.leased()
     assert handed.prompt["1"]["class_type"] == "EmptyImage"  # the second of the base

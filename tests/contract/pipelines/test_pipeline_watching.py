@@ -9,11 +9,11 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.pipelinekit.studio import ONE_STEP, Studio, png, studio_on
 
-from comfyfleet.kernel.settings import Settings, read_settings
-from comfyfleet.pipelines import service
-from comfyfleet.pipelines.model import RunStatus
-from comfyfleet.pipelines.upkeep import remove_old_files
-from comfyfleet.webhooks import service as webhooks
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.pipelines import actions
+from comfyfleet.server.pipelines.collector import remove_old_files
+from comfyfleet.server.pipelines.model import PipelineRunStatus
+from comfyfleet.settings import Settings, read_settings
 
 
 async def fail_next(studio: Studio, times: int) -> None:
@@ -24,8 +24,10 @@ async def fail_next(studio: Studio, times: int) -> None:
 
 
 async def deliveries(studio: Studio) -> list[str]:
-    async with studio.pool.begin() as tx:
-        due = await webhooks.take_due(tx, now=studio.clock() + timedelta(hours=1), limit=50)
+    async with studio.pool.transaction() as tx:
+        due = await notifications.take_due_deliveries(
+            tx, now=studio.clock() + timedelta(hours=1), limit=50
+        )
     return [delivery.event for delivery, _ in due]
 
 
@@ -33,8 +35,8 @@ async def test_a_burst_of_failures_is_told_once(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with studio_on(databases, tmp_path, pipeline_alert_failures=3) as studio:
-        async with studio.pool.begin() as tx:
-            await webhooks.create(
+        async with studio.pool.transaction() as tx:
+            await notifications.create_webhook(
                 tx,
                 webhook_id=uuid4(),
                 tenant_id=studio.tenant_id,
@@ -44,7 +46,7 @@ async def test_a_burst_of_failures_is_told_once(
                 now=studio.clock(),
             )
         await studio.start(ONE_STEP, base=20)
-        with caplog.at_level(logging.ERROR, logger="comfyfleet.pipelines"):
+        with caplog.at_level(logging.ERROR, logger="comfyfleet.server.pipelines"):
             await fail_next(studio, 2)
             assert not caplog.records
             await fail_next(studio, 3)
@@ -67,10 +69,10 @@ async def test_failures_far_apart_are_no_burst(
 async def test_a_run_that_fills_its_room_is_paused_and_goes_on_with_more(studio: Studio) -> None:
     run = await studio.start(ONE_STEP, base=5, limits={"bytes": 2 * len(png())})
     assert await studio.work_off() == 2
-    paused = await service.get_run(studio.sides, *studio.whose, run.id)
-    assert (paused.run.status, paused.pause_reason) == (RunStatus.PAUSED, "storage_limit")
-    await service.change(studio.sides, *studio.whose, run.id, limits={"bytes": None})
-    await service.resume(studio.sides, *studio.whose, run.id)
+    paused = await actions.get_run(studio.context, *studio.whose, run.id)
+    assert (paused.run.status, paused.pause_reason) == (PipelineRunStatus.PAUSED, "storage_limit")
+    await actions.change_run(studio.context, *studio.whose, run.id, limits={"bytes": None})
+    await actions.resume_run(studio.context, *studio.whose, run.id)
     assert await studio.work_off() == 3
 
 
@@ -78,18 +80,18 @@ async def test_old_runs_lose_their_files_and_keep_their_index(studio: Studio) ->
     run = await studio.start(ONE_STEP, base=2)
     await studio.work_off()
     before = await studio.candidates(run)
-    await remove_old_files(studio.sides, studio.pool)
+    await remove_old_files(studio.context, studio.pool)
     assert await studio.candidates(run) == before
     studio.clock.go_on(days=91)
-    await remove_old_files(studio.sides, studio.pool)
+    await remove_old_files(studio.context, studio.pool)
     after = await studio.candidates(run)
     assert [each.id for each in after] == [each.id for each in before]
     assert all((each.file or {})["path"] for each in after)
     assert all((each.file or {})["file_id"] is None for each in after)
-    await studio.sides.deferred.flush()
-    kept = [key async for key in studio.sides.store.keys(f"tenants/{studio.tenant_id}/")]
+    await studio.context.deferred.flush()
+    kept = [key async for key in studio.context.store.keys(f"tenants/{studio.tenant_id}/")]
     assert kept == []
-    stored = await service.get_run(studio.sides, *studio.whose, run.id)
+    stored = await actions.get_run(studio.context, *studio.whose, run.id)
     assert stored.files_removed_at == studio.clock()
 
 

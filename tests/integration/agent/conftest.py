@@ -6,7 +6,7 @@ import pytest
 from tests.agentkit.plane import Plane
 from tests.agentkit.serving import Served, serving_plane
 
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as ServedEngine
 
 
@@ -23,5 +23,5 @@ def plane(served: Served) -> Plane:
 
 @pytest.fixture
 def engine() -> Iterator[ServedEngine]:
-    with serving() as engine:
+    with serve_in_thread() as engine:
         yield engine

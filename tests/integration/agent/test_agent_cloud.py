@@ -6,9 +6,9 @@ from tests.agentkit.plane import GivenFile, Plane, eventually
 from tests.agentkit.prompts import passing, picture, steps
 from tests.agentkit.workers import settings_for, working
 from tests.comfykit.v2_server import comfy_api_proxy
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 
-from comfyfleet.engine import serving
-from comfyfleet.engine.cloud import Account, serving_cloud
+from comfyfleet.engine import serve_in_thread
 
 KEY = "key-of-alice"
 
@@ -22,7 +22,7 @@ async def test_a_job_runs_on_a_cloud(plane: Plane, tmp_path: Path) -> None:
     passed = plane.add(
         passing(), provider="cloud", files={"input": GivenFile(b"bytes", "a.png", "1.file")}
     )
-    with serving_cloud({KEY: Account("alice")}) as cloud:
+    with serving_cloud({KEY: CloudAccount("alice")}) as cloud:
         async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: made.word and passed.word)
     assert plane.delivered(made).startswith(b"\x89PNG")
@@ -34,7 +34,7 @@ async def test_a_job_runs_on_a_cloud(plane: Plane, tmp_path: Path) -> None:
 
 async def test_a_cancelled_job_is_cancelled_on_the_cloud(plane: Plane, tmp_path: Path) -> None:
     job = plane.add(steps(1000, 50), provider="cloud")
-    with serving_cloud({KEY: Account("alice")}) as cloud:
+    with serving_cloud({KEY: CloudAccount("alice")}) as cloud:
         async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: job.started)
             job.cancelled = True
@@ -46,7 +46,7 @@ async def test_a_cancelled_job_is_cancelled_on_the_cloud(plane: Plane, tmp_path:
 async def test_an_account_without_credits_hands_the_job_back(plane: Plane, tmp_path: Path) -> None:
     plane.requeues_again = False
     job, other = plane.add(picture(), provider="cloud"), plane.add(picture(), provider="cloud")
-    with serving_cloud({KEY: Account("alice", has_credits=False)}) as cloud:
+    with serving_cloud({KEY: CloudAccount("alice", has_credits=False)}) as cloud:
         async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: job.word)
             await eventually(lambda: other.word or other.leases == 0)
@@ -57,7 +57,7 @@ async def test_an_account_without_credits_hands_the_job_back(plane: Plane, tmp_p
 
 async def test_a_job_runs_on_a_server_of_the_newer_api(plane: Plane, tmp_path: Path) -> None:
     job = plane.add(picture(), provider="cloud")
-    with serving() as engine:
+    with serve_in_thread() as engine:
         async with (
             comfy_api_proxy(engine.url, KEY) as (url, _),
             working(settings_for(plane, None, tmp_path), environ(url)),

@@ -14,10 +14,10 @@ from tests.agentkit.workers import settings_for, working
 from tests.comfykit.proxy import Fault, meddling
 from tests.integration.agent.test_overlap import depth
 
-from comfyfleet.agent import health
 from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker import health
 
 # For a worker that would ask for jobs which it can't run: it looks at its backend twice meanwhile.
 WRONG_SECONDS = 1.0
@@ -39,7 +39,7 @@ class Mortal:
         self.engine = self.start()
 
     def start(self) -> Engine:
-        self.engine = self._stack.enter_context(serving(data=self._data, port=self._port))
+        self.engine = self._stack.enter_context(serve_in_thread(data=self._data, port=self._port))
         self._port = int(self.engine.url.rpartition(":")[2])
         return self.engine
 
@@ -149,7 +149,7 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
 async def test_a_prompt_that_may_or_may_not_have_arrived_is_never_sent_twice(
     plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.agent.lease.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("comfyfleet.worker.lease_runner.LOOK_SECONDS", 0.05)
     job = plane.add(picture())
     async with meddling(engine.url, {"POST /prompt": Fault.CUT_UNSEEN}) as proxy:
         async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):

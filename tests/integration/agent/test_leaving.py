@@ -21,9 +21,9 @@ from tests.agentkit.serving import Served
 from tests.agentkit.workers import settings_for
 from tests.integration.agent.test_overlap import depth
 
-from comfyfleet.agent.assembling import open_worker
-from comfyfleet.agent.ports import NoMachine, NoProtection, Notice, Surveys
 from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker.factory import open_worker
+from comfyfleet.worker.platform import NoMachine, NoProtection, Notice, Platform
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
 STOP_SECONDS_MAX = 40
@@ -290,8 +290,8 @@ class Once:
 @contextlib.asynccontextmanager
 async def on_spot(plane: Plane, engine: Engine, state: Path) -> AsyncIterator[tuple[Once, object]]:
     once = Once()
-    surveys = Surveys(NoMachine(), once, NoProtection())
-    async with open_worker(settings_for(plane, engine.url, state), {}, surveys) as worker:
+    platform = Platform(NoMachine(), once, NoProtection())
+    async with open_worker(settings_for(plane, engine.url, state), {}, platform) as worker:
         work = asyncio.create_task(worker.work())
         yield once, work
         await asyncio.wait_for(work, STOP_SECONDS_MAX)

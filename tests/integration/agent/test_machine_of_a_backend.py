@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from comfyfleet.agent.machine import Machine
 from comfyfleet.comfy import ComfyServer, ServerSettings
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.worker.machine import MachineMonitor
 
 
 async def test_devices_are_told_without_the_node_types() -> None:
-    with serving() as served:
+    with serve_in_thread() as served:
         async with ComfyServer(ServerSettings(served.url)) as server:
             devices, description = await server.devices(), await server.describe()
     assert [(each.name, each.kind, each.memory_bytes) for each in devices] == [
@@ -18,8 +18,8 @@ async def test_devices_are_told_without_the_node_types() -> None:
 
 
 async def test_a_backend_on_a_cpu_adds_no_gpu_figures(tmp_path: Path) -> None:
-    with serving() as served:
+    with serve_in_thread() as served:
         async with ComfyServer(ServerSettings(served.url)) as server:
-            reading = await Machine(tmp_path, {}, devices=server.devices, nvml=None).read()
+            reading = await MachineMonitor(tmp_path, {}, devices=server.devices, nvml=None).read()
     assert reading.gpu_name is None
     assert reading.memory_total_bytes

@@ -17,13 +17,13 @@ import pytest
 from tests.agentkit.plane import Plane, eventually
 from tests.agentkit.workers import settings_for
 
-from comfyfleet.agent import health as health_module
-from comfyfleet.agent import owning, stopping
-from comfyfleet.agent.assembling import open_worker
-from comfyfleet.agent.healing import POISONED
-from comfyfleet.agent.health import Health
-from comfyfleet.agent.owning import OwnedProcess
-from comfyfleet.comfy import ComfyServer, Limits, ServerSettings
+from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
+from comfyfleet.worker import health as health_module
+from comfyfleet.worker import managed_process, shutdown
+from comfyfleet.worker.factory import open_worker
+from comfyfleet.worker.failures import POISONED
+from comfyfleet.worker.health import BackendHealth
+from comfyfleet.worker.managed_process import ManagedProcess
 
 # As small as can be: it takes the port, answers how long its queue is, and counts its starts.
 SERVER = """
@@ -61,17 +61,17 @@ class Place:
     def living(self) -> list[int]:
         return [pid for pid in self.pids if _lives(pid)]
 
-    def owned(self) -> OwnedProcess:
-        return OwnedProcess(self.command, self.folder / "comfyui.json")
+    def owned(self) -> ManagedProcess:
+        return ManagedProcess(self.command, self.folder / "comfyui.json")
 
     @asynccontextmanager
-    async def health(self, owned: OwnedProcess) -> AsyncIterator[Health]:
+    async def health(self, owned: ManagedProcess) -> AsyncIterator[BackendHealth]:
         async def recovered() -> None:
             """Nothing is kept here."""
 
-        limits = Limits(max_retries=0, answer_seconds=5, connect_seconds=5)
+        limits = BackendLimits(max_retries=0, answer_seconds=5, connect_seconds=5)
         async with ComfyServer(ServerSettings(self.url, limits)) as probe:
-            health = Health(
+            health = BackendHealth(
                 probe,
                 place=self.url,
                 folder=self.folder,
@@ -104,10 +104,10 @@ async def test_a_process_of_a_killed_worker_is_owned_again_and_replaced_when_it_
     place: Place,
 ) -> None:
     async with place.health(place.owned()) as first:
-        await first.until_answering()
+        await first.wait_until_ready()
     again = place.owned()
     async with place.health(again) as health:
-        await health.until_answering()
+        await health.wait_until_ready()
         assert len(place.pids) == 1
         assert again.pid == place.pids[0]
         health.note(POISONED, "CUDA error: an illegal memory access was encountered")
@@ -127,7 +127,7 @@ async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_
         await eventually(lambda: place.pids)
         owned = place.owned()
         async with place.health(owned) as health:
-            await health.until_answering()
+            await health.wait_until_ready()
             health.note(POISONED, "CUDA error: an illegal memory access was encountered")
             for _ in range(20):  # some looks at one that answers all the while
                 await asyncio.sleep(0.05)
@@ -159,7 +159,7 @@ async def test_one_from_before_that_does_not_answer_is_replaced(
         (place.folder / "comfyui.json").write_text(json.dumps(note))
         owned = place.owned()
         async with place.health(owned) as health:
-            answering = asyncio.create_task(health.until_answering())
+            answering = asyncio.create_task(health.wait_until_ready())
             await eventually(lambda: stuck.poll() is not None)
             # The next one gets its time to start.
             monkeypatch.setattr(health_module, "STARTING_SECONDS_MAX", 300.0)
@@ -207,8 +207,8 @@ async def test_a_note_of_what_no_worker_can_have_started_is_not_believed(
 async def test_a_second_signal_ends_a_comfyui_that_heeds_none(
     place: Place, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owning, "STOP_SECONDS_MAX", 600.0)
-    monkeypatch.setattr(stopping, "HURRY_SECONDS", 0.1)
+    monkeypatch.setattr(managed_process, "STOP_SECONDS_MAX", 600.0)
+    monkeypatch.setattr(shutdown, "HURRY_SECONDS", 0.1)
     stubborn = f"sh -c 'trap \"\" TERM; exec {place.command}'"
     settings = settings_for(plane, place.url, place.folder / "state", comfyui_command=stubborn)
     async with open_worker(settings, {}) as worker:
@@ -225,7 +225,7 @@ async def test_a_second_signal_ends_a_comfyui_that_heeds_none(
 async def test_a_comfyui_that_ends_by_itself_is_told_with_how_it_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owned = OwnedProcess("sh -c 'exit 3'", tmp_path / "comfyui.json")
+    owned = ManagedProcess("sh -c 'exit 3'", tmp_path / "comfyui.json")
     await owned.start()
     await eventually(lambda: not owned.is_running)
     await owned.start()
@@ -256,7 +256,7 @@ async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
     try:
         async with place.health(owned) as health:
             await eventually(lambda: _listens(port))
-            waiting = asyncio.create_task(health.until_answering())
+            waiting = asyncio.create_task(health.wait_until_ready())
             await eventually(lambda: asked.read_text().count("GET /prompt") > 5)
             waiting.cancel()
     finally:

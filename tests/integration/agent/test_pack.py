@@ -17,14 +17,13 @@ from tests.agentkit.workers import settings_for
 from tests.awskit.ports import first_of_free_ports
 from tests.integration.agent.test_owned_comfyui import SERVER
 
-from comfyfleet.agent import owning, stopping
-from comfyfleet.agent.pack import BarredSizes, Gpu, Pack, gpus_of
-from comfyfleet.agent.pack_layout import GpuSlots, PackSettings, Slot, layout
-from comfyfleet.agent.pack_size import Rules
-from comfyfleet.agent.settings import WorkerSettings
-from comfyfleet.engine import serving
-from comfyfleet.kernel.errors import InvalidInput, WorkerRevoked
-from comfyfleet.kernel.tracing import current
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.errors import InvalidInput, WorkerRevoked
+from comfyfleet.log_context import current_ids
+from comfyfleet.worker import managed_process, shutdown
+from comfyfleet.worker.pack import BarredSizes, PackGpu, WorkerPack, plan_gpus
+from comfyfleet.worker.pack_plan import GpuSlots, PackRules, PackSettings, PackSlot, lay_out_pack
+from comfyfleet.worker.settings import WorkerSettings
 
 SECONDS_MAX = 30.0
 ALONE = {"AWS_EC2_METADATA_DISABLED": "true"}
@@ -59,11 +58,11 @@ class Box:
     @contextlib.asynccontextmanager
     async def pack(
         self, per_gpu: int | None = 2, command: str | None = None
-    ) -> AsyncIterator[tuple[Pack, "asyncio.Task[None]"]]:
+    ) -> AsyncIterator[tuple[WorkerPack, "asyncio.Task[None]"]]:
         settings = self.settings(command)
-        (places,) = layout(settings, PackSettings(per_gpu=per_gpu))
-        rules = Rules(look_seconds=0.05) if per_gpu is None else None
-        pack = Pack([Gpu(places, rules)], ALONE, settings.state)
+        (places,) = lay_out_pack(settings, PackSettings(per_gpu=per_gpu))
+        rules = PackRules(look_seconds=0.05) if per_gpu is None else None
+        pack = WorkerPack([PackGpu(places, rules)], ALONE, settings.state)
         self.plane.polls.clear()
         work = asyncio.create_task(pack.work())
         try:
@@ -99,7 +98,7 @@ async def killed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
         LEFT.append(owned)
 
     with monkeypatch.context() as patched:
-        patched.setattr(owning.OwnedProcess, "stop", leave)
+        patched.setattr(managed_process.ManagedProcess, "stop", leave)
         yield
 
 
@@ -175,8 +174,8 @@ async def test_one_that_can_not_be_started_ends_all_and_says_why(box: Box) -> No
 async def test_a_second_signal_hurries_all_of_them(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owning, "STOP_SECONDS_MAX", 600.0)
-    monkeypatch.setattr(stopping, "HURRY_SECONDS", 0.1)
+    monkeypatch.setattr(managed_process, "STOP_SECONDS_MAX", 600.0)
+    monkeypatch.setattr(shutdown, "HURRY_SECONDS", 0.1)
     async with box.pack(2, f"sh -c 'trap \"\" TERM; exec {box.command}'") as (pack, work):
         await box.until_polled_by("gpu-1", "gpu-2")
         pack.stop.ask("shutdown", 5)
@@ -194,7 +193,7 @@ async def test_each_line_of_the_log_says_whose_it_is(
     seen: set[object] = set()
 
     def note(_: logging.LogRecord) -> bool:
-        seen.add(current().get("worker_id"))
+        seen.add(current_ids().get("worker_id"))
         return True
 
     caplog.handler.addFilter(note)
@@ -209,8 +208,8 @@ async def test_a_started_comfyui_is_told_its_gpu_and_none_of_our_keys(
     monkeypatch.setenv("COMFYFLEET_FLEET_SECRET", "secret")
     monkeypatch.setenv("COMFY_CLOUD_API_KEY", "secret")
     monkeypatch.setenv("HF_HOME", "/models")
-    (gpu,) = await gpus_of(box.settings(), PackSettings(gpus=("3",)), {})
-    pack = Pack([gpu], ALONE, box.folder / "state")
+    (gpu,) = await plan_gpus(box.settings(), PackSettings(gpus=("3",)), {})
+    pack = WorkerPack([gpu], ALONE, box.folder / "state")
     work = asyncio.create_task(pack.work())
     await box.until_polled_by("gpu")
     (pid,) = box.living
@@ -224,13 +223,13 @@ async def test_a_started_comfyui_is_told_its_gpu_and_none_of_our_keys(
 async def test_auto_is_refused_where_nobody_tells_the_memory(box: Box) -> None:
     auto = PackSettings(per_gpu=None)
     with pytest.raises(InvalidInput, match="must know how much memory"):
-        await gpus_of(box.settings(), auto, {"CUDA_VISIBLE_DEVICES": ""})
+        await plan_gpus(box.settings(), auto, {"CUDA_VISIBLE_DEVICES": ""})
     for wrong in ("false", "echo 7", "echo 9 8", "/nowhere"):
         silent = PackSettings(per_gpu=None, memory_command=wrong)
         with pytest.raises(InvalidInput, match="does not tell the memory of GPU 0"):
-            await gpus_of(box.settings(), silent, {})
+            await plan_gpus(box.settings(), silent, {})
     told = PackSettings(per_gpu=None, gpus=("2",), memory_command="echo {gpu} 80")
-    (gpu,) = await gpus_of(box.settings(), told, {})
+    (gpu,) = await plan_gpus(box.settings(), told, {})
     assert gpu.read_memory is not None
     assert await gpu.read_memory() == (2, 80)
 
@@ -249,13 +248,13 @@ async def test_each_tells_its_own_models_and_is_given_jobs_beside_the_other(
     plane: Plane, tmp_path: Path
 ) -> None:
     plane.prefetches = False
-    with serving() as one, serving() as two:
+    with serve_in_thread() as one, serve_in_thread() as two:
         engines = {"gpu-1": one.url, "gpu-2": two.url}
         slots = tuple(
-            Slot(number, settings_for(plane, url, tmp_path / name, worker_id=name))
+            PackSlot(number, settings_for(plane, url, tmp_path / name, worker_id=name))
             for number, (name, url) in enumerate(engines.items(), 1)
         )
-        pack = Pack([Gpu(GpuSlots("0", {}, slots))], ALONE, tmp_path)
+        pack = WorkerPack([PackGpu(GpuSlots("0", {}, slots))], ALONE, tmp_path)
         work = asyncio.create_task(pack.work())
         await eventually(lambda: {each.worker_id for each in plane.polls} == set(engines))
         jobs = [plane.add(steps(4, 50), model_key=key) for key in ("cat", "dog")]

@@ -16,13 +16,11 @@ from tests.agentkit.workers import settings_for
 from tests.awskit.ports import first_of_free_ports
 from tests.comfykit.prompts import node
 
-from comfyfleet.agent.gpu_memory import command_memory
-from comfyfleet.agent.pack import Gpu, Pack
-from comfyfleet.agent.pack_layout import PackSettings, layout
-from comfyfleet.agent.pack_metrics import serving_metrics
-from comfyfleet.agent.pack_size import Rules
+from comfyfleet.worker.machine import command_memory_reader
+from comfyfleet.worker.pack import PackGpu, WorkerPack, serve_metrics
+from comfyfleet.worker.pack_plan import PackRules, PackSettings, lay_out_pack
 
-RULES = Rules(
+RULES = PackRules(
     most=4,
     look_seconds=0.1,
     window_seconds=2.0,
@@ -37,16 +35,18 @@ GROW_SECONDS_MAX = 120.0
 
 
 @contextlib.asynccontextmanager
-async def packing(plane: Plane, folder: Path, *, total: int) -> AsyncIterator[Pack]:
+async def packing(plane: Plane, folder: Path, *, total: int) -> AsyncIterator[WorkerPack]:
     """On a GPU whose memory has room for so many engines."""
     gpu = folder / "gpu"
     gpu.mkdir()
     engine = f"env PYTHONPATH={ROOT} {sys.executable} -m tests.agentkit.gpu_engine {{port}} {gpu}"
     url = f"http://127.0.0.1:{first_of_free_ports(4)}"
     base = settings_for(plane, url, folder / "state", worker_id="gpu", comfyui_command=engine)
-    (places,) = layout(base, PackSettings(per_gpu=None))
+    (places,) = lay_out_pack(base, PackSettings(per_gpu=None))
     command = memory_command(gpu, each=10, total=10 * total)
-    pack = Pack([Gpu(places, RULES, command_memory(command, "0"))], ALONE, base.state)
+    pack = WorkerPack(
+        [PackGpu(places, RULES, command_memory_reader(command, "0"))], ALONE, base.state
+    )
     work = asyncio.create_task(pack.work())
     try:
         yield pack
@@ -72,7 +72,7 @@ def _queued(plane: Plane) -> int:
     return sum(each.status == "queued" for each in plane.dispatches.values())
 
 
-def decided(pack: Pack) -> dict[tuple[str, str], int]:
+def decided(pack: WorkerPack) -> dict[tuple[str, str], int]:
     return {(move.value, reason.value): n for (_, move, reason), n in pack.decisions.items()}
 
 
@@ -95,7 +95,7 @@ async def test_it_grows_to_two_not_to_three_and_shrinks_when_memory_runs_out(
         plane.add(failing("CUDA error: out of memory"))
         await eventually(lambda: ("remove", "out_of_memory") in decided(pack), 30)
         await eventually(lambda: len(pack.members["0"]) == 1, 30)
-        with serving_metrics(pack, "127.0.0.1", 0) as port:
+        with serve_metrics(pack, "127.0.0.1", 0) as port:
             async with httpx.AsyncClient() as client:
                 told = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
     label = 'decision="remove",gpu="0",reason="out_of_memory"'

@@ -11,8 +11,7 @@ import pytest
 from tests.awskit.metadata_server import MetadataServer, serving_metadata
 from tests.awskit.simulator import Aws
 
-from comfyfleet.agent.metadata import Metadata
-from comfyfleet.agent.protection import Protection
+from comfyfleet.worker.aws import InstanceMetadata, ScaleInProtection
 
 WAIT_SECONDS_MAX = 10
 
@@ -26,9 +25,9 @@ def server() -> Iterator[MetadataServer]:
 @asynccontextmanager
 async def protecting(
     server: MetadataServer, folder: Path, *, idle_seconds: float = 0.2
-) -> AsyncIterator[tuple[Protection, "asyncio.Task[None]"]]:
-    metadata = Metadata(server.url)
-    protection = Protection(
+) -> AsyncIterator[tuple[ScaleInProtection, "asyncio.Task[None]"]]:
+    metadata = InstanceMetadata(server.url)
+    protection = ScaleInProtection(
         metadata, os.environ, idle_seconds=idle_seconds, retry_seconds=0.05, shared=folder
     )
     running = asyncio.create_task(protection.run())

@@ -10,8 +10,8 @@ from tests.agentkit.prompts import failing, passing, picture, steps, video
 from tests.agentkit.workers import settings_for, working
 from tests.comfykit.prompts import new_color, node
 
-from comfyfleet.agent import beating
 from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker import heartbeat
 
 PNG_HEAD = b"\x89PNG"
 
@@ -188,7 +188,7 @@ async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
 async def test_what_was_put_into_the_prompt_is_told_with_its_start(
     here: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beating, "PROGRESS_SECONDS_MIN", 60.0)
+    monkeypatch.setattr(heartbeat, "PROGRESS_SECONDS_MIN", 60.0)
     job = await here.run(steps(4, 50))
     (only,) = job.heartbeats
     assert only.started

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.awskit.metadata_server import MetadataServer, serving_metadata
 
-from comfyfleet.agent.metadata import Metadata, NoMetadata
-from comfyfleet.agent.spot import Notice, SpotWatch
+from comfyfleet.worker.aws import InstanceMetadata, MetadataUnavailable, SpotNotice, SpotWatch
 
 ACTION = "/latest/meta-data/spot/instance-action"
 WAIT_SECONDS_MAX = 10
@@ -23,8 +22,8 @@ def server() -> Iterator[MetadataServer]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Metadata]:
-    metadata = Metadata(url)
+async def opened(url: str) -> AsyncIterator[InstanceMetadata]:
+    metadata = InstanceMetadata(url)
     try:
         yield metadata
     finally:
@@ -52,8 +51,8 @@ class Looks:
 
 
 @asynccontextmanager
-async def watching(url: str) -> AsyncIterator[tuple[Looks, list[Notice]]]:
-    looks, heard = Looks(), list[Notice]()
+async def watching(url: str) -> AsyncIterator[tuple[Looks, list[SpotNotice]]]:
+    looks, heard = Looks(), list[SpotNotice]()
     async with opened(url) as metadata:
 
         async def listen() -> None:
@@ -81,7 +80,7 @@ async def test_a_value_is_read_with_a_session_key_that_serves_many_questions(
 async def test_a_session_key_is_renewed_before_it_ends(server: MetadataServer) -> None:
     moments = [0.0, 299.0, 301.0, 599.0, 602.0]
     looks = iter(moments)
-    metadata = Metadata(server.url, key_seconds=600, monotonic=lambda: next(looks))
+    metadata = InstanceMetadata(server.url, key_seconds=600, monotonic=lambda: next(looks))
     for _ in moments:
         assert await metadata.get("instance-id")
     await metadata.aclose()
@@ -102,7 +101,7 @@ async def test_a_service_that_refuses_every_key_is_asked_twice_and_no_more(
 ) -> None:
     server.raw[ACTION] = (401, b"")
     async with opened(server.url) as metadata:
-        with pytest.raises(NoMetadata):
+        with pytest.raises(MetadataUnavailable):
             await metadata.get("spot/instance-action")
     assert server.asked[f"GET {ACTION}"] == 2
 
@@ -116,7 +115,7 @@ async def test_what_gives_no_session_key_is_not_ec2(
     server.raw["/latest/api/token"] = answer
     server.raw[ACTION] = (200, b'{"action": "terminate"}')
     async with opened(server.url) as metadata:
-        with pytest.raises(NoMetadata):
+        with pytest.raises(MetadataUnavailable):
             await metadata.get("spot/instance-action")
     assert not server.asked[f"GET {ACTION}"]
 
@@ -137,10 +136,10 @@ async def test_a_spot_notice_is_told_once_and_again_when_its_time_changes(
         assert heard == []
         at = server.announce_spot(seconds=120)
         await looks.take(3)
-        assert heard == [Notice("spot", at)]
+        assert heard == [SpotNotice("spot", at)]
         sooner = server.announce_spot(seconds=60)
         await looks.take(2)
-        assert heard == [Notice("spot", at), Notice("spot", sooner)]
+        assert heard == [SpotNotice("spot", at), SpotNotice("spot", sooner)]
     assert set(looks.seconds) == {5.0}
 
 
@@ -148,7 +147,7 @@ async def test_rebalance_advice_is_told_once(server: MetadataServer) -> None:
     async with watching(server.url) as (looks, heard):
         server.advise_rebalance()
         await looks.take(3)
-        assert heard == [Notice("rebalance")]
+        assert heard == [SpotNotice("rebalance")]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{", b"\xff\xfe\x00", b"x" * 200_000])

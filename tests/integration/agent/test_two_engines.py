@@ -13,15 +13,14 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.agent.settings import WorkerSettings
-from comfyfleet.engine import serving
-from comfyfleet.engine.declare import Interface, node
-from comfyfleet.engine.node import Context, NodeType, Result
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.node import Context, EngineNodeType, Interface, NodeResult, node
 from comfyfleet.engine.nodes import registry
-from comfyfleet.engine.nodes.own import placeholder
+from comfyfleet.engine.nodes.diagnostics import placeholder
 from comfyfleet.engine.serve import Served
-from comfyfleet.http.app import create_app
-from comfyfleet.http.serving import listen, serve, url_of
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.listener import listen, listener_url, serve
+from comfyfleet.worker.settings import WorkerSettings
 
 MODEL = "tiny_a.safetensors"
 PROMPT = {
@@ -31,7 +30,7 @@ PROMPT = {
 JOBS = 16
 
 
-def loader(files: list[str]) -> NodeType:
+def loader(files: list[str]) -> EngineNodeType:
     """A checkpoint loader that offers these files, and makes a picture of any."""
 
     @node(
@@ -44,15 +43,15 @@ def loader(files: list[str]) -> NodeType:
             outputs=("IMAGE",),
         )
     )
-    def load(context: Context, ckpt_name: str) -> Result:
-        return Result((placeholder(),))
+    def load(context: Context, ckpt_name: str) -> NodeResult:
+        return NodeResult((placeholder(),))
 
     return load
 
 
 @contextlib.contextmanager
 def engine_with(files: list[str]) -> Iterator[Served]:
-    with serving(nodes={**registry(), "CheckpointLoaderSimple": loader(files)}) as served:
+    with serve_in_thread(nodes={**registry(), "CheckpointLoaderSimple": loader(files)}) as served:
         yield served
 
 
@@ -61,7 +60,7 @@ async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
     """A control plane on a port, with the workflow `paint`."""
     listener = listen("127.0.0.1", 0)
     stop = asyncio.Event()
-    url = url_of(listener)
+    url = listener_url(listener)
     async with plane_on(databases, tmp_path / "plane", public_url=url) as plane:
         serve_it = serve(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
         served = asyncio.create_task(serve_it)
@@ -129,7 +128,7 @@ async def test_no_job_goes_to_the_worker_whose_engine_lacks_the_model(
 async def test_a_model_that_comes_later_is_told_and_its_jobs_are_run(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.agent.worker.FACTS_SECONDS", 0.05)
+    monkeypatch.setattr("comfyfleet.worker.worker.FACTS_SECONDS", 0.05)
     files: list[str] = []
     with engine_with(files) as engine:
         async with working(settings_of(yard, "w1", engine, tmp_path)):

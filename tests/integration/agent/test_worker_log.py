@@ -11,12 +11,12 @@ from tests.agentkit.prompts import picture, steps
 from tests.agentkit.workers import settings_for, working
 from tests.integration.processes import STOP_SECONDS_MAX, started
 
-from comfyfleet.agent.assembling import open_worker
-from comfyfleet.agent.control import Control
-from comfyfleet.engine import serving
+from comfyfleet.api.worker import Heartbeat, Poll, Register
+from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
-from comfyfleet.kernel.errors import InvalidInput, Unavailable
-from comfyfleet.wire.messages import Heartbeat, Poll, Register
+from comfyfleet.errors import InvalidInput, Unavailable
+from comfyfleet.worker.control_client import ControlClient
+from comfyfleet.worker.factory import open_worker
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -33,7 +33,7 @@ async def test_a_backend_that_is_not_there_is_told_once_and_that_it_is_back(
     async with working(settings_for(plane, f"http://{place}", tmp_path)):
         calls = "comfyfleet.comfy.calls"
         await eventually(lambda: sum(each.name == calls for each in caplog.records) >= 2)
-        with serving(port=unused_tcp_port):
+        with serve_in_thread(port=unused_tcp_port):
             await eventually(lambda: job.word)
             told = lines(caplog, place)
     assert len(told) == 2
@@ -46,7 +46,7 @@ async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
     unused_tcp_port: int, plane: Plane, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
-    control = Control(url)
+    control = ControlClient(url)
     said = Register(worker_id="w", fleet_slug="gpus")
     for _ in range(3):
         with pytest.raises(Unavailable):
@@ -56,7 +56,7 @@ async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
         f"the control plane at {url} doesn't answer: register at {url}: connection refused"
     ]
     plane.errors["register"] = 1
-    control = Control(plane.url)
+    control = ControlClient(plane.url)
     with pytest.raises(Unavailable):
         await control.register(said, SECRET)
     await control.register(said, SECRET)
@@ -68,7 +68,7 @@ async def test_a_part_of_the_service_that_is_away_is_no_control_plane_that_does_
     plane: Plane, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pool of tenants is down: their jobs' results are not taken, all else goes on."""
-    control = Control(plane.url)
+    control = ControlClient(plane.url)
     await control.register(Register(worker_id="w", fleet_slug="gpus"), SECRET)
     plane.errors["heartbeat"] = 2
     for _ in range(2):

@@ -8,19 +8,17 @@ from typing import Any
 
 from tests.comfykit.scripted import Reaction, Scripted, by_route, scripted, told
 
-from comfyfleet.comfy import Limits
-from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud
-from comfyfleet.comfy.cloud.marker import with_marker
-from comfyfleet.comfy.cloud.probe import NOBODYS_JOB
-from comfyfleet.comfy.meter import Tally
-from comfyfleet.comfy.surroundings import Surroundings
+from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
+from comfyfleet.comfy.calls import CallTally, Runtime
+from comfyfleet.comfy.cloud import UNKNOWN_JOB_ID
+from comfyfleet.comfy.cloud_calls import with_marker
 
 KEY = "key-of-alice"
 RUN = "6f1c1c1e-0000-4000-8000-000000000001"
 JOB = "6f1c1c1e-0000-4000-8000-00000000000a"
 PROMPT: dict[str, Any] = {"1": {"class_type": "A", "inputs": {}}}
 MARKED = with_marker(PROMPT, RUN)
-LIMITS = Limits(max_retries=2, poll_seconds=0.01, cancel_seconds=1)
+LIMITS = BackendLimits(max_retries=2, poll_seconds=0.01, cancel_seconds=1)
 
 Replies = Mapping[str, Reaction | Sequence[Reaction]]
 EMPTY_QUEUE = told({"queue_running": [], "queue_pending": []})
@@ -30,7 +28,9 @@ V1: Replies = {
     "GET /api/jobs": told({"jobs": [], "pagination": {"has_more": False}}),
 }
 V2: Replies = {
-    f"GET /api/v2/jobs/{NOBODYS_JOB}": told({"error": {"code": "not_found", "message": ""}}, 404),
+    f"GET /api/v2/jobs/{UNKNOWN_JOB_ID}": told(
+        {"error": {"code": "not_found", "message": ""}}, 404
+    ),
 }
 
 
@@ -42,12 +42,12 @@ def job(status: str, **more: Any) -> dict[str, Any]:
 class Stage:
     server: Scripted
     cloud: ComfyCloud
-    tally: Tally
+    tally: CallTally
     naps: list[float] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
-async def cloud_of(replies: Replies, limits: Limits = LIMITS) -> AsyncIterator[Stage]:
+async def cloud_of(replies: Replies, limits: BackendLimits = LIMITS) -> AsyncIterator[Stage]:
     """Sleeps are noted, not slept."""
     naps: list[float] = []
 
@@ -55,9 +55,9 @@ async def cloud_of(replies: Replies, limits: Limits = LIMITS) -> AsyncIterator[S
         naps.append(seconds)
         await asyncio.sleep(0)
 
-    tally = Tally()
+    tally = CallTally()
     async with scripted(by_route(replies)) as server:
         settings = CloudSettings(KEY, server.url, limits)
-        cloud = ComfyCloud(settings, meter=tally, surroundings=Surroundings(sleep=nap))
+        cloud = ComfyCloud(settings, meter=tally, runtime=Runtime(sleep=nap))
         async with cloud:
             yield Stage(server, cloud, tally, naps)

@@ -13,20 +13,19 @@ from _pytest.mark import ParameterSet
 from tests.comfykit.prompts import new_id, node
 from tests.comfykit.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 from tests.comfykit.v2_server import comfy_api_proxy
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 
-from comfyfleet.comfy import Limits
-from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud
+from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
+from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Succeeded
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.engine import Served, serving
-from comfyfleet.engine.cloud import Account, serving_cloud
-from comfyfleet.engine.queue import Item
-from comfyfleet.kernel.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.engine.queue import QueuedPrompt
+from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
 
 T = TypeVar("T")
 KEY = "key-of-alice"
 DELAY_SECONDS = 0.4
-LIMITS = Limits(
+LIMITS = BackendLimits(
     job_seconds=20, poll_seconds=0.15, answer_seconds=0.2, connect_seconds=1, stall_seconds=10
 )
 SUBMIT = "POST /api"
@@ -71,10 +70,10 @@ class Bench:
 async def bench_of(api: str) -> AsyncIterator[Bench]:
     async with contextlib.AsyncExitStack() as stack:
         if api == "v1":
-            served = stack.enter_context(serving_cloud({KEY: Account("alice")}))
+            served = stack.enter_context(serving_cloud({KEY: CloudAccount("alice")}))
             yield Bench(served.url, served, counted(stack, served))
         else:
-            served = stack.enter_context(serving())
+            served = stack.enter_context(serve_in_thread())
             url, _ = await stack.enter_async_context(comfy_api_proxy(served.url, KEY))
             yield Bench(url, served, counted(stack, served))
 
@@ -84,7 +83,7 @@ def counted(stack: contextlib.AsyncExitStack, served: Served) -> Counter[str]:
     patch = stack.enter_context(pytest.MonkeyPatch.context())
     put = served.engine.queue.put
 
-    def counting(item: Item) -> None:
+    def counting(item: QueuedPrompt) -> None:
         submissions[item.prompt["9"]["inputs"]["filename_prefix"]] += 1
         put(item)
 
@@ -97,7 +96,7 @@ def short_sleep(seconds: float) -> "asyncio.Future[None] | asyncio.Task[None]":
 
 
 def caller(url: str) -> ComfyCloud:
-    return ComfyCloud(CloudSettings(KEY, url, LIMITS), surroundings=Surroundings(sleep=short_sleep))
+    return ComfyCloud(CloudSettings(KEY, url, LIMITS), runtime=Runtime(sleep=short_sleep))
 
 
 @pytest.mark.parametrize(("api", "step", "fault"), [*cases()])

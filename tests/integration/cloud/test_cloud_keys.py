@@ -8,11 +8,10 @@ import pytest
 from tests.comfykit.prompts import new_color, picture, run
 from tests.comfykit.scripted import Asked, Reaction, Reply, scripted, told
 from tests.integration.cloud.clouds import JOB, KEY, RUN, V1, V2, cloud_of, job
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 
-from comfyfleet.comfy import Backend, OutputFile
-from comfyfleet.comfy.cloud import CloudSettings, ComfyCloud, cloud_settings
-from comfyfleet.engine.cloud import Account, serving_cloud
-from comfyfleet.kernel.errors import AccessDenied, FileGone, ServerUnavailable, UnexpectedAnswer
+from comfyfleet.comfy import Backend, CloudSettings, ComfyCloud, OutputFile, cloud_settings
+from comfyfleet.errors import AccessDenied, FileGone, ServerUnavailable, UnexpectedAnswer
 
 FILE = OutputFile("9", "images", "a.png", reference="asset-1")
 WITH_COOKIE = {"set-cookie": "session=secret; Path=/"}
@@ -86,7 +85,7 @@ async def test_no_log_and_no_error_has_the_key(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with serving_cloud({KEY: Account("alice")}) as served:
+    with serving_cloud({KEY: CloudAccount("alice")}) as served:
         async with ComfyCloud(CloudSettings(KEY, served.url)) as cloud:
             backend: Backend = cloud
             run_id, events = await run(backend, picture(new_color()))
@@ -103,7 +102,7 @@ async def test_no_log_and_no_error_has_the_key(
 
 
 async def test_a_wrong_key_is_told_without_it() -> None:
-    with serving_cloud({KEY: Account("alice")}) as served:
+    with serving_cloud({KEY: CloudAccount("alice")}) as served:
         async with ComfyCloud(CloudSettings("wrong-key", served.url)) as cloud:
             with pytest.raises(AccessDenied) as caught:
                 await cloud.queue_length()

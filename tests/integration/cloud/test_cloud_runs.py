@@ -9,10 +9,9 @@ import pytest
 from tests.comfykit.scripted import Cut, Reaction, Reply, told
 from tests.integration.cloud.clouds import JOB, LIMITS, V1, V2, Replies, cloud_of, job
 
-from comfyfleet.comfy import Cancellation, Limits, OutputFile
-from comfyfleet.comfy.cloud import ComfyCloud
+from comfyfleet.comfy import BackendLimits, Cancellation, ComfyCloud, OutputFile
 from comfyfleet.comfy.events import Cancelled, Event, Failed, Preview, Progress, Succeeded
-from comfyfleet.kernel.errors import (
+from comfyfleet.errors import (
     CancelUnconfirmed,
     FleetError,
     NotOffered,
@@ -99,14 +98,14 @@ async def test_a_run_that_the_cloud_does_not_know_is_lost(base: Replies) -> None
 
 
 async def test_a_run_that_takes_too_long_is_given_up() -> None:
-    limits = Limits(poll_seconds=0.01, job_seconds=0.1, max_retries=0)
+    limits = BackendLimits(poll_seconds=0.01, job_seconds=0.1, max_retries=0)
     async with cloud_of({**V1, STATUS: state("executing")}, limits) as stage:
         with pytest.raises(RunTimedOut):
             await events_of(stage.cloud)
 
 
 async def test_a_run_that_falls_silent_has_stalled() -> None:
-    limits = Limits(poll_seconds=0.01, stall_seconds=0.1, max_retries=0)
+    limits = BackendLimits(poll_seconds=0.01, stall_seconds=0.1, max_retries=0)
     told_once = stream(("status", {"status": "running"}))
     replies = {**V2, V2_JOB: told(job("running")), V2_EVENTS: [told_once, Reply(501)]}
     async with cloud_of(replies, limits) as stage:
@@ -127,7 +126,7 @@ async def test_v2_a_stream_that_is_cut_is_opened_again_and_the_end_is_asked_for(
     running = [told(job("running"))] * 3
     jobs = [*running, told(job("succeeded", outputs=[OUTPUT]))]
     # Long enough for both streams to be heard before the next look.
-    limits = Limits(max_retries=2, poll_seconds=0.2)
+    limits = BackendLimits(max_retries=2, poll_seconds=0.2)
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: [half, rest]}, limits) as stage:
         events = await events_of(stage.cloud)
         (file,) = (await stage.cloud.outputs(JOB)).files
@@ -142,7 +141,7 @@ async def test_v2_a_stream_that_is_cut_is_opened_again_and_the_end_is_asked_for(
 async def test_v2_a_stream_that_ends_in_order_is_no_lost_connection() -> None:
     early = stream(("status", {"status": "running"}))
     jobs = [*[told(job("running"))] * 2, told(job("succeeded"))]
-    limits = Limits(max_retries=2, poll_seconds=5)
+    limits = BackendLimits(max_retries=2, poll_seconds=5)
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: early}, limits) as stage:
         names = [type(event).__name__ for event in await events_of(stage.cloud)]
     assert names == ["Started", "Cached", "Succeeded"]
@@ -241,7 +240,7 @@ async def test_a_cancel_that_has_no_effect_is_not_confirmed() -> None:
         V2_JOB: told(job("canceling")),
         f"POST /api/v2/jobs/{JOB}/cancel": told(job("canceling")),
     }
-    limits = Limits(cancel_seconds=0.05)
+    limits = BackendLimits(cancel_seconds=0.05)
     async with cloud_of(replies, limits) as stage:
         with pytest.raises(CancelUnconfirmed):
             await stage.cloud.cancel(JOB)

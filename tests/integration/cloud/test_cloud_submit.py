@@ -18,7 +18,7 @@ from tests.integration.cloud.clouds import (
 )
 
 from comfyfleet.comfy import Submitted
-from comfyfleet.kernel.errors import (
+from comfyfleet.errors import (
     CreditsExhausted,
     InvalidValue,
     OutcomeUnknown,

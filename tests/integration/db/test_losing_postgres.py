@@ -8,8 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from tests.acceptancekit.postgres import PostgresProcess, restartable_postgres
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.kernel.errors import Unavailable
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db import Database, open_database
 
 BACK_SECONDS_MAX = 10
 
@@ -28,7 +28,7 @@ async def database(postgres: PostgresProcess) -> AsyncIterator[Database]:
 
 
 async def one(database: Database) -> int:
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         return int((await tx.execute(text("SELECT 1"))).scalar_one())
 
 
@@ -57,7 +57,7 @@ async def test_away_starting_and_back(postgres: PostgresProcess, database: Datab
 
 async def test_lost_inside_a_transaction(postgres: PostgresProcess, database: Database) -> None:
     async def cut_off() -> None:
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             await tx.execute(text("SELECT 1"))
             await asyncio.to_thread(postgres.stop_at_once)
             await tx.execute(text("SELECT 1"))
@@ -71,8 +71,8 @@ async def test_lost_inside_a_transaction(postgres: PostgresProcess, database: Da
 async def test_what_is_wrong_with_a_statement_stays_what_it_is(database: Database) -> None:
     for statement, values in (("SELECT 1/0", {}), ("SELECT CAST(:a AS bigint)", {"a": "x"})):
         with pytest.raises(DBAPIError):
-            async with database.begin() as tx:
+            async with database.transaction() as tx:
                 await tx.execute(text(statement), values)
     with pytest.raises(FileNotFoundError):
-        async with database.begin():
+        async with database.transaction():
             raise FileNotFoundError("of our own")

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db.engine import Database, open_database
-from comfyfleet.db.outages import is_told
-from comfyfleet.kernel.errors import Unavailable
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db.database import Database, open_database
+from comfyfleet.server.db.errors import is_logged
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ async def test_an_outage_is_told_once_and_its_end_once(
 ) -> None:
     for _ in range(3):
         with pytest.raises(Unavailable) as raised:
-            async with database.look() as tx:
+            async with database.read() as tx:
                 await tx.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
-        assert is_told(raised.value)
+        assert is_logged(raised.value)
     for _ in range(2):
-        async with database.look() as tx:
+        async with database.read() as tx:
             await tx.exec_driver_sql("SELECT 1")
     told = warnings(caplog)
     assert ["is away" in each for each in told] == [True, False]
@@ -53,12 +53,12 @@ async def test_many_who_can_not_reach_it_are_one_line(
     away = open_database(f"postgresql://nobody:secret@127.0.0.1:{free_port}/none")
 
     async def look() -> None:
-        async with away.look():
+        async with away.read():
             pass
 
     found = await asyncio.gather(*(look() for _ in range(20)), return_exceptions=True)
     await away.close()
-    assert all(isinstance(each, Unavailable) and is_told(each) for each in found)
+    assert all(isinstance(each, Unavailable) and is_logged(each) for each in found)
     (line,) = warnings(caplog)
     assert "is away" in line
     assert "secret" not in line
@@ -69,7 +69,7 @@ async def test_the_outage_of_one_is_not_anothers(
 ) -> None:
     away = open_database(f"postgresql://nobody@127.0.0.1:{free_port}/none")
     with pytest.raises(Unavailable):
-        async with database.begin(), away.look():
+        async with database.transaction(), away.read():
             pass
     await away.close()
     (line,) = warnings(caplog)

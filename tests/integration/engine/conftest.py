@@ -8,12 +8,12 @@ import pytest
 from tests.enginekit.nodes import NODES
 from tests.enginekit.talking import WAIT_SECONDS_MAX, Talk, talking
 
-from comfyfleet.engine import Engine, Served, serving
+from comfyfleet.engine import Engine, Served, serve_in_thread
 
 
 @pytest.fixture(scope="module")
 def module_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(data=tmp_path_factory.mktemp("engine"), nodes=NODES) as engine:
+    with serve_in_thread(data=tmp_path_factory.mktemp("engine"), nodes=NODES) as engine:
         yield engine
 
 

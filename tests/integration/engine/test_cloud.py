@@ -9,16 +9,16 @@ import httpx
 import pytest
 from tests.enginekit.nodes import NODES, link, node
 from tests.enginekit.talking import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.comfy_cloud import CloudAccount, serving_cloud
 from websockets.exceptions import InvalidStatus
 
 from comfyfleet.engine import Served
-from comfyfleet.engine.cloud import Account, serving_cloud
 
 KEY, OTHER_KEY, POOR_KEY = "key-of-alice", "key-of-bob", "key-of-carol"
 ACCOUNTS = {
-    KEY: Account("alice"),
-    OTHER_KEY: Account("bob"),
-    POOR_KEY: Account("carol", has_credits=False),
+    KEY: CloudAccount("alice"),
+    OTHER_KEY: CloudAccount("bob"),
+    POOR_KEY: CloudAccount("carol", has_credits=False),
 }
 ENDED = {"node": None}
 
@@ -280,7 +280,7 @@ def test_a_file_that_is_not_there_is_no_redirect(
 
 
 def test_at_most_so_many_jobs_can_wait(alice: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comfyfleet.engine.cloud.cloud.QUEUE_JOBS_MAX", 1)
+    monkeypatch.setattr("tests.support.comfy_cloud.cloud.QUEUE_JOBS_MAX", 1)
     first = submit(alice, slow())
     wait_for(alice, first, "executing")
     submit(alice, said("x"))

@@ -12,7 +12,7 @@ from tests.enginekit.talking import Talk, talking
 from tests.golden.comparing import difference, matches, without
 from tests.golden.shared import ENGINE
 
-from comfyfleet.engine import Served, serving
+from comfyfleet.engine import Served, serve_in_thread
 
 pytestmark = pytest.mark.skipif(
     not ENGINE.is_dir(), reason=f"{ENGINE} is absent (COMFYFLEET_SHARED names another place)"
@@ -26,7 +26,7 @@ def cases() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def picture_engine(tmp_path: Path) -> Iterator[Served]:
-    with serving(data=tmp_path) as served:
+    with serve_in_thread(data=tmp_path) as served:
         shutil.copytree(ENGINE / "inputs", served.engine.folders.input, dirs_exist_ok=True)
         yield served
 

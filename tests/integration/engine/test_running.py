@@ -11,7 +11,7 @@ import pytest
 from tests.enginekit.nodes import NODES, link, node
 from tests.enginekit.talking import Talk, talking
 
-from comfyfleet.engine import serving
+from comfyfleet.engine import serve_in_thread
 
 ENDED = {"node": None}
 
@@ -302,7 +302,10 @@ def test_a_dangling_link_in_an_undeclared_input_fails_one_run_only(talk: Talk) -
 
 
 def test_a_mortal_engine_dies_where_comfyui_does_and_goes_on_answering(tmp_path: Path) -> None:
-    with serving(data=tmp_path, nodes=NODES, mortal=True) as served, talking(served.url) as talk:
+    with (
+        serve_in_thread(data=tmp_path, nodes=NODES, mortal=True) as served,
+        talking(served.url) as talk,
+    ):
         talk.submit({"9": node("Show", text="x", more=link("77"))})
         talk.submit(said("x"))
         time.sleep(0.2)

@@ -10,8 +10,8 @@ import pytest
 from tests.enginekit.replay import TIME_SCALE, Differences, replay
 from tests.golden.shared import SHARED
 
-from comfyfleet.engine import serving
-from comfyfleet.engine.node import Context, NodeType, Result
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.node import Context, EngineNodeType, NodeResult
 from comfyfleet.engine.nodes import registry
 
 TRANSCRIPTS = SHARED / "transcripts" / "0.28.0.jsonl"
@@ -37,15 +37,15 @@ def scenarios() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def nodes_with_slow_blur() -> Mapping[str, NodeType]:
+def nodes_with_slow_blur() -> Mapping[str, EngineNodeType]:
     nodes = dict(registry())
 
-    def blur(context: Context, image: Any, blur_radius: int, sigma: float) -> Result:
+    def blur(context: Context, image: Any, blur_radius: int, sigma: float) -> NodeResult:
         # Asleep, not paused: no interrupt reaches a real blur before its end.
         time.sleep(BLUR_SECONDS)
-        return Result((image,))
+        return NodeResult((image,))
 
-    nodes["ImageBlur"] = NodeType(name="ImageBlur", info=nodes["ImageBlur"].info, run=blur)
+    nodes["ImageBlur"] = EngineNodeType(name="ImageBlur", info=nodes["ImageBlur"].info, run=blur)
     return nodes
 
 
@@ -63,7 +63,7 @@ def report(found: Mapping[str, Differences]) -> str:
 def test_recorded_scenarios_are_answered_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(data=tmp_path, nodes=nodes_with_slow_blur()) as served:
+    with serve_in_thread(data=tmp_path, nodes=nodes_with_slow_blur()) as served:
         found = {scenario["name"]: replay(scenario, served) for scenario in scenarios()}
     with capsys.disabled():
         print(f"\nComfyUI 0.28.0 transcripts\n{report(found)}")  # noqa: T201 - the figures are the point
@@ -73,6 +73,6 @@ def test_recorded_scenarios_are_answered_alike(
 @pytest.mark.parametrize("name", SURVIVED)
 def test_a_mortal_engine_answers_alike_even_where_comfyui_breaks(tmp_path: Path, name: str) -> None:
     (scenario,) = (scenario for scenario in scenarios() if scenario["name"] == name)
-    with serving(data=tmp_path, nodes=nodes_with_slow_blur(), mortal=True) as served:
+    with serve_in_thread(data=tmp_path, nodes=nodes_with_slow_blur(), mortal=True) as served:
         found = replay(scenario, served)
     assert not found, report({name: found})

@@ -10,24 +10,24 @@ import pytest
 from tests.awskit.simulator import Aws
 from tests.integration.small_http import Answer, serving
 
-from comfyfleet.fleets.instances import Outcome, is_instance, validate
+from comfyfleet.server.fleets.ec2 import InstanceStatus, check_instance, is_instance
 
 STRANGER = "i-0123456789abcdef0"
 
 
 async def test_an_instance_of_a_group_is_known(aws: Aws) -> None:
     (instance,) = aws.scale_out("gpus")
-    verdict = await validate(instance)
-    assert (verdict.outcome, verdict.group) == (Outcome.KNOWN, "gpus")
+    verdict = await check_instance(instance)
+    assert (verdict.outcome, verdict.group) == (InstanceStatus.KNOWN, "gpus")
     assert verdict.is_allowed
     assert not verdict.is_to_be_audited
 
 
 async def test_each_worker_of_a_machine_with_several_gpus_is_known(aws: Aws) -> None:
     (instance,) = aws.scale_out("gpus")
-    assert (await validate(f"{instance}-gpu1")).outcome is Outcome.KNOWN
-    assert (await validate(f"{STRANGER}-gpu1")).outcome is Outcome.UNKNOWN
-    assert (await validate(f"{instance}f")).outcome is Outcome.UNKNOWN
+    assert (await check_instance(f"{instance}-gpu1")).outcome is InstanceStatus.KNOWN
+    assert (await check_instance(f"{STRANGER}-gpu1")).outcome is InstanceStatus.UNKNOWN
+    assert (await check_instance(f"{instance}f")).outcome is InstanceStatus.UNKNOWN
 
 
 async def test_an_instance_outside_any_group_is_refused(aws: Aws) -> None:
@@ -36,8 +36,8 @@ async def test_an_instance_outside_any_group_is_refused(aws: Aws) -> None:
     image = ec2.describe_images()["Images"][0]["ImageId"]
     alone = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     for instance in (alone, STRANGER):
-        verdict = await validate(instance)
-        assert verdict.outcome is Outcome.UNKNOWN
+        verdict = await check_instance(instance)
+        assert verdict.outcome is InstanceStatus.UNKNOWN
         assert not verdict.is_allowed
         assert instance in verdict.reason
 
@@ -45,7 +45,7 @@ async def test_an_instance_outside_any_group_is_refused(aws: Aws) -> None:
 @pytest.mark.parametrize("instance", ["i-", "i-zz", "i-0123456789ABCDEF0", "i-0123456789abcdef01"])
 async def test_what_is_no_instance_id_is_refused_even_when_aws_is_away(instance: str) -> None:
     assert is_instance(instance)
-    assert not (await validate(instance)).is_allowed
+    assert not (await check_instance(instance)).is_allowed
 
 
 def test_other_worker_ids_are_not_asked_about() -> None:
@@ -56,8 +56,8 @@ async def test_without_aws_it_is_allowed_and_to_be_audited(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    verdict = await validate(STRANGER)
-    assert verdict.outcome is Outcome.UNCHECKED
+    verdict = await check_instance(STRANGER)
+    assert verdict.outcome is InstanceStatus.UNCHECKED
     assert verdict.is_allowed
     assert verdict.is_to_be_audited
     assert "could not be asked" in verdict.reason
@@ -73,36 +73,36 @@ def mute() -> Iterator[str]:
 async def test_an_aws_that_never_answers_does_not_hold_up_a_registration(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.fleets.instances.ANSWER_SECONDS_MAX", 0.3)
+    monkeypatch.setattr("comfyfleet.server.fleets.ec2.ANSWER_SECONDS_MAX", 0.3)
     with mute() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         async with asyncio.timeout(30):  # nobody else gives up before a minute
-            verdict = await validate(STRANGER)
-    assert verdict.outcome is Outcome.UNCHECKED
+            verdict = await check_instance(STRANGER)
+    assert verdict.outcome is InstanceStatus.UNCHECKED
 
 
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
-        ("AccessDenied", Outcome.UNCHECKED),
-        ("Throttling", Outcome.UNCHECKED),
-        ("ValidationError", Outcome.UNKNOWN),
+        ("AccessDenied", InstanceStatus.UNCHECKED),
+        ("Throttling", InstanceStatus.UNCHECKED),
+        ("ValidationError", InstanceStatus.UNKNOWN),
     ],
 )
 async def test_a_refusal_is_told_apart_from_an_unknown_instance(
-    aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str, outcome: Outcome
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str, outcome: InstanceStatus
 ) -> None:
     body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     answers = {"/": Answer(body.encode(), 400, "text/xml")}
     with serving(answers, method="POST") as small:
         monkeypatch.setenv("AWS_ENDPOINT_URL", small.url)
-        assert (await validate(STRANGER)).outcome is outcome
+        assert (await check_instance(STRANGER)).outcome is outcome
 
 
 async def test_without_the_extra_it_is_allowed_and_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
-    verdict = await validate(STRANGER)
+    verdict = await check_instance(STRANGER)
     assert verdict.is_to_be_audited
     assert "comfyfleet[aws]" in verdict.reason

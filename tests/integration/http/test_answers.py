@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, URL, plane_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.http.auth import admin
-from comfyfleet.kernel import errors
-from comfyfleet.plane import Plane
+from comfyfleet import errors
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.admin.auth import require_operator
+from comfyfleet.server.http.app import create_app
 
 
 class Slugged(BaseModel):
@@ -48,20 +48,20 @@ def with_traps(app: FastAPI) -> FastAPI:
         return body.slug
 
     @app.get("/api/admin/mine")
-    async def mine(actor: Annotated[str, Depends(admin)]) -> str:
+    async def mine(actor: Annotated[str, Depends(require_operator)]) -> str:
         return actor
 
     return app
 
 
 @pytest.fixture
-async def plane(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[ControlPlane]:
     async with plane_on(sqlite_databases, tmp_path) as plane:
         yield plane
 
 
 @pytest.fixture
-async def client(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
+async def client(plane: ControlPlane) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(with_traps(create_app(plane)))
     async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
         yield client

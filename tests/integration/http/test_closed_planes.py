@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
 
 
-async def called(databases: Databases, folder: Path) -> "weakref.ref[Plane]":
+async def called(databases: Databases, folder: Path) -> "weakref.ref[ControlPlane]":
     async with plane_on(databases, folder) as plane, client_of(plane) as client:
         assert (await client.get("/metrics")).status_code == 200
         return weakref.ref(plane)

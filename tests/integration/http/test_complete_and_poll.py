@@ -16,8 +16,8 @@ from tests.jobskit.fuse import Fuse, fused
 from tests.planekit import URL, plane_on
 from tests.planekit.fleet import Calling, Yard, yard_on
 
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.http.app import create_app
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.queue import service as dispatch
 
 STEPS_MAX = 80
 
@@ -78,7 +78,7 @@ def lease_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def prefetched(yard: Yard) -> bool:
-    async with yard.plane.central.look() as tx:
+    async with yard.plane.central.read() as tx:
         return await dispatch.has_prefetched(tx, not_of="nobody")
 
 
@@ -147,8 +147,8 @@ async def test_a_lost_lease_is_told_whatever_is_asked_for_besides(yard: Yard) ->
 @asynccontextmanager
 async def cut_worker(yard: Yard, fuse: Fuse, worker: Calling) -> AsyncIterator[Calling]:
     """The same worker at a process that dies."""
-    sides = fused(yard.plane.sides, fuse)
-    plane = replace(yard.plane, sides=sides, central=sides.central)
+    context = fused(yard.plane.context, fuse)
+    plane = replace(yard.plane, context=context, central=context.central)
     transport = httpx.ASGITransport(create_app(plane), raise_app_exceptions=False)
     headers = worker.client.headers
     async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:

@@ -12,8 +12,8 @@ from tests.integration.http.test_direct_routes import client_on, counted, declar
 from tests.planekit import plane_on
 from tests.planekit.customers import Shop, shop_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.tenants.keys.model import Scope
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.tenants.model import Scope
 
 JOBS = "/api/ai-jobs"
 JSON = {"Content-Type": "application/json"}

@@ -13,9 +13,9 @@ from tests.dbkit.databases import Databases
 from tests.planekit import URL, at_once, plane_on
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.http.direct import DirectRoutes
-from comfyfleet.http.wrong_keys import WrongKeys
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.direct_routes import DirectRoutes
+from comfyfleet.server.http.middleware import WrongKeyThrottle
 
 PATHS = tuple(
     f"/api/worker/{word}" for word in ("poll", "heartbeat", "complete", "fail", "requeue")
@@ -63,7 +63,7 @@ def declared_only(app: FastAPI) -> FastAPI:
 
 @asynccontextmanager
 async def client_on(app: FastAPI, key: str | None) -> AsyncIterator[httpx.AsyncClient]:
-    app.state.wrong_keys = WrongKeys(at_once)
+    app.state.wrong_keys = WrongKeyThrottle(at_once)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:

@@ -12,13 +12,13 @@ from tests.dbkit.dispatches import lane, leased, new, submit, waiter
 from tests.fleetkit.making import a_fleet, a_worker, a_workflow
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import Status
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Sighting
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Unavailable
-from comfyfleet.plane import Plane
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Sighting
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import DispatchStatus
 
 
 class Later:
@@ -37,7 +37,7 @@ def clock() -> Later:
 
 
 @pytest.fixture
-async def plane(databases: Databases, tmp_path: Path, clock: Later) -> AsyncIterator[Plane]:
+async def plane(databases: Databases, tmp_path: Path, clock: Later) -> AsyncIterator[ControlPlane]:
     async with plane_on(databases, tmp_path, clock=clock) as plane:
         yield plane
 
@@ -57,16 +57,16 @@ def of(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
-async def test_queue_leases_and_workers_are_told_by_workflow_and_fleet(plane: Plane) -> None:
+async def test_queue_leases_and_workers_are_told_by_workflow_and_fleet(plane: ControlPlane) -> None:
     now = plane.clock()
-    async with plane.central.begin() as tx:
+    async with plane.central.transaction() as tx:
         upscale, other = await a_workflow(tx, "upscale"), await a_workflow(tx, "other")
         fleet = await a_fleet(tx, "gpus")
         await fleets.assign(tx, fleet, {upscale}, now=now)
         busy = await a_worker(tx, fleet, "gpu-1", now=now)
         await a_worker(tx, fleet, "gpu-2", now=now - timedelta(hours=1))
-        await fleets.drain(tx, await a_worker(tx, fleet, "gpu-3", now=now))
-        await fleets.seen(tx, busy, Sighting(load=1), now=now + timedelta(seconds=30))
+        await fleets.drain_worker(tx, await a_worker(tx, fleet, "gpu-3", now=now))
+        await fleets.record_sighting(tx, busy, Sighting(load=1), now=now + timedelta(seconds=30))
     jobs = [new(to=lane(upscale)) for _ in range(3)]
     await submit(plane.central, *jobs, now=now - timedelta(seconds=100))
     await submit(plane.central, new(to=lane(other)), now=now)
@@ -87,10 +87,10 @@ async def test_queue_leases_and_workers_are_told_by_workflow_and_fleet(plane: Pl
 
 
 async def test_a_job_that_ends_is_counted_in_the_next_reading_and_only_there(
-    plane: Plane, clock: Later, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, clock: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.http.metrics.FRESH_SECONDS", -1.0)
-    async with plane.central.begin() as tx:
+    monkeypatch.setattr("comfyfleet.server.http.health.FRESH_SECONDS", -1.0)
+    async with plane.central.transaction() as tx:
         workflow = await a_workflow(tx, "upscale")
     async with client_of(plane) as client:
         await submit(plane.central, *(new(to=lane(workflow)) for _ in range(3)))
@@ -98,9 +98,9 @@ async def test_a_job_that_ends_is_counted_in_the_next_reading_and_only_there(
             lease = await leased(plane.queue, waiter(lanes=[lane(workflow)]))
             await plane.queue.complete(lease.dispatch_id, lease.token, duration=duration)
         lease = await leased(plane.queue, waiter(lanes=[lane(workflow)]))
-        async with plane.central.begin() as tx:
+        async with plane.central.transaction() as tx:
             await dispatch.end(
-                tx, lease.dispatch_id, lease.token, Status.FAILED, now=clock(), error="no"
+                tx, lease.dispatch_id, lease.token, DispatchStatus.FAILED, now=clock(), error="no"
             )
         good = {"workflow": "upscale", "stage": "production", "outcome": "completed"}
         bad = {**good, "outcome": "failed"}
@@ -115,7 +115,7 @@ async def test_a_job_that_ends_is_counted_in_the_next_reading_and_only_there(
             assert found[of("comfyfleet_job_seconds_bucket", **good, le="60.0")] == 2
 
 
-async def test_calls_are_counted_by_route_and_never_by_id(plane: Plane) -> None:
+async def test_calls_are_counted_by_route_and_never_by_id(plane: ControlPlane) -> None:
     async with client_of(plane) as client:
         for path in ("/healthz", "/healthz", "/nowhere/1", "/nowhere/2"):
             await client.get(path)
@@ -128,14 +128,14 @@ async def test_calls_are_counted_by_route_and_never_by_id(plane: Plane) -> None:
 
 
 async def test_without_the_database_the_process_still_tells_what_it_counted(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> None:
         raise Unavailable("the database can't be reached")
 
     async with client_of(plane) as client:
         await client.get("/healthz")
-        monkeypatch.setattr(plane.central, "look", away)
+        monkeypatch.setattr(plane.central, "read", away)
         found = await samples(client)
     assert found[of("comfyfleet_figures_readable")] == 0
     health = {"method": "GET", "route": "/healthz", "status": "200"}

@@ -17,12 +17,12 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.storagekit.serving import free_listener
 
-from comfyfleet.http import admission
-from comfyfleet.http import parked as parking
-from comfyfleet.http.app import create_app
-from comfyfleet.http.connections import Connection, H11Connection, with_limits
-from comfyfleet.http.serving import serve
-from comfyfleet.jobs import polling
+from comfyfleet.server.http import connections
+from comfyfleet.server.http import connections as parking
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.connections import H11Connection, HttpConnection, with_limits
+from comfyfleet.server.http.listener import serve
+from comfyfleet.server.jobs import poll
 
 WAIT_SECONDS = 30
 PATIENCE_SECONDS = 10
@@ -198,7 +198,7 @@ async def test_one_that_was_parked_is_not_turned_away_after_its_answer(
     line = await served.line()
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    monkeypatch.setattr(Connection, "connections_max", 0)
+    monkeypatch.setattr(HttpConnection, "connections_max", 0)
     await served.yard.submit()
     assert (await line.answer())[2]["job"]
     line.send("poll", current_load=1)
@@ -287,7 +287,7 @@ async def test_a_server_that_stops_answers_who_is_parked_and_ends_at_once(served
 
 @pytest.fixture
 def one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "POLLS_AT_ONCE", 1)
+    monkeypatch.setattr(connections, "POLLS_AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("one_at_once")
@@ -342,7 +342,7 @@ async def test_a_poll_that_is_answered_or_waits_unparked_makes_room(served: Serv
 async def test_only_so_many_polls_of_one_worker_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "WAITING_PER_WORKER_MAX", 2)
+    monkeypatch.setattr(poll, "WAITING_PER_WORKER_MAX", 2)
     first = await served.line()
     # A client of old is not parked, and counts all the same.
     lines = [first, *[await served.again(first) for _ in range(2)]]
@@ -361,18 +361,18 @@ async def test_only_so_many_polls_of_one_worker_wait(
     await served.waits(1)
     await served.yard.submit()
     assert (await lines[2].answer())[2]["job"]
-    assert not served.yard.plane.sides.waiting_polls
+    assert not served.yard.plane.context.waiting_polls
 
 
 async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "KEPT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(poll, "KEPT_BYTES_MAX", 1_000)
     line = await served.line()
     backend = {"node_types": [f"Node{number}" for number in range(200)]}
     line.send("poll", wait_seconds=WAIT_SECONDS, backend=backend)
     status, _, polled = await line.answer()
     assert (status, polled["job"]) == (200, None)
-    assert not served.yard.plane.sides.waiting_polls
+    assert not served.yard.plane.context.waiting_polls
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits(1)

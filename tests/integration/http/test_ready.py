@@ -8,11 +8,11 @@ from sqlalchemy.engine import make_url
 from tests.dbkit.databases import Databases
 from tests.planekit import ADMIN_KEY, client_of, plane_on
 
-from comfyfleet.db import Pools, open_database
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Refused
-from comfyfleet.kernel.settings import Settings
-from comfyfleet.plane import open_plane
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Refused
+from comfyfleet.server.app import open_control_plane
+from comfyfleet.server.db import Pools, open_database
+from comfyfleet.settings import Settings
 
 
 async def test_a_control_plane_on_its_databases_is_ready(
@@ -34,32 +34,32 @@ async def test_a_schema_of_another_version_is_refused_with_the_way_out(
         tenant_database_urls=f"main={await databases.url('tenant')}",
     )
     with pytest.raises(Refused) as caught:
-        async with open_plane(settings, tmp_path, utc_now):
+        async with open_control_plane(settings, tmp_path, utc_now):
             pass
     assert caught.value.details["hint"] == "comfyfleet db upgrade"
 
 
 async def test_the_embedded_databases_are_migrated_and_keep_their_keys(tmp_path: Path) -> None:
-    async with open_plane(Settings(), tmp_path, utc_now) as first:
+    async with open_control_plane(Settings(), tmp_path, utc_now) as first:
         made = first.admin_key.just_made
         assert made
         async with client_of(first, key=made) as client:
             assert (await client.get("/readyz")).status_code == 200
     assert (tmp_path / "central.sqlite3").exists()
-    async with open_plane(Settings(), tmp_path, utc_now) as again:
+    async with open_control_plane(Settings(), tmp_path, utc_now) as again:
         assert again.admin_key.just_made is None
         assert again.admin_key.key_hash == first.admin_key.key_hash
-    async with open_plane(Settings(admin_key=ADMIN_KEY), tmp_path, utc_now) as other:
+    async with open_control_plane(Settings(admin_key=ADMIN_KEY), tmp_path, utc_now) as other:
         assert other.admin_key.key_hash != first.admin_key.key_hash
     assert made not in (tmp_path / "central.sqlite3").read_bytes().decode("latin-1")
 
 
 async def test_a_second_control_plane_on_sqlite_is_refused(tmp_path: Path) -> None:
-    async with open_plane(Settings(), tmp_path, utc_now):
+    async with open_control_plane(Settings(), tmp_path, utc_now):
         with pytest.raises(Refused, match="only one control plane"):
-            async with open_plane(Settings(), tmp_path, utc_now):
+            async with open_control_plane(Settings(), tmp_path, utc_now):
                 pass
-    async with open_plane(Settings(), tmp_path, utc_now):
+    async with open_control_plane(Settings(), tmp_path, utc_now):
         pass  # free again
 
 

@@ -15,9 +15,9 @@ from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 from tests.planekit.fleet import Calling
 
-from comfyfleet.db.central import workers
-from comfyfleet.fleets import service as fleets
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db.central_tables import workers
+from comfyfleet.server.fleets import service as fleets
 
 SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 4, 6, 2
 
@@ -33,7 +33,7 @@ class Way:
 
     async def settled(self) -> None:
         """What nobody waits for is sent now, and so is none of the next route's."""
-        await self.shop.plane.sides.deferred.flush()
+        await self.shop.plane.context.deferred.flush()
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
 
     async def grown_old() -> None:
         long_ago = way.shop.plane.clock() - timedelta(hours=1)
-        async with way.shop.plane.central.begin() as tx:
+        async with way.shop.plane.central.transaction() as tx:
             await tx.execute(update(workers).values(last_seen_at=long_ago))
 
     await way.customer.job(way.shop.draw)
@@ -127,7 +127,7 @@ async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
         await way.worker.of(job, "heartbeat", reading=reading)
     assert len(polled) <= POLL_MAX + 1, told(polled)
     assert len(beaten) <= HEARTBEAT_MAX + 1, told(beaten)
-    async with way.shop.plane.central.look() as tx:
+    async with way.shop.plane.central.read() as tx:
         worker = await fleets.get_worker(tx, way.worker.worker_id)
         kept = await fleets.readings(tx, worker.worker_id, since=worker.created_at, limit=10)
     assert worker.last_seen_at == way.shop.plane.clock()

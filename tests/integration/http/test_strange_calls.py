@@ -30,8 +30,8 @@ from tests.planekit import ADMIN_KEY, plane_on
 from tests.planekit.customers import Customer, Shop, shop_on
 from tests.storagekit.serving import free_listener, served, url_of
 
-from comfyfleet.fetching.outward import Outward
-from comfyfleet.http.app import create_app
+from comfyfleet.server.http.app import create_app
+from comfyfleet.transport.fetch import PublicHttpClient
 
 CHECKS = [
     not_a_server_error,
@@ -86,7 +86,7 @@ async def nowhere(host: str, port: int) -> list[str]:
 @asynccontextmanager
 async def stage_on(databases: Databases, folder: Path) -> AsyncIterator[Stage]:
     async with plane_on(databases, folder, **MUCH) as opened:
-        plane = replace(opened, outward=Outward(resolver=nowhere))
+        plane = replace(opened, outward=PublicHttpClient(resolver=nowhere))
         async with shop_on(plane) as shop:
             listener, app = free_listener(), create_app(plane)
             ada = await shop.customer(tokens=10**9)

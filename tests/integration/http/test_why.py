@@ -11,8 +11,8 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.db.central import workers
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db.central_tables import workers
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_all_workers_drain(yard: Yard) -> None:
 
 async def test_all_workers_are_offline(yard: Yard) -> None:
     await yard.register()
-    async with yard.plane.central.begin() as tx:
+    async with yard.plane.central.transaction() as tx:
         await tx.execute(update(workers).values(last_seen_at=utc_now() - timedelta(minutes=5)))
     assert await why(yard) == "All workers of fleet gpu/production are offline."
 

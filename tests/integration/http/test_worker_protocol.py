@@ -255,9 +255,9 @@ async def test_a_job_whose_file_is_gone_fails_for_good(yard: Yard) -> None:
     job_id = await yard.submit()
     from sqlalchemy import delete
 
-    from comfyfleet.db.tenant import files
+    from comfyfleet.server.db.tenant_tables import files
 
-    async with yard.plane.pools["main"].begin() as tx:
+    async with yard.plane.pools["main"].transaction() as tx:
         await tx.execute(delete(files))
     async with yard.worker() as worker:
         assert (await worker.poll())["job"] is None

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 import pytest
 from tests.awskit.simulator import Aws
 
-from comfyfleet.loops.scaling import CloudWatch, FleetFigures
+from comfyfleet.server.maintenance.cloudwatch import CloudWatch, ScalingFigures
 
 NAMESPACE = "Comfyfleet"
 
 
 async def test_every_fleet_has_its_figures_by_fleet_and_stage(aws: Aws) -> None:
-    busy = FleetFigures("gpus", "production", 100, 3, oldest_age_seconds=12.5, typical_seconds=60)
-    idle = FleetFigures("spare", "staging", 0, 0)
+    busy = ScalingFigures("gpus", "production", 100, 3, oldest_age_seconds=12.5, typical_seconds=60)
+    idle = ScalingFigures("spare", "staging", 0, 0)
     assert await CloudWatch(NAMESPACE).publish([busy, idle], now=datetime.now(UTC))
     assert aws.published(NAMESPACE, "gpus") == {
         "QueueDepth": (100, "Count"),
@@ -25,7 +25,7 @@ async def test_every_fleet_has_its_figures_by_fleet_and_stage(aws: Aws) -> None:
 
 
 async def test_hundreds_of_fleets_go_in_calls_that_cloudwatch_takes(aws: Aws) -> None:
-    fleets = [FleetFigures(f"fleet-{number}", "production", number, 0) for number in range(600)]
+    fleets = [ScalingFigures(f"fleet-{number}", "production", number, 0) for number in range(600)]
     assert await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))
     assert aws.published(NAMESPACE, "fleet-599")["QueueDepth"] == (599, "Count")
     pages = aws.client("cloudwatch").get_paginator("list_metrics").paginate(Namespace=NAMESPACE)
@@ -40,7 +40,7 @@ async def test_no_fleets_is_no_call(aws: Aws, monkeypatch: pytest.MonkeyPatch) -
 async def test_a_cloudwatch_that_is_away_is_logged_and_told_at_the_next_pass(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleets = [FleetFigures("gpus", "production", 5, 0)]
+    fleets = [ScalingFigures("gpus", "production", 5, 0)]
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     cloudwatch = CloudWatch(NAMESPACE)
@@ -56,5 +56,5 @@ async def test_an_endpoint_that_refuses_connections_is_no_error_of_ours(
     aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    fleets = [FleetFigures("gpus", "production", 5, 0)]
+    fleets = [ScalingFigures("gpus", "production", 5, 0)]
     assert not await CloudWatch(NAMESPACE).publish(fleets, now=datetime.now(UTC))

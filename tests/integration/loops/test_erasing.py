@@ -10,15 +10,23 @@ from tests.jobskit.fuse import Burnt, Fuse, fused
 from tests.planekit.fleet import Yard
 from tests.upkeepkit import Customer, customer_of
 
-from comfyfleet.db.tenant import ai_jobs, batches, files, job_events, users, videos, webhooks
-from comfyfleet.jobs import submitting
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Conflict, Unauthenticated
-from comfyfleet.tenants.keys import service as keys
-from comfyfleet.tenants.model import DEFAULT_TENANT
-from comfyfleet.upkeep.erasing import erase_pending
-from comfyfleet.upkeep.verifying import verify
-from comfyfleet.webhooks import service as hooks
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Conflict, Unauthenticated
+from comfyfleet.server.db.tenant_tables import (
+    ai_jobs,
+    batches,
+    files,
+    job_events,
+    users,
+    videos,
+    webhooks,
+)
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.maintenance.checks import verify_ledger
+from comfyfleet.server.maintenance.retention import erase_pending_tenants
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import DEFAULT_TENANT
 
 STEPS_MAX = 200
 
@@ -30,9 +38,9 @@ async def furnish(customer: Customer) -> None:
     kept = await customer.media(file)
     await customer.job(file, price=10, video_id=kept.id)
     ended = await customer.job(file, price=20, idempotency_key="my own words")
-    await submitting.cancel(customer.plane.sides, customer.tenant_id, ended.id)
-    async with customer.pool.begin() as tx:
-        await hooks.create(
+    await submit.cancel_job(customer.plane.context, customer.tenant_id, ended.id)
+    async with customer.pool.transaction() as tx:
+        await notifications.create_webhook(
             tx,
             webhook_id=uuid4(),
             tenant_id=customer.tenant_id,
@@ -44,7 +52,7 @@ async def furnish(customer: Customer) -> None:
 
 
 async def rows(customer: Customer, table: Any) -> list[dict[str, Any]]:
-    async with customer.pool.look() as tx:
+    async with customer.pool.read() as tx:
         found = await tx.execute(select(table).where(table.c.tenant_id == customer.tenant_id))
         return [dict(row) for row in found.mappings()]
 
@@ -60,7 +68,7 @@ async def require_erased(customer: Customer) -> None:
     jobs = await rows(customer, ai_jobs)
     assert {job["status"] for job in jobs} == {"cancelled"}
     assert await customer.balance() == 100, "what was reserved is refunded"
-    assert (await verify(customer.plane.sides, customer.tenant_id)).is_sound
+    assert (await verify_ledger(customer.plane.context, customer.tenant_id)).is_sound
     shown = (await customer.admin.get(customer.path)).json()
     assert shown["erased_at"] is not None
     assert "Ada" not in shown["name"]
@@ -72,7 +80,7 @@ async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: Custo
         await furnish(each)
     begun = await house.admin.post(f"{ada.path}/erase")
     assert (begun.status_code, begun.json()["erased_at"]) == (202, None)
-    await erase_pending(house.plane.sides)
+    await erase_pending_tenants(house.plane.context)
     await require_erased(ada)
     assert len(await rows(ada, ai_jobs)) == 2
     assert len(await rows(bob, files)) == 1
@@ -81,7 +89,7 @@ async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: Custo
     assert steps == ["ended", "begun"]
     again = await house.admin.post(f"{ada.path}/erase")
     assert again.status_code == 202
-    assert await erase_pending(house.plane.sides) == 0
+    assert await erase_pending_tenants(house.plane.context) == 0
     assert len(await house.audited("erase_tenant")) == 2
 
 
@@ -90,9 +98,9 @@ async def test_with_the_answer_the_keys_are_dead_and_nothing_new_comes(
 ) -> None:
     file = await ada.file()
     await house.admin.post(f"{ada.path}/erase")
-    async with house.plane.central.look() as tx:
+    async with house.plane.central.read() as tx:
         with pytest.raises(Unauthenticated):
-            await keys.authenticate(tx, ada.key, now=utc_now())
+            await tenants.authenticate_key(tx, ada.key, now=utc_now())
     with pytest.raises(Conflict):
         await ada.job(file)
     assert (await house.admin.post(f"{ada.path}/users", json={})).status_code == 409
@@ -110,11 +118,11 @@ async def test_cut_off_at_any_step_it_is_taken_up_again(house: Yard, ada: Custom
     await furnish(ada)
     await house.admin.post(f"{ada.path}/erase")
     fuse = Fuse()
-    cut = fused(house.plane.sides, fuse)
+    cut = fused(house.plane.context, fuse)
     for step in range(STEPS_MAX):
         fuse.left = step
         try:
-            await erase_pending(cut)
+            await erase_pending_tenants(cut)
         except Burnt:
             continue
         break

@@ -14,12 +14,16 @@ from tests.planekit.customers import png
 from tests.planekit.fleet import Calling, Yard
 from tests.upkeepkit import PNG, Ahead, Customer
 
-from comfyfleet.db.tenant import graph_executions
-from comfyfleet.files import service as files
-from comfyfleet.graphs.going import hear
-from comfyfleet.loops.pipelines import carry_on
-from comfyfleet.loops.upkeep import check, clear_leftovers, retain
-from comfyfleet.pipelines.service import NewRun, create, start_run
+from comfyfleet.server.db.tenant_tables import graph_executions
+from comfyfleet.server.graphs.runner import read_outbox
+from comfyfleet.server.maintenance.sweeps import (
+    advance_pipelines,
+    check_all_files,
+    expire_all,
+    remove_all_orphans,
+)
+from comfyfleet.server.media import service as media
+from comfyfleet.server.pipelines.actions import NewPipelineRun, create_pipeline, start_run
 
 PRICE = 2
 NODES: list[dict[str, Any]] = [
@@ -85,7 +89,7 @@ async def work(house: Yard, jobs: int, worker_id: str = "w1") -> None:
     async with house.worker(worker_id) as worker:
         for _ in range(jobs):
             await deliver(worker)
-            await hear(house.plane.graphs, house.plane.pools["main"])
+            await read_outbox(house.plane.graphs, house.plane.pools["main"])
 
 
 async def seen(api: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
@@ -106,14 +110,14 @@ async def test_a_run_whose_time_is_up_keeps_only_what_it_cost(
     before = await seen(api, old)
     assert before["status"] == "completed"
     ahead.by = timedelta(days=31)
-    await retain(ada.plane)
+    await expire_all(ada.plane)
     after = await seen(api, old)
     kept = ("id", "graph_id", "graph_version", "status", "tokens", "created_at", "ended_at")
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
     assert after["is_expired"]
     gone = ("inputs", "outputs", "error", "nodes", "executions", "name")
     assert [after[name] or None for name in gone] == [None] * 6
-    async with ada.pool.look() as tx:
+    async with ada.pool.read() as tx:
         rows = select(func.count()).where(graph_executions.c.run_id == UUID(old))
         assert await tx.scalar(rows) == 0
     other = await seen(api, young)
@@ -132,10 +136,10 @@ async def test_a_failed_run_whose_time_is_up_is_not_retried(
     run_id = await started(api, graph(), (await ada.file()).id)
     async with house.worker() as worker:
         await worker.of(await worker.job(), "fail", error="a private wish was not granted")
-    await hear(ada.plane.graphs, ada.pool)
+    await read_outbox(ada.plane.graphs, ada.pool)
     assert "private wish" in (await api.get(f"/api/graph-runs/{run_id}")).text
     ahead.by = timedelta(days=31)
-    await retain(ada.plane)
+    await expire_all(ada.plane)
     found = await api.get(f"/api/graph-runs/{run_id}")
     assert found.json()["status"] == "failed"
     assert "private" not in found.text
@@ -160,12 +164,12 @@ async def test_a_run_that_waits_for_an_answer_keeps_its_files(
     await work(house, 1)
     assert (await seen(api, run_id))["status"] == "waiting_for_user"
     ahead.by = timedelta(days=40)
-    await check(ada.plane)
-    await retain(ada.plane)
-    await clear_leftovers(ada.plane)
+    await check_all_files(ada.plane)
+    await expire_all(ada.plane)
+    await remove_all_orphans(ada.plane)
     assert await ada.has(photo) == (True, True)
-    async with ada.pool.look() as tx:
-        kept = await files.get(tx, ada.tenant_id, photo.id)
+    async with ada.pool.read() as tx:
+        kept = await media.get_file(tx, ada.tenant_id, photo.id)
     assert await ada.plane.store.get(kept.path) == PNG
     assert await ada.has(unneeded) == (False, False)
     assert not (await seen(api, run_id))["is_expired"]
@@ -175,7 +179,7 @@ async def test_a_run_that_waits_for_an_answer_keeps_its_files(
             answered = await api.post(f"/api/graph-runs/{run_id}/answer", json=said)
             assert answered.status_code == 200, answered.text
             await deliver(worker)
-            await hear(ada.plane.graphs, ada.pool)
+            await read_outbox(ada.plane.graphs, ada.pool)
     assert (await seen(api, run_id))["status"] == "completed"
 
 
@@ -205,22 +209,22 @@ async def test_files_of_a_pipeline_run_stay_while_it_goes_on(
         },
         {"name": "More", "workflow": "invert", "properties": {"input": "{{ parent.file }}"}},
     ]
-    sides, whose = ada.plane.sides, (ada.tenant_id, ada.user_id)
-    pipeline = await create(sides, *whose, {"name": "x", "steps": steps})
-    run, _ = await start_run(sides, *whose, pipeline.id, NewRun(1))
-    await carry_on(sides, ada.pool)
+    context, whose = ada.plane.context, (ada.tenant_id, ada.user_id)
+    pipeline = await create_pipeline(context, *whose, {"name": "x", "steps": steps})
+    run, _ = await start_run(context, *whose, pipeline.id, NewPipelineRun(1))
+    await advance_pipelines(context, ada.pool)
     async with house.worker() as worker:
         await deliver(worker)
-    await carry_on(sides, ada.pool)
+    await advance_pipelines(context, ada.pool)
     path = f"/api/pipeline-runs/{run.id}"
     (candidate,) = (await api.get(f"{path}/candidates")).json()["candidates"]
     ahead.by = timedelta(days=29)
     assert (await api.patch(path, json={"variables": {"x": 1}})).status_code == 200
     ahead.by = timedelta(days=31)
-    await retain(ada.plane)
+    await expire_all(ada.plane)
     found = (await api.get(f"{path}/candidates/{candidate['id']}")).json()
     assert found["url"]
     ahead.by = timedelta(days=60)
-    await retain(ada.plane)
+    await expire_all(ada.plane)
     found = (await api.get(f"{path}/candidates/{candidate['id']}")).json()
     assert found["url"] is None

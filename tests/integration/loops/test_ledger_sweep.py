@@ -11,9 +11,9 @@ from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 from tests.upkeepkit import Customer, customer_of
 
-from comfyfleet.db.tenant import ai_jobs, token_wallets
-from comfyfleet.jobs import submitting
-from comfyfleet.loops.upkeep import check_ledger
+from comfyfleet.server.db.tenant_tables import ai_jobs, token_wallets
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.maintenance.sweeps import check_ledger
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def test_sound_books_are_no_news(yard: Yard, payer: Customer) -> None:
     file = await payer.file()
     await payer.job(file, price=7)
     ended = await payer.job(file, price=8)
-    await submitting.cancel(yard.plane.sides, payer.tenant_id, ended.id)
+    await submit.cancel_job(yard.plane.context, payer.tenant_id, ended.id)
     await check_ledger(yard.plane)
     books = (await yard.admin.get("/api/admin/ledger")).json()
     assert books == {"is_sound": True, "found": 0, "drifts": [], "pools_left_out": []}
@@ -43,7 +43,7 @@ async def test_sound_books_are_no_news(yard: Yard, payer: Customer) -> None:
 async def test_a_wallet_that_is_not_its_sum_is_told_once(
     yard: Yard, payer: Customer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with payer.pool.begin() as tx:
+    async with payer.pool.transaction() as tx:
         await tx.execute(update(token_wallets).values(balance=150))
     with caplog.at_level(logging.ERROR):
         await check_ledger(yard.plane)
@@ -60,7 +60,7 @@ async def test_a_wallet_that_is_not_its_sum_is_told_once(
 
 async def test_a_job_that_ended_and_was_not_settled_is_found(yard: Yard, payer: Customer) -> None:
     job = await payer.job(await payer.file(), price=7)
-    async with payer.pool.begin() as tx:
+    async with payer.pool.transaction() as tx:
         await tx.execute(update(ai_jobs).values(status="failed"))
     books = (await yard.admin.get("/api/admin/ledger")).json()
     (drift,) = books["drifts"]

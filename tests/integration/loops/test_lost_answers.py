@@ -10,11 +10,11 @@ from tests.planekit.customers import png
 from tests.planekit.fleet import Yard
 from tests.upkeepkit import PNG, Customer
 
-from comfyfleet.db import Tx
-from comfyfleet.files import service as files
-from comfyfleet.jobs import service as jobs
-from comfyfleet.jobs.arrival import arrived
-from comfyfleet.kernel.errors import Unavailable
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db import Tx
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.files import confirm_upload
+from comfyfleet.server.media import service as media
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
     photo = await ada.file(None)
     await ada.plane.store.put(photo.path, PNG, "image/png")
     with monkeypatch.context() as lost:
-        lost.setattr(ada.pool, "begin", cut(ada.pool.begin))
+        lost.setattr(ada.pool, "transaction", cut(ada.pool.transaction))
         with pytest.raises(Unavailable):
-            await arrived(ada.plane.sides, ada.pool, photo)
-    async with ada.pool.look() as tx:
-        kept = await files.get(tx, ada.tenant_id, photo.id)
+            await confirm_upload(ada.plane.context, ada.pool, photo)
+    async with ada.pool.read() as tx:
+        kept = await media.get_file(tx, ada.tenant_id, photo.id)
     assert not kept.is_announced
     assert await ada.plane.store.get(kept.path) == PNG
 
@@ -60,14 +60,14 @@ async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
         await worker.client.put(slot["url"], content=data, headers=slot["headers"])
         made = {"name": slot["name"], "size": len(data), "content_type": "image/png"}
         with monkeypatch.context() as lost:
-            lost.setattr(ada.pool, "begin", cut(ada.pool.begin))
-            lost.setattr(ada.pool, "say", cut(ada.pool.say))
+            lost.setattr(ada.pool, "transaction", cut(ada.pool.transaction))
+            lost.setattr(ada.pool, "execute_one", cut(ada.pool.execute_one))
             said = await worker.of(job, "complete", outputs=[made])
         assert said.status_code == 503, said.text
         said = await worker.of(job, "complete", outputs=[made])
         assert said.status_code == 200, said.text
-    async with ada.pool.look() as tx:
+    async with ada.pool.read() as tx:
         done = await jobs.get(tx, ada.tenant_id, asked.id)
         assert done.output_file_id
-        kept = await files.get(tx, ada.tenant_id, done.output_file_id)
+        kept = await media.get_file(tx, ada.tenant_id, done.output_file_id)
     assert await ada.plane.store.head(kept.path) is not None

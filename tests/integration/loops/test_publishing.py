@@ -7,10 +7,10 @@ from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 from tests.planekit.fleet import Yard
 
-from comfyfleet.dispatch.model import Depth, Lane
-from comfyfleet.loops.all import sweeps_of
-from comfyfleet.loops.publishing import typical_of
-from comfyfleet.plane.figures import FleetFigures
+from comfyfleet.server.maintenance.cloudwatch import typical_of
+from comfyfleet.server.maintenance.sweeps import all_sweeps
+from comfyfleet.server.metrics import FleetFigures
+from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
 NAMESPACE = "Comfyfleet"
 
@@ -24,7 +24,7 @@ async def test_a_fleet_wants_workers_while_jobs_wait_and_none_when_they_are_gone
     ):
         yard = Yard(plane, admin)
         await yard.set_up()
-        (publishing,) = (each for each in sweeps_of(plane) if each.name == "cloudwatch")
+        (publishing,) = (each for each in all_sweeps(plane) if each.name == "cloudwatch")
         file_id = await yard.upload()
         jobs = {"workflow_slug": "invert", "files": {"input": file_id}, "count": 12}
         submitted = await admin.post("/api/admin/jobs", json=jobs)
@@ -45,16 +45,16 @@ async def test_without_a_namespace_nothing_is_published(
     sqlite_databases: Databases, tmp_path: Path
 ) -> None:
     async with plane_on(sqlite_databases, tmp_path) as plane:
-        assert "cloudwatch" not in [each.name for each in sweeps_of(plane)]
+        assert "cloudwatch" not in [each.name for each in all_sweeps(plane)]
 
 
 def test_a_job_lasts_as_long_as_those_that_wait() -> None:
     fleet = FleetFigures("gpu", "production", 4, 0, 0.0, {}, 0, None, frozenset({1, 2}))
     depths = {
-        Lane(1, "production", "self_hosted"): Depth(3, 0, None),
-        Lane(2, "production", "self_hosted"): Depth(1, 0, None),
-        Lane(2, "staging", "self_hosted"): Depth(9, 0, None),
-        Lane(3, "production", "self_hosted"): Depth(9, 0, None),
+        QueueLane(1, "production", "self_hosted"): LaneDepth(3, 0, None),
+        QueueLane(2, "production", "self_hosted"): LaneDepth(1, 0, None),
+        QueueLane(2, "staging", "self_hosted"): LaneDepth(9, 0, None),
+        QueueLane(3, "production", "self_hosted"): LaneDepth(9, 0, None),
     }
     assert typical_of(fleet, depths, {1: 10.0, 2: 50.0, 3: 900.0}) == 20.0
     assert typical_of(fleet, {}, {}) is None

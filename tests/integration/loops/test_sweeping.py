@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db import Database, open_database
-from comfyfleet.db.turns import Turns
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Unavailable
-from comfyfleet.loops.sweeping import Sweep, Sweeps, running
-from comfyfleet.plane import Meters
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.coordination import AdvisoryLocks
+from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
 
 SOON = 5.0
 
@@ -35,13 +35,15 @@ class Noted:
             await asyncio.wait_for(self._changed.wait_for(lambda: self.passes >= passes), SOON)
 
 
-def sweeps_of(turns: Turns, *sweeps: Sweep, meters: Meters | None = None) -> Sweeps:
-    return Sweeps(sweeps, turns, meters or Meters(), utc_now)
+def sweeps_of(
+    turns: AdvisoryLocks, *sweeps: Sweep, meters: ProcessMetrics | None = None
+) -> SweepRunner:
+    return SweepRunner(sweeps, turns, meters or ProcessMetrics(), utc_now)
 
 
 @pytest.fixture
-async def turns(central: Database) -> AsyncIterator[Turns]:
-    turns = Turns(central)
+async def turns(central: Database) -> AsyncIterator[AdvisoryLocks]:
+    turns = AdvisoryLocks(central)
     yield turns
     await turns.close()
 
@@ -51,11 +53,11 @@ async def broken() -> object:
 
 
 async def test_a_sweep_that_fails_runs_again_and_stops_no_other(
-    turns: Turns, caplog: pytest.LogCaptureFixture
+    turns: AdvisoryLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, good, meters = Noted(broken), Noted(), Meters()
+    bad, good, meters = Noted(broken), Noted(), ProcessMetrics()
     sweeps = sweeps_of(turns, Sweep("bad", bad, 0.01), Sweep("good", good, 0.01), meters=meters)
-    async with running(sweeps):
+    async with run_sweeps(sweeps):
         await asyncio.gather(bad.reaches(3), good.reaches(3))
     assert "on purpose" in caplog.text
     value = meters.registry.get_sample_value
@@ -65,27 +67,27 @@ async def test_a_sweep_that_fails_runs_again_and_stops_no_other(
     assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "good"})
 
 
-async def test_a_sweep_is_woken_before_its_time(turns: Turns) -> None:
+async def test_a_sweep_is_woken_before_its_time(turns: AdvisoryLocks) -> None:
     lazy = Noted()
-    async with running(sweeps_of(turns, Sweep("lazy", lazy, 3600))) as sweeps:
+    async with run_sweeps(sweeps_of(turns, Sweep("lazy", lazy, 3600))) as sweeps:
         await lazy.reaches(1)
         sweeps.wake("lazy")
         await lazy.reaches(2)
         sweeps.wake("nobody")
 
 
-async def test_a_sweep_with_more_to_do_goes_on_at_once(turns: Turns) -> None:
+async def test_a_sweep_with_more_to_do_goes_on_at_once(turns: AdvisoryLocks) -> None:
     async def more() -> bool:
         return busy.passes < 5
 
     busy = Noted(more)
-    async with running(sweeps_of(turns, Sweep("busy", busy, 3600))):
+    async with run_sweeps(sweeps_of(turns, Sweep("busy", busy, 3600))):
         await busy.reaches(5)
         await asyncio.sleep(0.05)
     assert busy.passes == 5
 
 
-async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: Turns) -> None:
+async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: AdvisoryLocks) -> None:
     ended = asyncio.Event()
 
     async def slow() -> None:
@@ -93,7 +95,7 @@ async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: Turns) -> None:
         ended.set()
 
     at_work = Noted(slow)
-    async with running(sweeps_of(turns, Sweep("slow", at_work, 3600))):
+    async with run_sweeps(sweeps_of(turns, Sweep("slow", at_work, 3600))):
         await at_work.reaches(1)
     assert ended.is_set()
 
@@ -103,12 +105,12 @@ async def test_of_two_control_planes_on_postgres_one_passes_at_a_time(
 ) -> None:
     url = await postgres_databases.url("central")
     here, there = open_database(url), open_database(url)
-    first, second = Turns(here), Turns(there)
+    first, second = AdvisoryLocks(here), AdvisoryLocks(there)
     try:
         assert await first.take("expiry")
         assert not await second.take("expiry")
         assert await second.take("outbox")
-        meters = Meters()
+        meters = ProcessMetrics()
         sweep = Sweep("expiry", Noted(), 1)
         await sweeps_of(second, sweep, meters=meters).pass_once(sweep)
         left = {"sweep": "expiry", "outcome": "elsewhere"}
@@ -129,12 +131,12 @@ async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
     postgres_databases: Databases, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = open_database(await postgres_databases.url("central"))
-    turns, meters = Turns(database), Meters()
+    turns, meters = AdvisoryLocks(database), ProcessMetrics()
     sweep = Sweep("expiry", Noted(), 1)
     sweeps = sweeps_of(turns, sweep, meters=meters)
     try:
         await sweeps.pass_once(sweep)
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             await tx.exec_driver_sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -154,7 +156,7 @@ async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
 
 
 async def test_what_is_away_is_told_once_and_again_when_it_is_back(
-    turns: Turns, caplog: pytest.LogCaptureFixture
+    turns: AdvisoryLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_away = True
 

@@ -23,14 +23,18 @@ from tests.planekit.fleet import Yard, yard_on
 from tests.storagekit.serving import free_listener, served
 from tests.upkeepkit import Ahead, Customer, customer_of
 
-from comfyfleet.db.tenant import webhooks as webhook_rows
-from comfyfleet.fetching.outward import Outward
-from comfyfleet.jobs import submitting
-from comfyfleet.loops.webhooks import deliver_due
-from comfyfleet.webhooks import service as webhooks
-from comfyfleet.webhooks.decide import RETRY_SECONDS
-from comfyfleet.webhooks.model import Delivery, Webhook, WebhookEvent
-from comfyfleet.wire.signatures import HEADER, is_signed
+from comfyfleet.api.webhooks import HEADER, is_signature_valid
+from comfyfleet.server.db.tenant_tables import webhooks as webhook_rows
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.maintenance.sweeps import deliver_due
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import (
+    RETRY_SECONDS,
+    RegisteredWebhook,
+    WebhookDelivery,
+    WebhookEvent,
+)
+from comfyfleet.transport.fetch import PublicHttpClient
 
 SECRET = "whsec_of_tests"
 
@@ -90,7 +94,7 @@ async def shop() -> AsyncIterator[Shop]:
 async def yard(
     databases: Databases, tmp_path: Path, ahead: Ahead, shop: Shop
 ) -> AsyncIterator[Yard]:
-    outward = Outward(resolver=public, transport=Detour(shop))
+    outward = PublicHttpClient(resolver=public, transport=Detour(shop))
     async with (
         plane_on(databases, tmp_path, clock=ahead) as plane,
         yard_on(replace(plane, outward=outward)) as yard,
@@ -104,9 +108,9 @@ async def caller(yard: Yard) -> Customer:
     return await customer_of(yard.plane, yard.admin)
 
 
-async def hook(customer: Customer) -> Webhook:
-    async with customer.pool.begin() as tx:
-        return await webhooks.create(
+async def hook(customer: Customer) -> RegisteredWebhook:
+    async with customer.pool.transaction() as tx:
+        return await notifications.create_webhook(
             tx,
             webhook_id=uuid4(),
             tenant_id=customer.tenant_id,
@@ -119,7 +123,7 @@ async def hook(customer: Customer) -> Webhook:
 
 async def cancelled(customer: Customer) -> str:
     job = await customer.job(await customer.file())
-    await submitting.cancel(customer.plane.sides, customer.tenant_id, job.id)
+    await submit.cancel_job(customer.plane.context, customer.tenant_id, job.id)
     return str(job.id)
 
 
@@ -130,9 +134,9 @@ async def try_till_it_ends(yard: Yard, ahead: Ahead, start: timedelta) -> None:
         await deliver_due(yard.plane)
 
 
-async def log_of(customer: Customer, webhook: Webhook) -> list[Delivery]:
-    async with customer.pool.look() as tx:
-        return await webhooks.log(tx, webhook, limit=100)
+async def log_of(customer: Customer, webhook: RegisteredWebhook) -> list[WebhookDelivery]:
+    async with customer.pool.read() as tx:
+        return await notifications.list_deliveries(tx, webhook, limit=100)
 
 
 async def test_the_end_of_a_job_is_told_signed_and_once(
@@ -144,7 +148,7 @@ async def test_the_end_of_a_job_is_told_signed_and_once(
     await deliver_due(yard.plane)
     [(signed, body)] = shop.got
     secret = webhook.secret_with(yard.plane.webhook_key)
-    assert is_signed(secret, body, signed, now=int(ahead().timestamp()))
+    assert is_signature_valid(secret, body, signed, now=int(ahead().timestamp()))
     told = json.loads(body)
     assert (told["type"], told["data"]["job_id"]) == ("job.cancelled", job_id)
     (delivery,) = await log_of(caller, webhook)
@@ -157,7 +161,7 @@ async def test_a_secret_is_shown_once_and_stored_nowhere(
     async with client_of(yard.plane, caller.key) as client:
         asked = {"url": "https://shop.example/hook"}
         made = (await client.post("/api/webhooks", json=asked)).json()
-    async with caller.pool.look() as tx:
+    async with caller.pool.read() as tx:
         rows = (await tx.execute(select(webhook_rows))).all()
     assert rows
     assert made["secret"] not in str(rows)
@@ -165,20 +169,20 @@ async def test_a_secret_is_shown_once_and_stored_nowhere(
     await cancelled(caller)
     await deliver_due(yard.plane)
     [(signed, body)] = shop.got
-    assert is_signed(made["secret"], body, signed, now=int(ahead().timestamp()))
+    assert is_signature_valid(made["secret"], body, signed, now=int(ahead().timestamp()))
 
 
 async def test_a_webhook_from_before_keeps_its_secret(
     yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
-    async with caller.pool.begin() as tx:
+    async with caller.pool.transaction() as tx:
         is_it = webhook_rows.c.id == webhook.id
         await tx.execute(update(webhook_rows).where(is_it).values(secret=SECRET))
     await cancelled(caller)
     await deliver_due(yard.plane)
     [(signed, body)] = shop.got
-    assert is_signed(SECRET, body, signed, now=int(ahead().timestamp()))
+    assert is_signature_valid(SECRET, body, signed, now=int(ahead().timestamp()))
 
 
 async def test_a_server_that_refuses_is_asked_again_later(
@@ -218,8 +222,8 @@ async def test_a_webhook_that_fails_for_days_is_switched_off(
         ahead.by = timedelta(days=3 * day)
         await cancelled(caller)
         await try_till_it_ends(yard, ahead, timedelta(days=3 * day))
-    async with caller.pool.look() as tx:
-        found = await webhooks.get(tx, caller.tenant_id, caller.user_id, webhook.id)
+    async with caller.pool.read() as tx:
+        found = await notifications.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
     assert not found.is_active
     (entry,) = await yard.audited("switch_off")
     assert (entry["actor"], entry["subject"]) == ("sweep", f"webhook:{webhook.id}")
@@ -241,8 +245,10 @@ async def test_one_that_was_switched_off_can_be_switched_on_again(
         await try_till_it_ends(yard, ahead, timedelta(days=day))
 
     async def is_on() -> bool:
-        async with caller.pool.look() as tx:
-            found = await webhooks.get(tx, caller.tenant_id, caller.user_id, webhook.id)
+        async with caller.pool.read() as tx:
+            found = await notifications.get_webhook(
+                tx, caller.tenant_id, caller.user_id, webhook.id
+            )
         return found.is_active
 
     assert not await is_on()
@@ -276,6 +282,6 @@ async def test_one_failure_among_successes_switches_nothing_off(
         ahead.by = start
         await cancelled(caller)
         await try_till_it_ends(yard, ahead, start)
-    async with caller.pool.look() as tx:
-        found = await webhooks.get(tx, caller.tenant_id, caller.user_id, webhook.id)
+    async with caller.pool.read() as tx:
+        found = await notifications.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
     assert found.is_active

@@ -17,8 +17,8 @@ from tests.dbkit.dispatches import parked
 from tests.planekit import URL, plane_on
 from tests.planekit.fleet import Calling, Yard, yard_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Two:
     """`yard` is told, `waited` is where workers wait."""
 
     yard: Yard
-    waited: Plane
+    waited: ControlPlane
 
     @asynccontextmanager
     async def worker(self, worker_id: str = "w1", **changes: Any) -> AsyncIterator[Calling]:

@@ -13,10 +13,10 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.dbkit.dispatches import add_workflows, lane, new, opened, outcome, parked, submit, waiter
 
-from comfyfleet.db import Database
-from comfyfleet.db.direct import dsn
-from comfyfleet.dispatch.model import Lease, Status
-from comfyfleet.dispatch.queue import Queue
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.driver import dsn
+from comfyfleet.server.queue.model import DispatchLease, DispatchStatus
+from comfyfleet.server.queue.queue import DispatchQueue
 
 PROCESSES = 8
 JOBS = 2_000
@@ -35,7 +35,7 @@ async def db(postgres_databases: Databases) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def running(db: Database) -> AsyncIterator[Queue]:
+async def running(db: Database) -> AsyncIterator[DispatchQueue]:
     """A control plane's queue with its background, listening."""
     async with opened(db) as queue:
         background = asyncio.create_task(queue.run())
@@ -74,7 +74,7 @@ async def test_8_processes_lease_2000_jobs_once_each(db: Database) -> None:
     assert len(completed) == JOBS
     assert set(completed.values()) == {1}
     by_status, made, noted = await outcome(db)
-    assert by_status == {Status.COMPLETED: JOBS}
+    assert by_status == {DispatchStatus.COMPLETED: JOBS}
     # One lease each, but for those that were given back on purpose.
     assert made == noted > JOBS
 
@@ -117,7 +117,7 @@ async def test_others_are_not_told_of_a_job_that_was_taken_here(
     async def tell(_hints: object, payload: str) -> None:
         told.append(payload)
 
-    monkeypatch.setattr("comfyfleet.db.notify.Hints.send", tell)
+    monkeypatch.setattr("comfyfleet.server.db.coordination.NotifyChannel.send", tell)
     async with opened(db) as queue:
         wait = asyncio.create_task(queue.lease(waiter(), wait_seconds=20))
         await parked(queue, 1)
@@ -178,6 +178,6 @@ async def test_the_queue_goes_on_after_every_connection_was_cut(db: Database) ->
         await connection.close()
         await asyncio.sleep(0.2)
         second = await queue.lease(waiter(), wait_seconds=0)
-        assert isinstance(first, Lease)
-        assert isinstance(second, Lease)
+        assert isinstance(first, DispatchLease)
+        assert isinstance(second, DispatchLease)
         await queue.complete(first.dispatch_id, first.token)

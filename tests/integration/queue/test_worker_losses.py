@@ -9,8 +9,8 @@ from tests.jobskit.sides import ByHand
 from tests.planekit import plane_on
 from tests.planekit.fleet import Yard, yard_on
 
-from comfyfleet.jobs.expiring import expire
-from comfyfleet.loops.queue import remove_lost_workers
+from comfyfleet.server.jobs.reconcile import expire_due_leases
+from comfyfleet.server.maintenance.sweeps import remove_lost_workers
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ async def test_jobs_of_a_silent_worker_are_given_to_others_after_three_heartbeat
         job = await silent.job()
         await silent.of(job, "heartbeat", started=True)
         clock.go_on(seconds=80)
-        assert await expire(yard.plane.sides, last_pass=clock()) == 0
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 0
         clock.go_on(seconds=11)
-        assert await expire(yard.plane.sides, last_pass=clock()) == 1
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 1
         again = await other.job()
         assert (again["job_id"], again["attempt"]) == (job["job_id"], 2)
         assert (await silent.of(job, "heartbeat")).status_code == 409
@@ -49,15 +49,17 @@ async def test_nobody_passes_for_silent_because_we_were_away(yard: Yard, clock: 
         job = await worker.job()
         before = clock()
         clock.go_on(seconds=300)
-        assert await expire(yard.plane.sides, last_pass=before) == 0, "we were away"
-        assert await expire(yard.plane.sides, last_pass=clock()) == 0
+        assert await expire_due_leases(yard.plane.context, last_pass=before) == 0, "we were away"
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 0
         clock.go_on(seconds=60)
-        assert await expire(yard.plane.sides, last_pass=clock()) == 0
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 0
         assert (await worker.of(job, "heartbeat")).status_code == 200
         clock.go_on(seconds=60)
-        assert await expire(yard.plane.sides, last_pass=clock()) == 0, "it has called since"
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 0, (
+            "it has called since"
+        )
         clock.go_on(seconds=60)
-        assert await expire(yard.plane.sides, last_pass=clock()) == 1
+        assert await expire_due_leases(yard.plane.context, last_pass=clock()) == 1
 
 
 async def test_a_worker_that_lost_its_state_has_its_id_again_after_three_heartbeats(

@@ -5,20 +5,20 @@ import random
 import sys
 import uuid
 
-from comfyfleet.db import open_database
-from comfyfleet.dispatch import service
-from comfyfleet.dispatch.model import Lane, Requeue, Waiter
-from comfyfleet.dispatch.queue import Queue
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.settings import Settings
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import open_database
+from comfyfleet.server.queue import service
+from comfyfleet.server.queue.model import QueueLane, RequeueReason, Waiter
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.settings import Settings
 
-LANES = frozenset(Lane(number, "production", "self_hosted") for number in (1, 2, 3))
+LANES = frozenset(QueueLane(number, "production", "self_hosted") for number in (1, 2, 3))
 EMPTY_IN_A_ROW = 3
 
 
 async def main(url: str, number: str) -> None:
     db = open_database(url)
-    queue = Queue(db, settings=Settings(), clock=utc_now, new_token=uuid.uuid4)
+    queue = DispatchQueue(db, settings=Settings(), clock=utc_now, new_token=uuid.uuid4)
     chance = random.Random(number)
 
     async def work(place: int) -> None:
@@ -31,9 +31,9 @@ async def main(url: str, number: str) -> None:
                 continue
             empty = 0
             if chance.random() < 0.05:
-                async with db.begin() as tx:
+                async with db.transaction() as tx:
                     back = await service.requeue(
-                        tx, lease.dispatch_id, lease.token, Requeue.SPOT, now=utc_now()
+                        tx, lease.dispatch_id, lease.token, RequeueReason.SPOT, now=utc_now()
                     )
                 queue.arrived([back])
                 continue

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.cli.admin.showing import cell, spoken
+from comfyfleet.cli.tables import table_cell, value_text
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,9 @@ from comfyfleet.cli.admin.showing import cell, spoken
     ],
 )
 def test_values_are_spoken(value: Any, text: str) -> None:
-    assert spoken(value) == text
+    assert value_text(value) == text
 
 
 def test_what_others_wrote_moves_no_cursor_and_fills_no_screen() -> None:
-    assert cell("\x1b[2Jgone").plain == "?[2Jgone"
-    assert len(cell("x" * 10_000).plain) == 120
+    assert table_cell("\x1b[2Jgone").plain == "?[2Jgone"
+    assert len(table_cell("x" * 10_000).plain) == 120

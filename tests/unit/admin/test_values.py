@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.cli.admin.values import parse_values
-from comfyfleet.cli.admin.workflows import parse_property
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.cli.admin.catalog import parse_property, parse_values
+from comfyfleet.errors import InvalidInput
 
 PROPERTIES = [
     {"name": kind, "type": kind}

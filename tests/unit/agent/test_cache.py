@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from comfyfleet.agent.cache import AssetCache, Renew
-from comfyfleet.kernel.errors import InvalidInput, Unavailable
-from comfyfleet.wire.files import Asset
+from comfyfleet.api.values import Asset
+from comfyfleet.errors import InvalidInput, Unavailable
+from comfyfleet.worker.files import AssetCache, RenewUrl
 
 
 def an_asset(content: bytes, **changes: object) -> Asset:
@@ -36,7 +36,7 @@ class Web:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextlib.asynccontextmanager
-    async def hold(self, asset: Asset, renew: Renew) -> AsyncIterator[Path]:
+    async def hold(self, asset: Asset, renew: RenewUrl) -> AsyncIterator[Path]:
         self.asked.append(asset.url)
         self.begun.set()
         if self.gate:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from comfyfleet.agent.choosing import fitting_slot
-from comfyfleet.wire.files import OutputSlot
+from comfyfleet.api.values import OutputSlot
+from comfyfleet.worker.job_files import find_slot
 
 SLOT = OutputSlot(name="output.png", url="http://s", headers={"Content-Type": "image/png"})
 
@@ -12,14 +12,14 @@ SLOT = OutputSlot(name="output.png", url="http://s", headers={"Content-Type": "i
     ("filename", "fits"), [("a.png", True), ("a.webp", False), ("a.mp4", False), ("a", False)]
 )
 def test_a_slot_fits_what_it_was_made_for(filename: str, fits: bool) -> None:
-    assert (fitting_slot([SLOT], [filename]) == "output.png") == fits
+    assert (find_slot([SLOT], [filename]) == "output.png") == fits
 
 
 def test_without_files_or_slots_nothing_fits() -> None:
-    assert fitting_slot([SLOT], []) is None
-    assert fitting_slot([], ["a.png"]) is None
+    assert find_slot([SLOT], []) is None
+    assert find_slot([], ["a.png"]) is None
 
 
 def test_a_slot_that_names_no_type_takes_anything() -> None:
     slot = OutputSlot(name="output", url="http://s")
-    assert fitting_slot([slot], ["a.mp4"]) == "output"
+    assert find_slot([slot], ["a.mp4"]) == "output"

@@ -9,13 +9,13 @@ import httpx
 from tests.comfykit.prompts import node
 from tests.unit.agent.test_verdicts import JOB
 
-from comfyfleet.agent.backendfiles import BackendFiles
-from comfyfleet.agent.beating import Heart
-from comfyfleet.agent.journal import Entry, Journal
-from comfyfleet.agent.lease import Lease, Workshop, handed_in
+from comfyfleet.api.values import Asset
 from comfyfleet.comfy import Backend, NodeProblem, Submitted, Uploaded
-from comfyfleet.kernel.errors import PromptRefused
-from comfyfleet.wire.files import Asset
+from comfyfleet.errors import PromptRefused
+from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.job_files import BackendFiles
+from comfyfleet.worker.journal import Journal, JournalEntry
+from comfyfleet.worker.lease_runner import ActiveLease, LeaseDeps, upload_and_submit
 
 
 class Picky:
@@ -49,7 +49,7 @@ class Folder:
 
 
 class Silent:
-    """A heart that nobody listens to."""
+    """A heartbeat_loop that nobody listens to."""
 
     renew = None
 
@@ -68,9 +68,11 @@ async def test_a_loader_that_lists_no_subfolders_gets_a_name_as_hard_to_guess(
     journal.open()
     backend = cast(Backend, picky)
     async with httpx.AsyncClient() as store:
-        workshop = Workshop(backend, Folder(given), store, journal, BackendFiles(backend))
-        lease = Lease(Entry(job))
-        assert await handed_in(lease, cast(Heart, Silent()), workshop) == lease.prompt_id
+        deps = LeaseDeps(backend, Folder(given), store, journal, BackendFiles(backend))
+        lease = ActiveLease(JournalEntry(job))
+        assert (
+            await upload_and_submit(lease, cast(HeartbeatLoop, Silent()), deps) == lease.prompt_id
+        )
     nested, flat = picky.uploads
     assert (nested.name, nested.subfolder) == ("input.png", lease.folder)
     assert (flat.name, flat.subfolder) == (f"{lease.folder.split('/')[1]}-input.png", "")

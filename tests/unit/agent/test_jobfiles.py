@@ -6,17 +6,17 @@ from uuid import UUID, uuid4
 import pytest
 from tests.comfykit.prompts import node
 
-from comfyfleet.agent.jobfiles import (
-    FileInputs,
-    file_inputs,
-    folder_of,
+from comfyfleet.comfy import NodeProblem
+from comfyfleet.errors import PromptRefused
+from comfyfleet.worker.job_files import (
+    BackendFileInputs,
+    find_file_inputs,
     foreign_files,
     input_name,
     is_unlisted,
-    placed,
+    job_folder,
+    with_output_folder,
 )
-from comfyfleet.comfy import NodeProblem
-from comfyfleet.kernel.errors import PromptRefused
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(30)
 FOLDER = "comfyfleet/f"
@@ -29,14 +29,14 @@ OBJECT_INFO: dict[str, Any] = {
     "Save": {"input": {"required": {"filename_prefix": ["STRING", {"default": "usual"}]}}},
     "StringConcatenate": {"input": {"required": {}}},
 }
-KNOWN = file_inputs(OBJECT_INFO)
+KNOWN = find_file_inputs(OBJECT_INFO)
 
 
 def test_a_folder_cannot_be_guessed_and_is_the_same_again() -> None:
     token = uuid4()
-    assert folder_of(token) == folder_of(UUID(str(token))) != folder_of(uuid4())
-    assert token.hex[:8] not in folder_of(token)
-    assert len(folder_of(token).rpartition("/")[2]) == 32
+    assert job_folder(token) == job_folder(UUID(str(token))) != job_folder(uuid4())
+    assert token.hex[:8] not in job_folder(token)
+    assert len(job_folder(token).rpartition("/")[2]) == 32
 
 
 @pytest.mark.parametrize(
@@ -101,18 +101,18 @@ def test_own_files_those_of_the_operator_models_and_texts_are_none_of_that(
 )
 def test_outputs_are_saved_into_the_folder_of_the_job(prefix: str, expected: str) -> None:
     prompt = {"9": node("Save", images=["1", 0], filename_prefix=prefix)}
-    made = placed(prompt, FOLDER, KNOWN)
+    made = with_output_folder(prompt, FOLDER, KNOWN)
     assert made["9"]["inputs"] == {"images": ["1", 0], "filename_prefix": expected}
     assert prompt["9"]["inputs"]["filename_prefix"] == prefix
 
 
 def test_a_prefix_that_is_left_out_or_comes_from_a_node_is_placed_too() -> None:
     prompt = {"8": node("Save"), "9": node("Save", filename_prefix=["1", 0])}
-    made = placed(prompt, FOLDER, KNOWN)
+    made = with_output_folder(prompt, FOLDER, KNOWN)
     assert made["8"]["inputs"]["filename_prefix"] == "comfyfleet/f/usual"
     joined = made[made["9"]["inputs"]["filename_prefix"][0]]
     assert joined["inputs"] == {"string_a": "comfyfleet/f/", "string_b": ["1", 0], "delimiter": ""}
-    assert placed(prompt, FOLDER, FileInputs())["9"] == prompt["9"]
+    assert with_output_folder(prompt, FOLDER, BackendFileInputs())["9"] == prompt["9"]
 
 
 def test_a_loader_that_lists_no_subfolders_is_told_from_other_refusals() -> None:

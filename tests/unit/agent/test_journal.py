@@ -7,10 +7,10 @@ from uuid import uuid4
 import pytest
 from tests.unit.agent.test_verdicts import JOB
 
-from comfyfleet.agent.journal import Entry, Identity, Journal
-from comfyfleet.wire.messages import Complete
+from comfyfleet.api.worker import Complete
+from comfyfleet.worker.journal import Journal, JournalEntry, WorkerIdentity
 
-IDENTITY = Identity(
+IDENTITY = WorkerIdentity(
     control="http://x", fleet_slug="gpus", stage="production", worker_id="w", key="k" * 64
 )
 
@@ -23,8 +23,11 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_it_is_read_as_it_was_written(journal: Journal, tmp_path: Path) -> None:
-    word = Complete(dispatch_id=1, lease_token=JOB.lease_token, provider_job_id="r")
-    entries = [Entry(JOB, "run", 12.5, word), Entry(JOB.model_copy(update={"dispatch_id": 2}))]
+    report = Complete(dispatch_id=1, lease_token=JOB.lease_token, provider_job_id="r")
+    entries = [
+        JournalEntry(JOB, "run", 12.5, report),
+        JournalEntry(JOB.model_copy(update={"dispatch_id": 2})),
+    ]
     journal.remember(IDENTITY)
     for entry in entries:
         journal.write(entry)
@@ -36,7 +39,7 @@ def test_it_is_read_as_it_was_written(journal: Journal, tmp_path: Path) -> None:
 
 def test_only_its_owner_can_read_it(journal: Journal, tmp_path: Path) -> None:
     journal.remember(IDENTITY)
-    journal.write(Entry(JOB))
+    journal.write(JournalEntry(JOB))
     files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
     assert len(files) == 2
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -45,7 +48,7 @@ def test_only_its_owner_can_read_it(journal: Journal, tmp_path: Path) -> None:
 
 def test_what_was_forgotten_is_gone(journal: Journal) -> None:
     journal.remember(IDENTITY)
-    journal.write(Entry(JOB))
+    journal.write(JournalEntry(JOB))
     journal.forget(JOB)
     journal.forget(JOB)
     journal.forget_identity()
@@ -54,14 +57,14 @@ def test_what_was_forgotten_is_gone(journal: Journal) -> None:
 
 
 def test_a_later_entry_takes_the_place_of_the_one_before(journal: Journal) -> None:
-    journal.write(Entry(JOB))
-    journal.write(replace(Entry(JOB), run_id="run"))
+    journal.write(JournalEntry(JOB))
+    journal.write(replace(JournalEntry(JOB), run_id="run"))
     assert [entry.run_id for entry in journal.entries()] == ["run"]
 
 
 def test_two_leases_of_one_dispatch_are_two_entries(journal: Journal) -> None:
-    journal.write(Entry(JOB))
-    journal.write(Entry(JOB.model_copy(update={"lease_token": uuid4()})))
+    journal.write(JournalEntry(JOB))
+    journal.write(JournalEntry(JOB.model_copy(update={"lease_token": uuid4()})))
     assert len(journal.entries()) == 2
 
 
@@ -71,8 +74,8 @@ def test_an_entry_that_cannot_be_read_is_dropped(
 ) -> None:
     (tmp_path / "state" / "leases" / "1-x.json").write_text(text)
     (tmp_path / "state" / "worker.json").write_text(text)
-    journal.write(Entry(JOB))
-    assert journal.entries() == [Entry(JOB)]
+    journal.write(JournalEntry(JOB))
+    assert journal.entries() == [JournalEntry(JOB)]
     assert journal.identity() is None
 
 

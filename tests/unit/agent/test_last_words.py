@@ -10,74 +10,77 @@ import pytest
 from tests.agentkit.plane import eventually
 from tests.unit.agent.test_verdicts import JOB
 
-from comfyfleet.agent import holding as holding_module
-from comfyfleet.agent.beating import Heart
-from comfyfleet.agent.control import Control, LastWord
-from comfyfleet.agent.holding import Holding
-from comfyfleet.agent.journal import Entry, Journal
-from comfyfleet.agent.lease import Lease, Workshop
-from comfyfleet.agent.ports import Assets
+from comfyfleet.api.worker import Complete
 from comfyfleet.comfy import Backend
-from comfyfleet.wire.messages import Complete
+from comfyfleet.worker import lease_runner as holding_module
+from comfyfleet.worker.control_client import ControlClient, FinalReport
+from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.journal import Journal, JournalEntry
+from comfyfleet.worker.lease_runner import ActiveLease, LeaseDeps, LeaseRunner
+from comfyfleet.worker.platform import AssetProvider
 
 WORD = Complete(dispatch_id=JOB.dispatch_id, lease_token=JOB.lease_token)
 nothing = cast(Backend, None)
 
 
 @pytest.fixture
-async def workshop(tmp_path: Path) -> AsyncIterator[Workshop]:
+async def deps(tmp_path: Path) -> AsyncIterator[LeaseDeps]:
     journal = Journal(tmp_path / "state")
     journal.open()
-    journal.write(Entry(JOB))
+    journal.write(JournalEntry(JOB))
     async with httpx.AsyncClient() as store:
-        yield Workshop(nothing, cast(Assets, None), store, journal)
+        yield LeaseDeps(nothing, cast(AssetProvider, None), store, journal)
 
 
-def ended_lease(workshop: Workshop, say: Callable[[LastWord], Awaitable[object]]) -> Holding:
-    lease, control, heart = Lease(Entry(JOB, word=WORD)), cast(Control, None), cast(Heart, None)
-    return Holding(lease, control, workshop, lambda _: heart, lambda *_: None, say)
+def ended_lease(deps: LeaseDeps, say: Callable[[FinalReport], Awaitable[object]]) -> LeaseRunner:
+    lease, control, heartbeat_loop = (
+        ActiveLease(JournalEntry(JOB, report=WORD)),
+        cast(ControlClient, None),
+        cast(HeartbeatLoop, None),
+    )
+    return LeaseRunner(lease, control, deps, lambda _: heartbeat_loop, lambda *_: None, say)
 
 
-def noted(workshop: Workshop) -> list[LastWord | None]:
-    return [each.word for each in workshop.journal.entries()]
+def noted(deps: LeaseDeps) -> list[FinalReport | None]:
+    return [each.report for each in deps.journal.entries()]
 
 
-async def test_a_word_that_is_heard_at_once_is_not_noted(workshop: Workshop) -> None:
+async def test_a_word_that_is_heard_at_once_is_not_noted(deps: LeaseDeps) -> None:
     seen = []
 
-    async def hear(word: LastWord) -> None:
-        seen.append((word, noted(workshop)))
+    async def hear(report: FinalReport) -> None:
+        seen.append((report, noted(deps)))
 
-    await ended_lease(workshop, hear).hold()
+    await ended_lease(deps, hear).run()
     assert seen == [(WORD, [None])]
-    assert noted(workshop) == []
+    assert noted(deps) == []
 
 
 async def test_a_word_that_is_not_heard_soon_is_noted(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    deps: LeaseDeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holding_module, "UNHEARD_SECONDS", 0.0)
     was_noted = asyncio.Event()
-    holding = ended_lease(workshop, lambda _: was_noted.wait())
-    held = asyncio.create_task(holding.hold())
-    await eventually(lambda: noted(workshop) == [WORD])
+    lease_runner = ended_lease(deps, lambda _: was_noted.wait())
+    held = asyncio.create_task(lease_runner.run())
+    await eventually(lambda: noted(deps) == [WORD])
     was_noted.set()
     await held
-    assert noted(workshop) == []
+    assert noted(deps) == []
 
 
 async def test_a_worker_that_is_stopped_while_it_says_a_word_leaves_it_to_the_next(
-    workshop: Workshop,
+    deps: LeaseDeps,
 ) -> None:
     begun = asyncio.Event()
 
-    async def hear(_: LastWord) -> None:
+    async def hear(_: FinalReport) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    held = asyncio.create_task(ended_lease(workshop, hear).hold())
+    held = asyncio.create_task(ended_lease(deps, hear).run())
     await begun.wait()
     held.cancel()
     with pytest.raises(asyncio.CancelledError):
         await held
-    assert noted(workshop) == [WORD]
+    assert noted(deps) == [WORD]

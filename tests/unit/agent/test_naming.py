@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from comfyfleet.agent.naming import default_worker_id, output_names, prompt_id_of
+from comfyfleet.worker.settings import default_worker_id, output_names, prompt_id_of
 
 JOB = UUID("7A3C2F60-0000-4000-8000-0000000000AA")
 

@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyfleet.agent.pack_size import Decision, Look, Move, Reason, Rules, Size, decide, has_room
+from comfyfleet.worker.pack_plan import (
+    GpuSample,
+    MoveReason,
+    PackDecision,
+    PackMove,
+    PackRules,
+    PackSize,
+    decide_pack_size,
+    has_room,
+)
 
 GB = 1024**3
-RULES = Rules(most=4)
+RULES = PackRules(most=4)
 START_SECONDS = 30.0
 
 
@@ -29,16 +38,16 @@ class Scene:
     at: float = 0.0
     finished: float = 0.0
     failures: int = 0
-    size: Size = field(default_factory=Size)
+    size: PackSize = field(default_factory=PackSize)
     count: int = 1
     settled_at: float = 0.0
-    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    decisions: list[tuple[float, PackDecision]] = field(default_factory=list)
 
-    def run(self, seconds: float, rules: Rules = RULES) -> "Scene":
+    def run(self, seconds: float, rules: PackRules = RULES) -> "Scene":
         end = self.at + seconds
         while self.at < end:
             self.at += self.look_seconds
-            self.size, decision = decide(self.size, self.look(), rules)
+            self.size, decision = decide_pack_size(self.size, self.look(), rules)
             if decision is not None:
                 self.decisions.append((self.at, decision))
                 assert decision.size == self.size.wanted
@@ -46,14 +55,14 @@ class Scene:
                 self.count, self.settled_at = self.size.wanted, self.at + START_SECONDS
         return self
 
-    def look(self) -> Look:
+    def look(self) -> GpuSample:
         is_settled = self.at >= self.settled_at and self.count <= self.never_starts_above
         ready = self.count if is_settled else self.count - 1
         has_backlog = self.backlog(self.at)
         if ready and has_backlog:
             self.finished += self.rates[ready - 1] * self.look_seconds / 60
             self.failures += ready > self.out_of_memory_above
-        return Look(
+        return GpuSample(
             at=self.at,
             ready=ready,
             leaving=0,
@@ -66,20 +75,20 @@ class Scene:
         )
 
     @property
-    def moves(self) -> list[tuple[Move, Reason, int]]:
+    def moves(self) -> list[tuple[PackMove, MoveReason, int]]:
         return [(each.move, each.reason, each.size) for _, each in self.decisions]
 
 
-ADD, KEEP, REMOVE = Move.ADD, Move.KEEP, Move.REMOVE
+ADD, KEEP, REMOVE = PackMove.ADD, PackMove.KEEP, PackMove.REMOVE
 
 
 def test_a_second_one_stays_where_it_brings_more_and_a_third_goes_where_it_does_not() -> None:
     scene = Scene().run(1500)
     assert scene.moves == [
-        (ADD, Reason.BACKLOG, 2),
-        (KEEP, Reason.GAIN, 2),
-        (ADD, Reason.BACKLOG, 3),
-        (REMOVE, Reason.NO_GAIN, 2),
+        (ADD, MoveReason.BACKLOG, 2),
+        (KEEP, MoveReason.GAIN, 2),
+        (ADD, MoveReason.BACKLOG, 3),
+        (REMOVE, MoveReason.NO_GAIN, 2),
     ]
     tried, gained = scene.decisions[0][1], scene.decisions[1][1]
     assert tried.rate == pytest.approx(30, rel=0.05)
@@ -103,16 +112,18 @@ def test_it_grows_to_the_most_that_is_allowed_where_each_brings_more() -> None:
 
 def test_without_a_backlog_nothing_is_added() -> None:
     """Each has something to do, and nothing waits behind it."""
-    look = Look(0, 1, 0, 0, 0, 0, 0, GB, 80 * GB)
-    size = Size()
+    look = GpuSample(0, 1, 0, 0, 0, 0, 0, GB, 80 * GB)
+    size = PackSize()
     for number in range(1000):
-        size, decision = decide(size, replace(look, at=5.0 * number, finished=number), RULES)
+        size, decision = decide_pack_size(
+            size, replace(look, at=5.0 * number, finished=number), RULES
+        )
         assert decision is None
 
 
 def test_where_one_more_would_not_fit_it_is_said_once_in_a_while() -> None:
     scene = Scene(each_bytes=45 * GB).run(RULES.retry_seconds)
-    assert scene.moves == [(KEEP, Reason.NO_MEMORY, 1)]
+    assert scene.moves == [(KEEP, MoveReason.NO_MEMORY, 1)]
     told = scene.decisions[0][1]
     assert (told.memory_used, told.memory_total) == (45 * GB, 80 * GB)
 
@@ -130,13 +141,13 @@ def test_without_work_it_goes_back_to_one() -> None:
     scene.backlog = lambda at: False
     scene.run(3 * (RULES.spare_seconds + START_SECONDS + RULES.look_seconds))
     assert scene.size.wanted == 1
-    assert scene.moves[-3:] == [(REMOVE, Reason.SPARE, size) for size in (3, 2, 1)]
+    assert scene.moves[-3:] == [(REMOVE, MoveReason.SPARE, size) for size in (3, 2, 1)]
 
 
 def test_out_of_memory_takes_one_away_at_once_and_is_remembered() -> None:
     scene = Scene(rates=(30, 60, 90, 120), out_of_memory_above=2).run(RULES.memory_retry_seconds)
-    assert scene.moves.count((REMOVE, Reason.OUT_OF_MEMORY, 2)) == 1
-    (at,) = [at for at, each in scene.decisions if each.reason is Reason.OUT_OF_MEMORY]
+    assert scene.moves.count((REMOVE, MoveReason.OUT_OF_MEMORY, 2)) == 1
+    (at,) = [at for at, each in scene.decisions if each.reason is MoveReason.OUT_OF_MEMORY]
     assert [each.size for later, each in scene.decisions if later > at] == []
     assert scene.size.wanted == 2
 
@@ -148,7 +159,7 @@ def test_out_of_memory_with_one_bars_a_second() -> None:
 
 def test_one_that_does_not_start_goes_and_is_not_tried_again_soon() -> None:
     scene = Scene(never_starts_above=1).run(RULES.retry_seconds)
-    assert scene.moves == [(ADD, Reason.BACKLOG, 2), (REMOVE, Reason.NOT_STARTED, 1)]
+    assert scene.moves == [(ADD, MoveReason.BACKLOG, 2), (REMOVE, MoveReason.NOT_STARTED, 1)]
 
 
 @st.composite
@@ -187,8 +198,8 @@ def test_it_never_outgrows_the_memory_never_flaps_and_always_comes_back_to_one(
             assert decision.size * scene.each_bytes <= scene.total_bytes
     changes = [(at, each) for at, each in scene.decisions if each.move is not KEEP]
     for (before, first), (after, second) in pairwise(changes):
-        if second.reason is not Reason.OUT_OF_MEMORY:
+        if second.reason is not MoveReason.OUT_OF_MEMORY:
             assert after - before >= min(RULES.window_seconds, RULES.spare_seconds)
-        if first.reason in (Reason.NO_GAIN, Reason.OUT_OF_MEMORY, Reason.NOT_STARTED):
+        if first.reason in (MoveReason.NO_GAIN, MoveReason.OUT_OF_MEMORY, MoveReason.NOT_STARTED):
             assert not (second.move is ADD and after - before < RULES.retry_seconds)
     assert scene.size.wanted == 1, "it has been idle for long"

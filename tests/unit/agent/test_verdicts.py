@@ -6,11 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from comfyfleet.agent.healing import Ill, fault_in
-from comfyfleet.agent.verdicts import verdict_on
+from comfyfleet.api.worker import Fail, Job, Lacking, Requeue
+from comfyfleet.comfy.answers import refusal_from
 from comfyfleet.comfy.events import Failed
-from comfyfleet.comfy.refusals import refusal
-from comfyfleet.kernel.errors import (
+from comfyfleet.errors import (
     AccessDenied,
     CreditsExhausted,
     FileGone,
@@ -26,7 +25,7 @@ from comfyfleet.kernel.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.wire.messages import Fail, Job, Lacking, Requeue
+from comfyfleet.worker.failures import BackendCondition, find_backend_fault, outcome_of_error
 
 TOKEN = UUID("7a3c2f60-0000-4000-8000-0000000000aa")
 JOB = Job(
@@ -61,7 +60,7 @@ JOB = Job(
 def test_the_backends_own_faults_are_known_by_what_it_says(
     exception_type: str, message: str, reason: str, ill: str | None
 ) -> None:
-    fault = fault_in(exception_type, message)
+    fault = find_backend_fault(exception_type, message)
     assert fault is not None
     assert (fault.reason, fault.ill) == (reason, ill)
 
@@ -76,30 +75,32 @@ def test_the_backends_own_faults_are_known_by_what_it_says(
     ],
 )
 def test_anything_else_is_the_prompts_fault(exception_type: str, message: str) -> None:
-    assert fault_in(exception_type, message, ("CUDA error: in a comment", "x = 1")) is None
+    assert (
+        find_backend_fault(exception_type, message, ("CUDA error: in a comment", "x = 1")) is None
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "reason", "ill"),
     [
         (RunLost("gone"), "backend_down", None),
-        (ServerUnavailable("down"), "backend_down", Ill.DOWN),
-        (RunStalled("stuck"), "backend_fault", Ill.HUNG),
-        (CreditsExhausted("none"), "backend_down", Ill.CLOSED),
-        (AccessDenied("no"), "backend_down", Ill.CLOSED),
+        (ServerUnavailable("down"), "backend_down", BackendCondition.DOWN),
+        (RunStalled("stuck"), "backend_fault", BackendCondition.HUNG),
+        (CreditsExhausted("none"), "backend_down", BackendCondition.CLOSED),
+        (AccessDenied("no"), "backend_down", BackendCondition.CLOSED),
         (UnexpectedAnswer("what"), "backend_fault", None),
         (Unavailable("the store"), "backend_fault", None),
         (RunFailed("cancelled by somebody"), "backend_fault", None),
     ],
 )
 def test_trouble_around_the_job_hands_it_back(
-    error: FleetError, reason: str, ill: Ill | None
+    error: FleetError, reason: str, ill: BackendCondition | None
 ) -> None:
-    verdict = verdict_on(error, JOB)
-    assert isinstance(verdict.word, Requeue)
-    assert verdict.word.reason == reason
-    assert error.message in (verdict.word.detail or "")
-    assert (verdict.fault.ill if verdict.fault else None) == ill
+    outcome = outcome_of_error(error, JOB)
+    assert isinstance(outcome.report, Requeue)
+    assert outcome.report.reason == reason
+    assert error.message in (outcome.report.detail or "")
+    assert (outcome.fault.ill if outcome.fault else None) == ill
 
 
 @pytest.mark.parametrize(
@@ -113,18 +114,18 @@ def test_trouble_around_the_job_hands_it_back(
     ],
 )
 def test_trouble_of_the_job_fails_it(error: Exception, code: str) -> None:
-    word = verdict_on(error, JOB).word
-    assert isinstance(word, Fail)
-    assert isinstance(word.error, dict)
-    assert word.error["code"] == code
-    assert word.error["exception_message"]
+    report = outcome_of_error(error, JOB).report
+    assert isinstance(report, Fail)
+    assert isinstance(report.error, dict)
+    assert report.error["code"] == code
+    assert report.error["exception_message"]
 
 
 def test_a_failed_node_is_told_as_it_came() -> None:
     failed = Failed("run", "no cat\n", "7", "LoadCat", "ValueError", ("line 1", "line 2"))
-    word = verdict_on(RunFailed("no cat", failed=failed), JOB).word
-    assert isinstance(word, Fail)
-    assert word.error == {
+    report = outcome_of_error(RunFailed("no cat", failed=failed), JOB).report
+    assert isinstance(report, Fail)
+    assert report.error == {
         "code": "run_failed",
         "exception_message": "no cat\n",
         "exception_type": "ValueError",
@@ -136,30 +137,30 @@ def test_a_failed_node_is_told_as_it_came() -> None:
 
 def test_a_failure_that_the_cloud_calls_its_own_is_tried_again() -> None:
     failed = Failed("run", "a machine was lost", retryable=True)
-    assert isinstance(verdict_on(RunFailed("x", failed=failed), JOB).word, Requeue)
+    assert isinstance(outcome_of_error(RunFailed("x", failed=failed), JOB).report, Requeue)
 
 
 def test_a_refusal_names_the_node() -> None:
     error = {"type": "invalid", "message": "Prompt outputs failed validation"}
     problem = {"type": "value", "message": "Value -5", "details": "", "extra_info": {}}
     answer = {"error": error, "node_errors": {"3": {"class_type": "Size", "errors": [problem]}}}
-    word = verdict_on(refusal(answer, {}), JOB).word
-    assert isinstance(word, Fail)
-    assert isinstance(word.error, dict)
-    assert (word.error["node_id"], word.error["node_type"]) == ("3", "Size")
-    assert word.error["problems"] == ["node 3 (Size): Value -5"]
+    report = outcome_of_error(refusal_from(answer, {}), JOB).report
+    assert isinstance(report, Fail)
+    assert isinstance(report.error, dict)
+    assert (report.error["node_id"], report.error["node_type"]) == ("3", "Size")
+    assert report.error["problems"] == ["node 3 (Size): Value -5"]
 
 
 def test_files_of_kept_results_that_are_gone_are_made_anew() -> None:
-    verdict = verdict_on(FileGone("gone"), JOB)
-    assert verdict.fault is not None
-    assert verdict.fault.frees
+    outcome = outcome_of_error(FileGone("gone"), JOB)
+    assert outcome.fault is not None
+    assert outcome.fault.frees
 
 
 def test_an_error_that_nobody_thought_of_is_puzzling() -> None:
-    verdict = verdict_on(ZeroDivisionError("oops"), JOB)
-    assert verdict.puzzling
-    assert isinstance(verdict.word, Requeue)
+    outcome = outcome_of_error(ZeroDivisionError("oops"), JOB)
+    assert outcome.is_unexpected
+    assert isinstance(outcome.report, Requeue)
 
 
 MODEL_IS_MISSING = {
@@ -202,10 +203,10 @@ NODE_IS_MISSING_AS_BEFORE = {
 def test_what_a_backend_lacks_is_for_another_to_run(
     answer: dict[str, object], node_types: tuple[str, ...], models: tuple[tuple[str, str], ...]
 ) -> None:
-    verdict = verdict_on(refusal(answer, {}), JOB)
-    assert isinstance(verdict.word, Requeue)
-    assert verdict.word.reason == "backend_lacks"
-    assert verdict.word.lacking == Lacking(node_types=node_types, models=models)
-    assert verdict.fault is not None
-    assert verdict.fault.relists
-    assert verdict.fault.ill is None
+    outcome = outcome_of_error(refusal_from(answer, {}), JOB)
+    assert isinstance(outcome.report, Requeue)
+    assert outcome.report.reason == "backend_lacks"
+    assert outcome.report.lacking == Lacking(node_types=node_types, models=models)
+    assert outcome.fault is not None
+    assert outcome.fault.changes_lists
+    assert outcome.fault.ill is None

@@ -5,35 +5,35 @@ from uuid import uuid4
 import pytest
 from tests.unit.agent.test_verdicts import JOB
 
-from comfyfleet.agent.beating import seconds_between
-from comfyfleet.agent.choosing import chosen, content_type_of, shown_of
-from comfyfleet.agent.facts import facts_of
-from comfyfleet.agent.models import LoadedModels
-from comfyfleet.agent.progress import advance, begin, data_url
-from comfyfleet.agent.settings import concurrency_of, heartbeat_seconds_of
+from comfyfleet.api.values import VALUES_MAX
+from comfyfleet.api.worker import Complete
 from comfyfleet.comfy import Description, OutputFile, Outputs, OutputValue
 from comfyfleet.comfy.events import Cached, NodeDone, NodeStarted, Preview, Progress
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.wire.messages import Complete
-from comfyfleet.wire.values import VALUES_MAX
+from comfyfleet.errors import InvalidInput
+from comfyfleet.worker.backend_facts import backend_facts
+from comfyfleet.worker.heartbeat import heartbeat_interval
+from comfyfleet.worker.job_files import choose_outputs, choose_values, content_type_of
+from comfyfleet.worker.lease_runner import LoadedModels
+from comfyfleet.worker.run_progress import advance_progress, begin_progress, data_url
+from comfyfleet.worker.settings import concurrency_from, heartbeat_seconds_from
 
 
 def test_heartbeats_come_more_than_three_times_in_a_lease() -> None:
-    assert seconds_between(30, 900) == 30
-    assert seconds_between(30, 60) < 20
+    assert heartbeat_interval(30, 900) == 30
+    assert heartbeat_interval(30, 60) < 20
 
 
 def test_progress_counts_nodes_and_the_steps_of_the_one_at_work() -> None:
-    standing = begin({"1": {}, "2": {}, "3": {}, "4": {}})
-    standing = advance(standing, Cached("r", ("1",)))
-    standing = advance(standing, NodeStarted("r", "2", "2"))
-    standing = advance(standing, Progress("r", "2", 5, 10))
-    report = standing.report()
+    counts = begin_progress({"1": {}, "2": {}, "3": {}, "4": {}})
+    counts = advance_progress(counts, Cached("r", ("1",)))
+    counts = advance_progress(counts, NodeStarted("r", "2", "2"))
+    counts = advance_progress(counts, Progress("r", "2", 5, 10))
+    report = counts.report()
     assert (report.percent, report.node, report.step, report.steps) == (37.5, "2", 5, 10)
-    standing = advance(standing, NodeStarted("r", "3", "3"))
-    assert standing.report().percent == 50
-    standing = advance(standing, NodeDone("r", "3"))
-    assert standing.report().percent == 75
+    counts = advance_progress(counts, NodeStarted("r", "3", "3"))
+    assert counts.report().percent == 50
+    counts = advance_progress(counts, NodeDone("r", "3"))
+    assert counts.report().percent == 75
 
 
 def test_a_preview_that_is_too_large_is_left_out() -> None:
@@ -45,9 +45,9 @@ def test_a_preview_that_is_too_large_is_left_out() -> None:
 
 def test_files_of_the_named_node_and_of_nodes_inside_it_are_chosen() -> None:
     files = tuple(OutputFile(node, "images", f"{node}.png") for node in ("7", "7:1", "70"))
-    assert [each.node_id for each in chosen(Outputs(files), "7")] == ["7", "7:1"]
-    assert chosen(Outputs(files), "8") == ()
-    assert len(chosen(Outputs((*files, *files)), None)) == 3
+    assert [each.node_id for each in choose_outputs(Outputs(files), "7")] == ["7", "7:1"]
+    assert choose_outputs(Outputs(files), "8") == ()
+    assert len(choose_outputs(Outputs((*files, *files)), None)) == 3
 
 
 @pytest.mark.parametrize(
@@ -70,29 +70,29 @@ def test_values_of_the_output_node_come_first_and_keep_their_types() -> None:
         OutputValue("7", "score", 0.5),
         OutputValue("7", "facts", {"cats": 2, "dog": False}),
     )
-    told = shown_of(Outputs(values=values), "7")
+    told = choose_values(Outputs(values=values), "7")
     assert [(each.node_id, each.name, each.value) for each in told] == [
         ("7", "score", 0.5),
         ("7", "facts", {"cats": 2, "dog": False}),
         ("2", "text", "a"),
     ]
-    assert shown_of(Outputs(), "7") == ()
+    assert choose_values(Outputs(), "7") == ()
 
 
 def test_a_long_text_is_cut_and_too_many_values_are_left_out() -> None:
-    long = shown_of(Outputs(values=(OutputValue("2", "text", "ä" * 200_000),)), None)
+    long = choose_values(Outputs(values=(OutputValue("2", "text", "ä" * 200_000),)), None)
     assert 10_000 < len(long[0].value) < 200_000
     many = tuple(OutputValue("2", "text", str(number)) for number in range(1000))
-    assert len(shown_of(Outputs(values=many), None)) == VALUES_MAX
+    assert len(choose_values(Outputs(values=many), None)) == VALUES_MAX
     large = tuple(OutputValue(str(number), "text", "x" * 60_000) for number in range(20))
-    told = shown_of(Outputs(values=large), None)
+    told = choose_values(Outputs(values=large), None)
     assert 1 < len(told) < 20
     Complete(dispatch_id=1, lease_token=uuid4(), values=told)
 
 
 def test_a_value_is_told_as_every_database_can_keep_it() -> None:
     odd = {"nan": float("nan"), "nul\0": "a\0b", "half": "\ud800", "deep": (1, None)}
-    told = shown_of(Outputs(values=(OutputValue("2", "json", odd),)), None)
+    told = choose_values(Outputs(values=(OutputValue("2", "json", odd),)), None)
     assert told[0].value == {"nan": "nan", "nul\ufffd": "a\ufffdb", "half": "?", "deep": [1, None]}
 
 
@@ -133,21 +133,21 @@ def test_facts_list_node_types_and_model_files() -> None:
         },
         "Broken": "x",
     }
-    facts = facts_of(Description(object_info, "0.28", (), {}))
+    facts = backend_facts(Description(object_info, "0.28", (), {}))
     assert facts.node_types == ("Broken", "Loader")
     assert facts.model_files == {"Loader.ckpt_name": ("a.safetensors",), "Loader.lora": ("l.pt",)}
-    other = facts_of(Description(dict(reversed(object_info.items())), "0.28", (), {}))
+    other = backend_facts(Description(dict(reversed(object_info.items())), "0.28", (), {}))
     assert facts.object_info_hash == other.object_info_hash
 
 
 @pytest.mark.parametrize("text", ["0", "x", "1.5", "65", "-1"])
 def test_a_wrong_concurrency_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidInput, match="COMFYFLEET_MAX_CONCURRENCY"):
-        concurrency_of({"COMFYFLEET_MAX_CONCURRENCY": text})
+        concurrency_from({"COMFYFLEET_MAX_CONCURRENCY": text})
 
 
 @pytest.mark.parametrize("text", ["0", "x", "nan", "301"])
 def test_a_wrong_heartbeat_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidInput, match="COMFYFLEET_HEARTBEAT_SECONDS"):
-        heartbeat_seconds_of({"COMFYFLEET_HEARTBEAT_SECONDS": text})
-    assert heartbeat_seconds_of({}) == 30
+        heartbeat_seconds_from({"COMFYFLEET_HEARTBEAT_SECONDS": text})
+    assert heartbeat_seconds_from({}) == 30

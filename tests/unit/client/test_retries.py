@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from comfyfleet.client import Client, Patience
-from comfyfleet.kernel.errors import (
+from comfyfleet.errors import (
     Conflict,
     InsufficientTokens,
     InvalidInput,

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from tests.unit.client.test_retries import Script, stream
 
-from comfyfleet.client.graph_runs import GraphRunHandle
-from comfyfleet.client.pipeline_runs import PipelineRunHandle
-from comfyfleet.kernel.errors import InvalidInput, ServerUnavailable
+from comfyfleet.client.graphs import GraphRunHandle
+from comfyfleet.client.pipelines import PipelineRunHandle
+from comfyfleet.errors import InvalidInput, ServerUnavailable
 
 RUN = "7f1c6a52-0000-4000-8000-000000000003"
 AT = "2026-01-02T03:04:05Z"

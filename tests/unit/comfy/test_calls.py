@@ -5,13 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from comfyfleet.comfy.calls import Call, Calls
-from comfyfleet.comfy.meter import LATENCIES_KEPT_MAX, Tally
-from comfyfleet.comfy.settings import Limits
-from comfyfleet.comfy.surroundings import Surroundings
-from comfyfleet.kernel.errors import ServerUnavailable, UnexpectedAnswer
+from comfyfleet.comfy.backend import BackendLimits
+from comfyfleet.comfy.calls import LATENCIES_KEPT_MAX, BackendCall, BackendCalls, CallTally, Runtime
+from comfyfleet.errors import ServerUnavailable, UnexpectedAnswer
 
-CALL = Call("GET", "/history/{id}", "/history/abc", params={"key": "secret"})
+CALL = BackendCall("GET", "/history/{id}", "/history/abc", params={"key": "secret"})
 
 
 class Wire:
@@ -20,14 +18,14 @@ class Wire:
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = [*answers]
         self.naps: list[float] = []
-        self.tally = Tally()
+        self.tally = CallTally()
 
-    def calls(self) -> Calls:
+    def calls(self) -> BackendCalls:
         client = httpx.AsyncClient(
             base_url="http://server:1", transport=httpx.MockTransport(self._answer)
         )
-        surroundings = Surroundings(sleep=self._nap, chance=lambda: 0.0)
-        return Calls(client, limits=Limits(), meter=self.tally, surroundings=surroundings)
+        runtime = Runtime(sleep=self._nap, chance=lambda: 0.0)
+        return BackendCalls(client, limits=BackendLimits(), meter=self.tally, runtime=runtime)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         answer = self.answers.pop(0)
@@ -91,7 +89,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def test_a_tally_forgets_old_latencies() -> None:
-    tally = Tally()
+    tally = CallTally()
     for _ in range(LATENCIES_KEPT_MAX + 10):
         tally.called("GET /", ok=True, seconds=0.1)
     assert len(tally.latencies["GET /"]) == LATENCIES_KEPT_MAX

@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from comfyfleet.comfy.causes import in_words
+from comfyfleet.comfy.calls import describe_network_error
 
 
 def caused(error: Exception, *causes: BaseException) -> Exception:
@@ -33,11 +33,11 @@ def caused(error: Exception, *causes: BaseException) -> Exception:
     ],
 )
 def test_the_cause_is_told(error: Exception, words: str) -> None:
-    assert in_words(error) == words
+    assert describe_network_error(error) == words
 
 
 async def test_a_closed_port_is_a_refused_connection(unused_tcp_port: int) -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.ConnectError) as caught:
             await client.get(f"http://127.0.0.1:{unused_tcp_port}/")
-    assert in_words(caught.value) == "connection refused"
+    assert describe_network_error(caught.value) == "connection refused"

@@ -1,7 +1,7 @@
 import pytest
 
 from comfyfleet.comfy import CloudSettings, ComfyCloud
-from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.errors import InvalidValue
 
 
 async def test_a_key_is_not_sent_over_plain_http_to_another_machine() -> None:

@@ -5,12 +5,17 @@ from typing import Any
 import httpx
 import pytest
 
-from comfyfleet.comfy.cloud.job import parse_job, parse_output
-from comfyfleet.comfy.cloud.marker import is_marked, with_marker
-from comfyfleet.comfy.cloud.origins import own_link, resolved, storage_link
-from comfyfleet.comfy.cloud.routes import about
-from comfyfleet.comfy.cloud.states import is_end, is_retryable, phase_of
-from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.comfy.cloud_calls import (
+    call_by_id,
+    is_marked,
+    require_own_link,
+    require_storage_link,
+    resolve_link,
+    with_marker,
+)
+from comfyfleet.comfy.cloud_v1 import is_end_state, is_retryable, phase_of
+from comfyfleet.comfy.cloud_v2 import parse_job, parse_output
+from comfyfleet.errors import UnexpectedAnswer
 
 RUN = "6f1c1c1e-0000-4000-8000-000000000001"
 OTHER_RUN = "6f1c1c1e-0000-4000-8000-000000000002"
@@ -22,7 +27,7 @@ OUTPUT = {"node_id": "9", "name": "a.png", "type": "image", "id": "asset", "url"
 
 @pytest.mark.parametrize("state", ["success", "error", "non_retryable_error", "lost", "cancelled"])
 def test_these_states_end_a_job(state: str) -> None:
-    assert is_end(state)
+    assert is_end_state(state)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,7 @@ def test_these_states_end_a_job(state: str) -> None:
     ["submitted", "queued_limited", "executing", "executed", "erroring", "cancel_requested", "new"],
 )
 def test_every_other_state_is_in_flight(state: str) -> None:
-    assert not is_end(state)
+    assert not is_end_state(state)
     assert phase_of(state) in ("waiting", "running")
 
 
@@ -50,7 +55,7 @@ def test_a_marked_prompt_is_known_by_its_run_only_and_the_given_one_is_not_chang
 
 @pytest.mark.parametrize("its_id", ["../prompt", "..", "a/b", "a?b=c", "a#b"])
 def test_an_id_does_not_lead_to_another_route(its_id: str) -> None:
-    path = about("GET", "/jobs/{id}/status", its_id).path
+    path = call_by_id("GET", "/jobs/{id}/status", its_id).path
     assert path is not None
     assert path.count("/") == 3
     assert not set("?#.") & set(path)
@@ -58,13 +63,13 @@ def test_an_id_does_not_lead_to_another_route(its_id: str) -> None:
 
 def test_links_belong_to_the_origin_not_to_the_base() -> None:
     base = httpx.URL("https://cloud.example/some/base?x=1")
-    assert resolved(base, "/api/v2/jobs/1") == "https://cloud.example/api/v2/jobs/1"
-    assert own_link(base, "https://cloud.example:443/a") == "https://cloud.example:443/a"
+    assert resolve_link(base, "/api/v2/jobs/1") == "https://cloud.example/api/v2/jobs/1"
+    assert require_own_link(base, "https://cloud.example:443/a") == "https://cloud.example:443/a"
 
 
 def test_a_link_to_another_host_is_not_followed_with_the_key() -> None:
     with pytest.raises(UnexpectedAnswer, match=r"evil\.example"):
-        own_link(CLOUD, "//evil.example/api/v2/jobs/1/cancel")
+        require_own_link(CLOUD, "//evil.example/api/v2/jobs/1/cancel")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +88,10 @@ def test_a_redirect_leads_to_https_or_stays_on_this_machine(
     base: httpx.URL, location: str, is_followed: bool
 ) -> None:
     if is_followed:
-        assert storage_link(base, base, location) == location
+        assert require_storage_link(base, base, location) == location
         return
     with pytest.raises(UnexpectedAnswer):
-        storage_link(base, base, location)
+        require_storage_link(base, base, location)
 
 
 def test_a_job_of_v2_is_parsed() -> None:

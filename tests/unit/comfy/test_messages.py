@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from comfyfleet.comfy.answers import RECEIVED_CHARS_MAX
 from comfyfleet.comfy.events import (
     Blocked,
     Cached,
@@ -20,14 +21,13 @@ from comfyfleet.comfy.events import (
 from comfyfleet.comfy.messages import (
     CURRENT_RUN,
     NodeStates,
+    QueueStatus,
     RunOver,
-    Status,
-    Unknown,
+    UnknownMessage,
     parse_log,
     parse_message,
 )
-from comfyfleet.comfy.shapes import RECEIVED_CHARS_MAX
-from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.errors import UnexpectedAnswer
 
 ERROR = {
     "prompt_id": "p",
@@ -46,7 +46,7 @@ def text(kind: str, data: object) -> str:
 @pytest.mark.parametrize(
     ("kind", "data", "message"),
     [
-        ("status", {"status": {"exec_info": {"queue_remaining": 3}}, "sid": "a"}, Status(3)),
+        ("status", {"status": {"exec_info": {"queue_remaining": 3}}, "sid": "a"}, QueueStatus(3)),
         ("execution_start", {"prompt_id": "p", "timestamp": 1}, Started("p")),
         ("execution_cached", {"prompt_id": "p", "nodes": ["1"]}, Cached("p", ("1",))),
         ("executing", {"node": "1", "prompt_id": "p"}, NodeStarted("p", "1", "1")),
@@ -92,8 +92,8 @@ def text(kind: str, data: object) -> str:
             {**ERROR, "exception_type": "ExecutionBlocked", "exception_message": "closed"},
             Blocked("p", "3", "KSampler", "closed"),
         ),
-        ("feature_flags", {"assets": False}, Unknown("feature_flags")),
-        ("crystools.monitor", {"cpu": 1}, Unknown("crystools.monitor")),
+        ("feature_flags", {"assets": False}, UnknownMessage("feature_flags")),
+        ("crystools.monitor", {"cpu": 1}, UnknownMessage("crystools.monitor")),
     ],
 )
 def test_each_message_becomes_its_type(kind: str, data: object, message: object) -> None:
@@ -106,7 +106,7 @@ def test_each_message_becomes_its_type(kind: str, data: object, message: object)
         (struct.pack(">II", 1, 1) + b"j", Preview(CURRENT_RUN, None, "image/jpeg", b"j")),
         (struct.pack(">II", 1, 2) + b"p", Preview(CURRENT_RUN, None, "image/png", b"p")),
         (struct.pack(">II", 3, 2) + b"12hello", NodeText(CURRENT_RUN, "12", "hello")),
-        (struct.pack(">I", 2), Unknown("binary 2")),
+        (struct.pack(">I", 2), UnknownMessage("binary 2")),
     ],
 )
 def test_each_frame_becomes_its_type(frame: bytes, message: object) -> None:
@@ -171,7 +171,7 @@ def test_a_failure_of_the_gpu_may_be_tried_elsewhere(
 
 def test_the_log_of_a_run_is_read_like_its_messages() -> None:
     log: list[Any] = [["execution_start", {"prompt_id": "p"}], ["of_another_version", {}]]
-    assert parse_log(log) == (Started("p"), Unknown("of_another_version"))
+    assert parse_log(log) == (Started("p"), UnknownMessage("of_another_version"))
 
 
 @pytest.mark.parametrize("log", [{}, [[]], [["execution_start"]], [[1, {}]], ["x"]])

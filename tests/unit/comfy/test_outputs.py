@@ -1,8 +1,8 @@
 import pytest
 
 from comfyfleet.comfy.backend import OutputFile, OutputValue
-from comfyfleet.comfy.outputs import find_outputs
-from comfyfleet.kernel.errors import UnexpectedAnswer
+from comfyfleet.comfy.server import find_outputs
+from comfyfleet.errors import UnexpectedAnswer
 
 FILE = {"filename": "a.bin", "subfolder": "s", "type": "temp"}
 

@@ -1,13 +1,13 @@
 import pytest
 
-from comfyfleet.comfy.settings import Limits, ServerSettings, server_settings
-from comfyfleet.comfy.surroundings import BACKOFF_SECONDS_MAX, backoff_seconds
-from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.comfy.backend import BackendLimits, ServerSettings, server_settings
+from comfyfleet.comfy.calls import BACKOFF_SECONDS_MAX, backoff_seconds
+from comfyfleet.errors import InvalidValue
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
     settings = server_settings({})
-    assert settings == ServerSettings("http://localhost:8188", Limits())
+    assert settings == ServerSettings("http://localhost:8188", BackendLimits())
     limits = settings.limits
     assert (limits.job_seconds, limits.max_retries, limits.poll_seconds) == (300, 3, 5)
 
@@ -22,7 +22,7 @@ def test_the_environment_sets_address_and_limits() -> None:
         }
     )
     assert settings == ServerSettings(
-        "http://gpu:1", Limits(job_seconds=12.5, max_retries=0, poll_seconds=1)
+        "http://gpu:1", BackendLimits(job_seconds=12.5, max_retries=0, poll_seconds=1)
     )
 
 

@@ -10,17 +10,17 @@ from comfyfleet.comfy.events import (
     Started,
     Succeeded,
 )
-from comfyfleet.comfy.messages import Message, NodeStates, RunOver, Status
-from comfyfleet.comfy.places import Absent, Ended, Running, Waiting
-from comfyfleet.comfy.story import Chapter, Story, hear, see
+from comfyfleet.comfy.follow import RunState, Transition, apply_location, apply_message
+from comfyfleet.comfy.messages import Message, NodeStates, QueueStatus, RunOver
+from comfyfleet.comfy.run_location import Absent, Executing, InHistory, InQueue
 
 
-def after(*messages: Message) -> Chapter:
-    def then(chapter: Chapter, message: Message) -> Chapter:
-        following = hear(chapter.story, message)
-        return Chapter(following.story, (*chapter.news, *following.news))
+def after(*messages: Message) -> Transition:
+    def then(transition: Transition, message: Message) -> Transition:
+        following = apply_message(transition.state, message)
+        return Transition(following.state, (*transition.news, *following.news))
 
-    return reduce(then, messages, Chapter(Story("p")))
+    return reduce(then, messages, Transition(RunState("p")))
 
 
 def news(*messages: Message) -> list[Event]:
@@ -52,32 +52,32 @@ def test_cached_nodes_are_not_told_as_done_by_their_state() -> None:
 
 
 def test_the_end_counts_once_the_run_is_over() -> None:
-    heard = after(Started("p"), Cached("p", ("1",)), Succeeded("p")).story
+    heard = after(Started("p"), Cached("p", ("1",)), Succeeded("p")).state
     assert (heard.end, heard.over) == (Succeeded("p", reused=("1",)), False)
-    assert hear(heard, RunOver("p")).story.over
+    assert apply_message(heard, RunOver("p")).state.over
 
 
 def test_what_is_not_about_the_run_changes_nothing() -> None:
-    assert after(Status(3)) == Chapter(Story("p"))
+    assert after(QueueStatus(3)) == Transition(RunState("p"))
 
 
 def test_a_place_in_the_queue_is_told_when_it_changes() -> None:
-    first = see(Story("p"), Waiting(None, 2, "other"))
+    first = apply_location(RunState("p"), InQueue(None, 2, "other"))
     assert first.news == (Queued("p", 2),)
-    assert see(first.story, Waiting(None, 2, "other")).news == ()
-    assert see(first.story, Waiting(None, 1, "other")).news == (Queued("p", 1),)
+    assert apply_location(first.state, InQueue(None, 2, "other")).news == ()
+    assert apply_location(first.state, InQueue(None, 1, "other")).news == (Queued("p", 1),)
 
 
 def test_a_run_that_is_seen_at_work_has_started() -> None:
-    assert see(Story("p"), Running(None)).news == (Started("p"),)
-    assert see(Story("p", started=True), Running(None)).news == ()
+    assert apply_location(RunState("p"), Executing(None)).news == (Started("p"),)
+    assert apply_location(RunState("p", started=True), Executing(None)).news == ()
 
 
 def test_an_end_in_history_tells_what_was_missed_before_it() -> None:
-    chapter = see(Story("p"), Ended(Cancelled("p"), ("1",), {}))
-    assert chapter.news == (Started("p"), Cached("p", ("1",)))
-    assert (chapter.story.end, chapter.story.over) == (Cancelled("p"), True)
+    transition = apply_location(RunState("p"), InHistory(Cancelled("p"), ("1",), {}))
+    assert transition.news == (Started("p"), Cached("p", ("1",)))
+    assert (transition.state.end, transition.state.over) == (Cancelled("p"), True)
 
 
 def test_absence_is_not_a_chapter() -> None:
-    assert see(Story("p"), Absent()) == Chapter(Story("p"))
+    assert apply_location(RunState("p"), Absent()) == Transition(RunState("p"))

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from comfyfleet.db import Database, open_database
+from comfyfleet.server.db import Database, open_database
 
 ADD = "INSERT INTO kept VALUES (?)"
 
@@ -16,7 +16,7 @@ ADD = "INSERT INTO kept VALUES (?)"
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     opened = open_database(f"sqlite:///{tmp_path / 'some.db'}")
-    async with opened.begin() as tx:
+    async with opened.transaction() as tx:
         await tx.exec_driver_sql("CREATE TABLE kept (number INTEGER UNIQUE)")
     yield opened
     await opened.close()
@@ -30,13 +30,13 @@ def commits(database: Database) -> list[object]:
 
 
 async def added(database: Database, number: int) -> None:
-    async with database.begin() as tx:
+    async with database.transaction() as tx:
         await tx.exec_driver_sql(ADD, (number,))
         await asyncio.sleep(0)
 
 
 async def kept(database: Database) -> list[int]:
-    async with database.look() as tx:
+    async with database.read() as tx:
         return [row[0] for row in await tx.exec_driver_sql("SELECT number FROM kept ORDER BY 1")]
 
 
@@ -94,7 +94,7 @@ async def test_whoever_is_cancelled_holds_up_nobody(database: Database, turns: i
 
 async def test_all_are_told_that_nothing_was_committed(database: Database) -> None:
     async def gives_up() -> None:
-        async with database.begin() as tx:
+        async with database.transaction() as tx:
             await tx.exec_driver_sql("INSERT OR ROLLBACK INTO kept VALUES (7), (7)")
 
     outcomes = await asyncio.gather(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.db import sqlite
+from comfyfleet.server.db import database
 
 NUMBERS = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
@@ -18,8 +18,8 @@ LONG_READ = f"SELECT max(i) FROM ({NUMBERS})"  # noqa: S608
 
 
 @pytest.fixture
-async def connection(tmp_path: Path) -> AsyncIterator[sqlite.Connection]:
-    opened = await sqlite.connect(str(tmp_path / "some.db"))
+async def connection(tmp_path: Path) -> AsyncIterator[database.SqliteConnection]:
+    opened = await database.connect(str(tmp_path / "some.db"))
     opened._conn.isolation_level = None
     await asked(opened, "CREATE TABLE kept (number INTEGER, thread INTEGER)")
     await asked(opened, "CREATE TABLE once (number INTEGER UNIQUE)")
@@ -29,7 +29,7 @@ async def connection(tmp_path: Path) -> AsyncIterator[sqlite.Connection]:
 
 
 async def asked(
-    connection: sqlite.Connection, sql: str, *values: object
+    connection: database.SqliteConnection, sql: str, *values: object
 ) -> list[tuple[object, ...]]:
     cursor = connection.cursor()
     await cursor.execute(sql, values)
@@ -39,7 +39,7 @@ async def asked(
 
 
 async def test_short_statements_are_run_where_they_are_asked_for(
-    connection: sqlite.Connection,
+    connection: database.SqliteConnection,
 ) -> None:
     await asked(connection, "BEGIN IMMEDIATE")
     await asked(connection, "INSERT INTO kept VALUES (?, here())", 1)
@@ -49,7 +49,7 @@ async def test_short_statements_are_run_where_they_are_asked_for(
     ]
 
 
-async def test_a_long_read_lets_others_be_served(connection: sqlite.Connection) -> None:
+async def test_a_long_read_lets_others_be_served(connection: database.SqliteConnection) -> None:
     reading = asyncio.create_task(asked(connection, LONG_READ, 3_000_000))
     served = 0
     while not reading.done():
@@ -59,14 +59,16 @@ async def test_a_long_read_lets_others_be_served(connection: sqlite.Connection) 
     assert served > 10
 
 
-async def test_a_read_that_is_wrong_is_not_made_twice(connection: sqlite.Connection) -> None:
+async def test_a_read_that_is_wrong_is_not_made_twice(
+    connection: database.SqliteConnection,
+) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await asked(connection, "SELECT * FROM lost")
     assert connection._asked == connection._done
 
 
-async def test_many_rows_at_once_are_written_aside(connection: sqlite.Connection) -> None:
-    values = range(sqlite.PARAMETERS_MAX + 2)
+async def test_many_rows_at_once_are_written_aside(connection: database.SqliteConnection) -> None:
+    values = range(database.PARAMETERS_MAX + 2)
     cursor = connection.cursor()
     await cursor.executemany("INSERT INTO kept VALUES (?, here())", [(each,) for each in values])
     rows = ", ".join(["(?, here())"] * len(values))
@@ -76,7 +78,9 @@ async def test_many_rows_at_once_are_written_aside(connection: sqlite.Connection
     assert (threading.get_ident(),) not in threads
 
 
-async def test_a_call_waits_for_one_whose_caller_has_gone(connection: sqlite.Connection) -> None:
+async def test_a_call_waits_for_one_whose_caller_has_gone(
+    connection: database.SqliteConnection,
+) -> None:
     """Its thread is still at it: a second call beside it would be in the midst of the first."""
     await asked(connection, "BEGIN IMMEDIATE")
     await asked(connection, "INSERT INTO kept VALUES (1, 0)")
@@ -89,7 +93,7 @@ async def test_a_call_waits_for_one_whose_caller_has_gone(connection: sqlite.Con
 
 
 async def test_a_transaction_that_sqlite_gave_up_is_not_committed(
-    connection: sqlite.Connection,
+    connection: database.SqliteConnection,
 ) -> None:
     await asked(connection, "BEGIN IMMEDIATE")
     await asked(connection, "INSERT INTO kept VALUES (1, 0)")
@@ -100,7 +104,7 @@ async def test_a_transaction_that_sqlite_gave_up_is_not_committed(
 
 
 async def test_a_writer_waits_for_another_and_lets_others_be_served(
-    connection: sqlite.Connection, tmp_path: Path
+    connection: database.SqliteConnection, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "some.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiosqlite
 from packaging.requirements import Requirement
 
-from comfyfleet.db import sqlite
+from comfyfleet.server.db import database
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def test_the_names_that_are_used_inside_of_the_driver_are_there() -> None:
 
 
 async def test_a_connection_has_a_thread_that_does_not_keep_the_process(tmp_path: Path) -> None:
-    connection = await sqlite.connect(str(tmp_path / "some.db"))
+    connection = await database.connect(str(tmp_path / "some.db"))
     try:
         assert isinstance(connection._thread, threading.Thread)
         assert connection._thread.daemon

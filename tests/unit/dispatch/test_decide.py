@@ -9,27 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyfleet.dispatch.decide import Rules, choose
-from comfyfleet.dispatch.model import Candidate, Lane, Waiter
-from comfyfleet.dispatch.switch_costs import Samples, SwitchCosts, estimate
+from comfyfleet.server.queue.decide import MatchRules, match_waiters
+from comfyfleet.server.queue.model import DispatchCandidate, QueueLane, Waiter
+from comfyfleet.server.queue.switch_costs import Samples, SwitchCosts, estimate
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
-A, B, C = (Lane(number, "production", "self_hosted") for number in (1, 2, 3))
+A, B, C = (QueueLane(number, "production", "self_hosted") for number in (1, 2, 3))
 _ids = count(1)
 
 
 def job(
-    lane: Lane = A, *, priority: int = 0, rank: int = 1, age: float = 1, **more: Any
-) -> Candidate:
-    return Candidate(next(_ids), lane, priority, rank, NOW - timedelta(seconds=age), **more)
+    lane: QueueLane = A, *, priority: int = 0, rank: int = 1, age: float = 1, **more: Any
+) -> DispatchCandidate:
+    return DispatchCandidate(next(_ids), lane, priority, rank, NOW - timedelta(seconds=age), **more)
 
 
-def worker(name: str = "gpu-1", *lanes: Lane, **more: Any) -> Waiter:
+def worker(name: str = "gpu-1", *lanes: QueueLane, **more: Any) -> Waiter:
     return Waiter(name, frozenset(lanes or (A,)), **more)
 
 
-def chosen(jobs: list[Candidate], waiters: list[Waiter], **more: Any) -> dict[str, Candidate]:
-    made = choose(jobs, waiters, now=NOW, starts=more.pop("starts", {}), **more)
+def chosen(
+    jobs: list[DispatchCandidate], waiters: list[Waiter], **more: Any
+) -> dict[str, DispatchCandidate]:
+    made = match_waiters(jobs, waiters, now=NOW, starts=more.pop("starts", {}), **more)
     return {waiters[choice.waiter].worker_id: choice.candidate for choice in made.choices}
 
 
@@ -148,7 +150,7 @@ def test_affinity_looks_32_ahead(others: int, is_reached: bool) -> None:
 
 
 def test_nobody_is_passed_for_longer_than_half_of_the_longest_wait() -> None:
-    rules = Rules(affinity_max_wait=timedelta(seconds=60))
+    rules = MatchRules(affinity_max_wait=timedelta(seconds=60))
     head, wanted = job(model_key="flux", age=900), job(model_key="sdxl")
     fresh = job(model_key="flux")._replace(id=0)
     warm = worker("w", models_loaded=("sdxl",))
@@ -163,10 +165,10 @@ def test_nobody_is_passed_for_longer_than_half_of_the_longest_wait() -> None:
 def test_it_is_told_who_was_passed() -> None:
     first, second, wanted, behind = (job(model_key=key) for key in ("flux", "wan", "sdxl", "flux"))
     warm, cold = worker("w", models_loaded=("sdxl",)), worker("c", free_gpu_memory_bytes=1)
-    made = choose([first, second, wanted, behind], [warm, cold], now=NOW, starts={})
+    made = match_waiters([first, second, wanted, behind], [warm, cold], now=NOW, starts={})
     assert {choice.candidate for choice in made.choices} == {first, wanted}
     assert made.passed == {second.id}
-    assert choose([first, second], [warm, cold], now=NOW, starts={}).passed == frozenset()
+    assert match_waiters([first, second], [warm, cold], now=NOW, starts={}).passed == frozenset()
 
 
 def test_a_worker_that_failed_with_a_job_is_passed_over_for_a_while() -> None:
@@ -185,7 +187,7 @@ def test_a_bound_job_goes_where_it_is_bound() -> None:
 
 
 candidates = st.builds(
-    Candidate,
+    DispatchCandidate,
     id=st.integers(1, 10_000),
     lane=st.sampled_from([A, B, C]),
     priority=st.integers(-1, 1),
@@ -215,10 +217,10 @@ workers = st.lists(
 @settings(deadline=None)  # a busy machine is not what this is about
 @given(st.lists(candidates, max_size=25, unique_by=lambda each: each.id), workers)
 def test_whatever_comes_the_choice_is_allowed_and_nobody_idles_beside_work(
-    jobs: list[Candidate], waiters: list[Waiter]
+    jobs: list[DispatchCandidate], waiters: list[Waiter]
 ) -> None:
     waiters = [_named(each, str(n)) for n, each in enumerate(waiters)]
-    made = choose(jobs, waiters, now=NOW, starts={}).choices
+    made = match_waiters(jobs, waiters, now=NOW, starts={}).choices
     assert len({each.waiter for each in made}) == len(made)
     assert len({each.candidate.id for each in made}) == len(made)
     for each in made:
@@ -272,28 +274,30 @@ def test_where_a_switch_is_free_the_order_is_kept() -> None:
     head, wanted = job(model_key="flux"), job(model_key="sdxl")
     warm = worker("w", models_loaded=("sdxl",), fleet_id=1)
     assert chosen([head, wanted], [warm]) == {"w": wanted}, "nothing is learned yet"
-    free, dear = Rules(costs=learned(1.41, 1.45)), Rules(costs=learned(1.2, 2.2))
+    free, dear = MatchRules(costs=learned(1.41, 1.45)), MatchRules(costs=learned(1.2, 2.2))
     assert chosen([head, wanted], [warm], rules=free) == {"w": head}
     assert chosen([head, wanted], [warm], rules=dear) == {"w": wanted}
-    assert choose([head, wanted], [warm], now=NOW, starts={}, rules=free).passed == frozenset()
+    assert (
+        match_waiters([head, wanted], [warm], now=NOW, starts={}, rules=free).passed == frozenset()
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(candidates, max_size=25, unique_by=lambda each: each.id), workers)
 def test_where_switches_are_free_all_is_decided_as_if_nobody_had_told_of_models(
-    jobs: list[Candidate], waiters: list[Waiter]
+    jobs: list[DispatchCandidate], waiters: list[Waiter]
 ) -> None:
-    rules = Rules(costs=learned(1.41, 1.45, flux=("0",), sdxl=("1",)))
+    rules = MatchRules(costs=learned(1.41, 1.45, flux=("0",), sdxl=("1",)))
     told = [replace(each, worker_id=str(n), fleet_id=1) for n, each in enumerate(waiters)]
     hidden = [replace(each, models_loaded=()) for each in told]
-    by_order = choose(jobs, hidden, now=NOW, starts={}).choices
-    assert choose(jobs, told, now=NOW, starts={}, rules=rules).choices == by_order
+    by_order = match_waiters(jobs, hidden, now=NOW, starts={}).choices
+    assert match_waiters(jobs, told, now=NOW, starts={}, rules=rules).choices == by_order
 
 
 def test_how_long_a_job_is_passed_depends_on_what_a_switch_costs() -> None:
     head, wanted = job(model_key="flux"), job(model_key="sdxl")
     warm = worker("w", models_loaded=("sdxl",), fleet_id=1)
-    rules = Rules(costs=learned(1, 2))
+    rules = MatchRules(costs=learned(1, 2))
     for seconds, is_passed in ((9, True), (10, False)):
         since = {head.id: NOW - timedelta(seconds=seconds)}
         got = chosen([head, wanted], [warm], rules=rules, passed_since=since)
@@ -309,8 +313,8 @@ def test_the_model_of_the_last_run_comes_before_one_that_was_used_earlier() -> N
 def test_a_new_job_is_left_to_a_busy_worker_that_has_its_model_for_a_moment() -> None:
     new, old = job(model_key="flux", age=1), job(model_key="flux", age=19)
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
-    rules = Rules(costs=learned(2, 8, flux=("other",)))
-    made = choose([new], idle, now=NOW, starts={}, rules=rules)
+    rules = MatchRules(costs=learned(2, 8, flux=("other",)))
+    made = match_waiters([new], idle, now=NOW, starts={}, rules=rules)
     assert (made.choices, made.held_seconds) == ([], 17.0)
     assert chosen([old], idle, rules=rules) == {"w": old}
     assert chosen([new, old], idle, rules=rules) == {"w": old}
@@ -319,7 +323,7 @@ def test_a_new_job_is_left_to_a_busy_worker_that_has_its_model_for_a_moment() ->
 def test_no_more_new_jobs_are_held_than_a_busy_worker_can_do_in_three_times_the_cost() -> None:
     jobs = [job(model_key="flux", age=1) for _ in range(10)]
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1)]
-    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    rules = MatchRules(costs=learned(2, 8, flux=("other",)))
     assert chosen(jobs[:9], idle, rules=rules) == {}
     assert chosen(jobs, idle, rules=rules) == {"w": jobs[9]}
 
@@ -327,7 +331,7 @@ def test_no_more_new_jobs_are_held_than_a_busy_worker_can_do_in_three_times_the_
 def test_a_model_that_another_has_followed_does_not_count_as_loaded_once_that_is_learned() -> None:
     new = job(model_key="flux", age=1)
     went_on = [worker("w", models_loaded=("sdxl", "flux"), fleet_id=1)]
-    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    rules = MatchRules(costs=learned(2, 8, flux=("other",)))
     assert chosen([new], went_on) == {"w": new}
     assert chosen([new], went_on, rules=rules) == {}
 
@@ -335,7 +339,7 @@ def test_a_model_that_another_has_followed_does_not_count_as_loaded_once_that_is
 def test_nobody_is_waited_for_where_nobody_has_the_model_or_the_job_is_bound() -> None:
     new = job(model_key="flux", age=1)
     idle = [worker("w", models_loaded=("sdxl",), fleet_id=1, affinities=frozenset({"worker:w"}))]
-    assert chosen([new], idle, rules=Rules(costs=learned(2, 8))) == {"w": new}
+    assert chosen([new], idle, rules=MatchRules(costs=learned(2, 8))) == {"w": new}
     bound = new._replace(backend_affinity="worker:w")
-    rules = Rules(costs=learned(2, 8, flux=("other",)))
+    rules = MatchRules(costs=learned(2, 8, flux=("other",)))
     assert chosen([bound], idle, rules=rules) == {"w": bound}

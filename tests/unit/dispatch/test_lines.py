@@ -7,15 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.dispatch.model import Lane, Waiter
-from comfyfleet.dispatch.waiting import Asked, Waiting
+from comfyfleet.server.queue.model import QueueLane, Waiter
+from comfyfleet.server.queue.waiters import PollRequest, WaiterPool
 
-A, B, C = (Lane(number, "production", "self_hosted") for number in (1, 2, 3))
+A, B, C = (QueueLane(number, "production", "self_hosted") for number in (1, 2, 3))
 
 
-def asked(name: str, *lanes: Lane, **more: Any) -> Asked:
+def asked(name: str, *lanes: QueueLane, **more: Any) -> PollRequest:
     affinities = frozenset({f"worker:{name}"})
-    return Asked(Waiter(name, frozenset(lanes or (A,)), affinities, **more), _future(), 0.0)
+    return PollRequest(Waiter(name, frozenset(lanes or (A,)), affinities, **more), _future(), 0.0)
 
 
 def _future() -> "asyncio.Future[Any]":
@@ -27,7 +27,7 @@ _LOOP.close()
 
 
 def test_the_shortlist_of_one_job_is_short_however_many_wait() -> None:
-    waiting = Waiting()
+    waiting = WaiterPool()
     for number in range(1_000):
         models = ("sdxl",) if number % 2 else ("flux",)
         waiting.add(asked(f"gpu-{number}", A, B, load=number % 5, models_loaded=models))
@@ -36,7 +36,7 @@ def test_the_shortlist_of_one_job_is_short_however_many_wait() -> None:
 
 
 def test_two_jobs_of_different_lanes_call_two_who_wait() -> None:
-    waiting = Waiting()
+    waiting = WaiterPool()
     for number in range(3):
         waiting.add(asked(f"gpu-{number}", A, B))
     names = [each.waiter.worker_id for each in waiting.shortlist(Counter([A, B]))]
@@ -44,26 +44,26 @@ def test_two_jobs_of_different_lanes_call_two_who_wait() -> None:
 
 
 def test_nobody_is_called_for_a_lane_that_none_may_run() -> None:
-    waiting = Waiting()
+    waiting = WaiterPool()
     waiting.add(asked("gpu-1", A))
     assert waiting.shortlist(Counter([C])) == []
-    assert not waiting.is_waited_for([C])
-    assert waiting.is_waited_for([C, A])
+    assert not waiting.has_waiter_for([C])
+    assert waiting.has_waiter_for([C, A])
 
 
 def test_those_with_an_affinity_are_found_by_it() -> None:
-    waiting = Waiting()
+    waiting = WaiterPool()
     one, two = asked("gpu-1"), asked("gpu-2")
     waiting.add(one)
     waiting.add(two)
     assert waiting.shortlist(Counter(), ["worker:gpu-2", "worker:gone"]) == [two]
-    assert waiting.affinities_among(["worker:gpu-1", "worker:gone"]) == ["worker:gpu-1"]
+    assert waiting.waited_affinities(["worker:gpu-1", "worker:gone"]) == ["worker:gpu-1"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sets(st.sampled_from([A, B, C]))), max_size=40))
-def test_whoever_has_left_leaves_nothing_behind(moves: list[tuple[int, set[Lane]]]) -> None:
-    waiting = Waiting()
-    there: dict[int, Asked] = {}
+def test_whoever_has_left_leaves_nothing_behind(moves: list[tuple[int, set[QueueLane]]]) -> None:
+    waiting = WaiterPool()
+    there: dict[int, PollRequest] = {}
     for number, lanes in moves:
         if number in there:
             waiting.discard(there.pop(number))

@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from comfyfleet.dispatch.switch_costs import (
+from comfyfleet.server.queue.switch_costs import (
     RUNS_NOTED_MAX,
     SAMPLES_KEPT_MAX,
     SAMPLES_MIN,
-    Change,
     Estimate,
-    Run,
+    ModelChange,
     RunKind,
     Samples,
     SwitchCosts,
+    TimedRun,
     WarmWorkers,
     estimate,
 )
@@ -35,7 +35,7 @@ def runs(
     """As many of each kind, each longer or shorter by some share of it."""
     chance, samples = random.Random(7), start
     for _ in range(count):
-        for change, seconds in ((Change.SAME, stay), (Change.SWITCHED, switch)):
+        for change, seconds in ((ModelChange.SAME, stay), (ModelChange.SWITCHED, switch)):
             samples = samples.with_run(change, seconds * chance.uniform(1 - noise, 1 + noise))
     return samples
 
@@ -66,7 +66,7 @@ def test_a_switch_that_costs_is_learned_to_a_tenth(cost: float) -> None:
 
 def test_one_run_that_took_very_long_changes_nothing() -> None:
     samples = runs(stay=1.4, switch=1.45)
-    hung = samples.with_run(Change.SWITCHED, 3600).with_run(Change.SWITCHED, 3600)
+    hung = samples.with_run(ModelChange.SWITCHED, 3600).with_run(ModelChange.SWITCHED, 3600)
     assert learned(hung).seconds == pytest.approx(learned(samples).seconds, abs=0.05)
 
 
@@ -104,7 +104,7 @@ def test_a_backend_that_was_started_with_another_cache_is_learned_anew() -> None
 
 
 def test_reading_a_model_for_the_first_time_is_no_switch() -> None:
-    assert Samples().with_run(Change.FIRST, 60) == Samples()
+    assert Samples().with_run(ModelChange.FIRST, 60) == Samples()
 
 
 def test_only_so_many_runs_are_kept() -> None:
@@ -174,9 +174,9 @@ def test_a_worker_is_warm_for_the_model_that_it_was_given_last_and_not_for_ever(
 def test_what_is_noted_is_sound_and_bounded() -> None:
     known = SwitchCosts()
     for seconds in (float("inf"), float("nan"), -1.0, 1e9):
-        known.note(Run(KIND, Change.SAME, seconds))
-    known.note(Run(KIND, Change.FIRST, 9.0))
+        known.note(TimedRun(KIND, ModelChange.SAME, seconds))
+    known.note(TimedRun(KIND, ModelChange.FIRST, 9.0))
     assert known.noted == []
     for _ in range(RUNS_NOTED_MAX + 5):
-        known.note(Run(KIND, Change.SAME, 1.0))
+        known.note(TimedRun(KIND, ModelChange.SAME, 1.0))
     assert len(known.noted) == RUNS_NOTED_MAX

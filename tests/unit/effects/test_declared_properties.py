@@ -16,11 +16,11 @@ from tests.fleetkit.prompts import (
     drafted,
 )
 
-from comfyfleet.effects.drafting import draft
-from comfyfleet.effects.model import Property
-from comfyfleet.effects.objectinfo import engine_object_info
-from comfyfleet.fleets.offers import ModelUse
-from comfyfleet.kernel.errors import InvalidInput, InvalidWorkflow
+from comfyfleet.errors import InvalidInput, InvalidWorkflow
+from comfyfleet.server.catalog.draft import draft_workflow
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.catalog.service import engine_object_info
+from comfyfleet.server.fleets.model import ModelUse
 
 
 def test_a_draft_knows_what_its_prompt_needs() -> None:
@@ -159,7 +159,7 @@ def test_a_node_id_and_an_input_may_both_hold_dots() -> None:
 def test_a_binding_that_is_none_is_told_with_all_that_could_be_bound() -> None:
     prompt = {"2": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64}}}
     with pytest.raises(InvalidInput) as refused:
-        draft(
+        draft_workflow(
             slug="x",
             document={**prompt, "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0]}}},
             properties=[Property("depth", "integer", binding="2.depth")],

@@ -2,9 +2,9 @@
 
 from tests.fleetkit.prompts import PROPERTIES, drafted, versioned
 
-from comfyfleet.effects.models import missing_on, model_key, model_set
-from comfyfleet.fleets.offers import ModelUse
-from comfyfleet.wire.messages import BackendFacts
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.server.catalog.model import missing_on_backend, model_key, model_set
+from comfyfleet.server.fleets.model import ModelUse
 
 VERSION = versioned(drafted(*PROPERTIES))
 CHECKPOINTS = "CheckpointLoaderSimple.ckpt_name"
@@ -15,7 +15,9 @@ def test_a_backend_that_has_everything_lacks_nothing() -> None:
         CHECKPOINTS: ("sdxl.safetensors",),
         "LoraLoader.lora_name": ("fine.safetensors",),
     }
-    assert not missing_on(VERSION, BackendFacts(node_types=VERSION.node_types, model_files=files))
+    assert not missing_on_backend(
+        VERSION, BackendFacts(node_types=VERSION.node_types, model_files=files)
+    )
 
 
 def test_what_is_missing_is_named() -> None:
@@ -23,14 +25,14 @@ def test_what_is_missing_is_named() -> None:
         node_types=tuple(name for name in VERSION.node_types if name != "LoraLoader"),
         model_files={CHECKPOINTS: ("other.safetensors",)},
     )
-    missing = missing_on(VERSION, facts)
+    missing = missing_on_backend(VERSION, facts)
     assert missing.node_types == ("LoraLoader",)
     assert missing.models == (ModelUse(CHECKPOINTS, "sdxl.safetensors"),)
     assert missing.in_words() == "node LoraLoader, model sdxl.safetensors"
 
 
 def test_a_model_of_an_input_that_is_not_listed_is_given_the_benefit_of_the_doubt() -> None:
-    assert not missing_on(VERSION, BackendFacts(node_types=VERSION.node_types))
+    assert not missing_on_backend(VERSION, BackendFacts(node_types=VERSION.node_types))
 
 
 def test_the_heavy_model_is_found_whatever_stands_before_it() -> None:

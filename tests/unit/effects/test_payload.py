@@ -11,25 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fleetkit.prompts import OBJECT_INFO, PROMPT, PROPERTIES, WHAT, drafted, versioned
 
-from comfyfleet.effects.model import AssetRef, Payload, Property
-from comfyfleet.effects.payload import build
-from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.errors import InvalidValue
+from comfyfleet.server.catalog.model import AssetRef, JobPayload, Property
+from comfyfleet.server.catalog.payload import build_payload
 
 FILE = UUID("6f1b8ad2-3df4-4a0c-9d0c-0a4d5ac6b6a1")
 VERSION = versioned(drafted(*PROPERTIES))
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 
 
-def built(values: dict[str, Any] | None = None, **overrides: Any) -> Payload:
+def built(values: dict[str, Any] | None = None, **overrides: Any) -> JobPayload:
     given_values = {"input": str(FILE), **(values or {})}
-    return build(VERSION, PROMPT, OBJECT_INFO, given_values, overrides, seed=123)
+    return build_payload(VERSION, PROMPT, OBJECT_INFO, given_values, overrides, seed=123)
 
 
-def one_node(value: Any, *properties: Property, **values: Any) -> Payload:
+def one_node(value: Any, *properties: Property, **values: Any) -> JobPayload:
     document = {"1": {"class_type": "Any", "inputs": {"value": value, "other": "stays"}}}
     version = versioned(drafted(*properties, document=document, output_node_id=None))
     before = copy.deepcopy(document)
-    payload = build(version, document, {}, values, {}, seed=1)
+    payload = build_payload(version, document, {}, values, {}, seed=1)
     assert document == before
     return payload
 
@@ -62,7 +62,7 @@ def test_a_file_is_bound_to_its_input_and_the_one_named_input_is_primary() -> No
 
 
 def test_files_may_also_be_given_apart() -> None:
-    payload = build(VERSION, PROMPT, OBJECT_INFO, {}, {}, files={"input": FILE}, seed=1)
+    payload = build_payload(VERSION, PROMPT, OBJECT_INFO, {}, {}, files={"input": FILE}, seed=1)
     assert payload.assets[0].file_id == FILE
 
 
@@ -71,7 +71,8 @@ def test_a_seed_is_kept_within_its_range() -> None:
     document = {"1": {"class_type": "Any", "inputs": {"value": 0}}}
     version = versioned(drafted(dice, document=document, output_node_id=None))
     rolled = {
-        build(version, document, {}, {}, {}, seed=seed).properties["dice"] for seed in range(50)
+        build_payload(version, document, {}, {}, {}, seed=seed).properties["dice"]
+        for seed in range(50)
     }
     assert rolled == {1, 2, 3, 4, 5, 6}
 
@@ -110,7 +111,7 @@ def test_the_override_of_an_effect_is_held_to_the_same_rules() -> None:
 
 def test_what_is_required_must_be_given() -> None:
     with pytest.raises(InvalidValue, match="input needs a value"):
-        build(VERSION, PROMPT, OBJECT_INFO, {}, {}, seed=1)
+        build_payload(VERSION, PROMPT, OBJECT_INFO, {}, {}, seed=1)
 
 
 def test_a_whole_number_may_be_written_as_a_decimal() -> None:
@@ -118,7 +119,7 @@ def test_a_whole_number_may_be_written_as_a_decimal() -> None:
 
 
 def test_an_effect_may_name_a_file_that_the_backend_has() -> None:
-    payload = build(VERSION, PROMPT, OBJECT_INFO, {}, {"input": "example.png"}, seed=1)
+    payload = build_payload(VERSION, PROMPT, OBJECT_INFO, {}, {"input": "example.png"}, seed=1)
     assert payload.assets == ()
     assert payload.prompt["3"]["inputs"]["image"] == "example.png"
 
@@ -127,12 +128,12 @@ def test_the_heavy_model_is_the_checkpoint_and_the_set_does_not_depend_on_order(
     payload = built()
     assert payload.model_key == "sdxl.safetensors"
     turned = dict(reversed(PROMPT.items()))
-    again = build(VERSION, turned, OBJECT_INFO, {"input": FILE}, {}, seed=1)
+    again = build_payload(VERSION, turned, OBJECT_INFO, {"input": FILE}, {}, seed=1)
     assert again.model_set == payload.model_set
     assert len(payload.model_set or "") == 64
     other = Property("model", "choice", binding="1.ckpt_name")
     version = versioned(drafted(other, WHAT))
-    changed = build(version, PROMPT, OBJECT_INFO, {"model": "sd15.safetensors"}, {}, seed=1)
+    changed = build_payload(version, PROMPT, OBJECT_INFO, {"model": "sd15.safetensors"}, {}, seed=1)
     assert changed.model_key == "sd15.safetensors"
     assert changed.model_set != payload.model_set
 
@@ -169,7 +170,7 @@ def test_links_and_class_names_are_never_replaced() -> None:
     }
     each = Property("x", "text", placeholder="4")
     version = versioned(drafted(each, document=document, output_node_id=None))
-    payload = build(version, document, {}, {"x": "new"}, {}, seed=1)
+    payload = build_payload(version, document, {}, {"x": "new"}, {}, seed=1)
     assert payload.prompt == {
         "4": {"class_type": "X", "inputs": {"value": "new"}},
         "5": {"class_type": "4", "inputs": {"a": ["4", 0]}},
@@ -183,7 +184,7 @@ def test_a_files_placeholder_is_bound_to_where_it_stands() -> None:
         "2": {"class_type": "Load", "inputs": {"video": "FILE"}},
     }
     version = versioned(drafted(each, document=document, output_node_id=None))
-    payload = build(version, document, {}, {"clip": str(FILE)}, {}, seed=1)
+    payload = build_payload(version, document, {}, {"clip": str(FILE)}, {}, seed=1)
     assert [(ref.name, ref.binding) for ref in payload.assets] == [
         ("clip", "1.video"),
         ("clip#2", "2.video"),

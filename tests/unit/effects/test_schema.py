@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.effects.catalogue.schema import schema_of
-from comfyfleet.effects.model import SEED_MAX, Property
-from comfyfleet.effects.values import resolve
-from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.errors import InvalidValue
+from comfyfleet.server.catalog.model import SEED_MAX, Property, json_schema_of, resolve_values
 
 INPUT = Property("input", "image", binding="1.image", required=True)
 PROPERTIES = (
@@ -26,7 +24,7 @@ PROPERTIES = (
 
 
 def is_valid(given: Any, overrides: dict[str, Any] | None = None) -> bool:
-    schema = schema_of(PROPERTIES, overrides or {})
+    schema = json_schema_of(PROPERTIES, overrides or {})
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
     return bool(validator.is_valid(given))
@@ -34,14 +32,14 @@ def is_valid(given: Any, overrides: dict[str, Any] | None = None) -> bool:
 
 def is_taken(given: dict[str, Any], overrides: dict[str, Any] | None = None) -> bool:
     try:
-        resolve(PROPERTIES, given, overrides or {}, seed=1)
+        resolve_values(PROPERTIES, given, overrides or {}, seed=1)
     except InvalidValue:
         return False
     return True
 
 
 def test_a_form_can_be_built_from_it() -> None:
-    assert schema_of(PROPERTIES, {"steps": 30, "what": None}) == {
+    assert json_schema_of(PROPERTIES, {"steps": 30, "what": None}) == {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "properties": {
@@ -82,11 +80,11 @@ def test_a_form_can_be_built_from_it() -> None:
 
 
 def test_it_is_a_schema_by_its_own_dialect() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema_of(PROPERTIES, {}))
+    jsonschema.Draft202012Validator.check_schema(json_schema_of(PROPERTIES, {}))
 
 
 def test_the_media_that_an_effect_is_applied_to_is_no_property() -> None:
-    assert schema_of([INPUT], {})["properties"] == {}
+    assert json_schema_of([INPUT], {})["properties"] == {}
 
 
 def test_what_the_effect_sets_need_not_be_sent() -> None:

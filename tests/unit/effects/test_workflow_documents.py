@@ -8,13 +8,12 @@ from uuid import uuid4
 import pytest
 from tests.fleetkit.prompts import OBJECT_INFO, drafted, versioned
 
-from comfyfleet.effects.drafting import best_object_info
-from comfyfleet.effects.model import Property
-from comfyfleet.effects.objectinfo import engine_object_info
-from comfyfleet.effects.payload import build
-from comfyfleet.effects.prompting import Chance
-from comfyfleet.fleets.offers import ModelUse
-from comfyfleet.kernel.errors import InvalidInput, UnknownNodeTypes
+from comfyfleet.errors import InvalidInput, UnknownNodeTypes
+from comfyfleet.server.catalog.draft import best_object_info
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.catalog.payload import RandomSource, build_payload
+from comfyfleet.server.catalog.service import engine_object_info
+from comfyfleet.server.fleets.model import ModelUse
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workflows"
 
@@ -44,7 +43,7 @@ def test_the_examples_can_be_registered_with_the_engine_alone() -> None:
     )
     assert made.kind == "workflow"
     assert made.warnings == ()
-    payload = build(
+    payload = build_payload(
         versioned(made),
         example("soften"),
         engine_object_info(),
@@ -60,14 +59,14 @@ def test_a_placeholder_in_braces_survives_the_choosing_of_words() -> None:
     document = a_workflow(a_node(1, "CLIPTextEncode", "{{subject}} in {oil|chalk} // a note"))
     subject = Property("subject", "text", placeholder="{{subject}}")
     made = drafted(subject, document=document, output_node_id=None)
-    payload = build(
+    payload = build_payload(
         versioned(made),
         document,
         OBJECT_INFO,
         {"subject": "{a|b} // cat"},
         {},
         seed=1,
-        chance=Chance(),
+        chance=RandomSource(),
     )
     assert payload.prompt["1"]["inputs"]["text"] == "{a|b} // cat in oil "
 
@@ -96,7 +95,7 @@ def test_types_that_nobody_knows_yet_are_kept_with_the_models_they_name() -> Non
     assert made.node_types == ("NewLoader", "SaveImage")
     assert made.models == (ModelUse("", "new.safetensors"),)
     with pytest.raises(UnknownNodeTypes, match="NewLoader"):
-        build(versioned(made), document, OBJECT_INFO, {}, {}, seed=1)
+        build_payload(versioned(made), document, OBJECT_INFO, {}, {}, seed=1)
 
 
 def test_a_placeholder_in_a_node_that_nobody_knows_yet_is_believed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from comfyfleet.engine.node import Folders, NodeType, Result
+from comfyfleet.engine.node import EngineNodeType, Folders, NodeResult
 from comfyfleet.engine.nodes import registry
 
 NODES = registry()
@@ -50,7 +50,7 @@ def folders_in(base: Path, inputs: Path | None = None) -> Folders:
     return folders
 
 
-def run(class_type: str, context: RecordingContext | None = None, /, **inputs: Any) -> Result:
+def run(class_type: str, context: RecordingContext | None = None, /, **inputs: Any) -> NodeResult:
     """One node with plain values."""
     nowhere = Folders(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
     return NODES[class_type].run(context or RecordingContext(nowhere), **inputs)
@@ -75,7 +75,7 @@ class PromptRun:
 
     prompt: Mapping[str, Any]
     context: RecordingContext
-    _results: dict[str, Result] = field(default_factory=dict)
+    _results: dict[str, NodeResult] = field(default_factory=dict)
     _ran: dict[str, str] = field(default_factory=dict)
 
     def history(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class PromptRun:
         }
         return dict(json.loads(json.dumps(shown)))
 
-    def result(self, node_id: str) -> Result:
+    def result(self, node_id: str) -> NodeResult:
         if node_id not in self._ran:
             key = self._key(node_id)
             if key not in self._results:
@@ -105,7 +105,7 @@ class PromptRun:
         }
         return json.dumps([node["class_type"], inputs])
 
-    def _execute(self, node_id: str) -> Result:
+    def _execute(self, node_id: str) -> NodeResult:
         node = self.prompt[node_id]
         node_type = NODES[node["class_type"]]
         inputs = self._inputs(node_type, node["inputs"])
@@ -115,7 +115,7 @@ class PromptRun:
         except Exception as error:
             raise NodeStopped(node_id, error) from error
 
-    def _inputs(self, node_type: NodeType, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs(self, node_type: EngineNodeType, given: Mapping[str, Any]) -> dict[str, Any]:
         known: dict[str, Any] = {}
         lazy = _lazy_inputs(node_type)
         for name, raw in given.items():
@@ -132,17 +132,17 @@ def _is_link(given: Any) -> bool:
     return isinstance(given, list) and len(given) == 2
 
 
-def _declared(node_type: NodeType) -> dict[str, Any]:
+def _declared(node_type: EngineNodeType) -> dict[str, Any]:
     groups = node_type.info["input"]
     return {**groups["required"], **groups.get("optional", {})}
 
 
-def _lazy_inputs(node_type: NodeType) -> set[str]:
+def _lazy_inputs(node_type: EngineNodeType) -> set[str]:
     declared = _declared(node_type).items()
     return {name for name, entry in declared if len(entry) > 1 and entry[1].get("lazy")}
 
 
-def _coerced(node_type: NodeType, name: str, raw: Any) -> Any:
+def _coerced(node_type: EngineNodeType, name: str, raw: Any) -> Any:
     kind = _declared(node_type).get(name, [None])[0]
     coerce = COERCIONS.get(kind) if isinstance(kind, str) else None
     return coerce(raw) if coerce else raw

@@ -3,10 +3,9 @@
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from tests.support.comfy_cloud.cloud import URL_SECONDS, StorageUrlSigner
 
-from comfyfleet.engine.cloud.storage import URL_SECONDS, Signer
-
-SIGNER = Signer(b"secret")
+SIGNER = StorageUrlSigner(b"secret")
 NOW = 1000.0
 
 
@@ -36,4 +35,4 @@ def test_it_can_not_be_changed(change: dict[str, str]) -> None:
     kind, name, query = parts(SIGNER.path("output", "a.png", NOW))
     assert not SIGNER.is_valid(kind, name, {**query, **change}, NOW)
     assert not SIGNER.is_valid("input", name, query, NOW)
-    assert not Signer(b"other").is_valid(kind, name, query, NOW)
+    assert not StorageUrlSigner(b"other").is_valid(kind, name, query, NOW)

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.engine.expression import evaluate
-from comfyfleet.kernel.errors import InvalidValue
+from comfyfleet.engine.nodes.values import evaluate_expression
+from comfyfleet.errors import InvalidValue
 
 NAMES = {"a": 5, "b": 2.5, "c": True, "values": [5, 2.5, True]}
 
@@ -37,7 +37,7 @@ NAMES = {"a": 5, "b": 2.5, "c": True, "values": [5, 2.5, True]}
     ],
 )
 def test_arithmetic_is_pythons(expression: str, expected: Any) -> None:
-    assert evaluate(expression, NAMES) == expected
+    assert evaluate_expression(expression, NAMES) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_arithmetic_is_pythons(expression: str, expected: Any) -> None:
 )
 def test_what_is_no_plain_arithmetic_is_refused(expression: str) -> None:
     with pytest.raises(InvalidValue):
-        evaluate(expression, NAMES)
+        evaluate_expression(expression, NAMES)

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 from tests.unit.engine.running import NODES, PromptRun, RecordingContext, folders_in, run
 
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.errors import NodeFailed
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import PIL.Image
 import pytest
 from tests.unit.engine.running import NOON, RecordingContext, folders_in
 
-from comfyfleet.engine.files import (
+from comfyfleet.engine.node import split_annotation
+from comfyfleet.engine.saved_files import (
     content_kind,
     files_of,
     fill_tokens,
@@ -18,8 +19,7 @@ from comfyfleet.engine.files import (
     save_kept_preview,
     save_preview,
 )
-from comfyfleet.engine.node import split_annotation
-from comfyfleet.kernel.errors import InvalidInput, NodeFailed
+from comfyfleet.errors import InvalidInput, NodeFailed
 
 PICTURES = np.zeros((2, 3, 5, 3), np.float32)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from comfyfleet.engine.limits import EngineLimits, limits_of, require_small, use_limits
-from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.engine.node import EngineLimits, limits_of, require_small, use_limits
+from comfyfleet.errors import LimitExceeded
 
 GIB = 1024**3
 

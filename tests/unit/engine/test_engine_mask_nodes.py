@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.unit.engine.running import RecordingContext, folders_in, run, value
 
-from comfyfleet.engine.values import Image, Mask
-from comfyfleet.kernel.errors import LimitExceeded, NodeFailed
+from comfyfleet.engine.image_math import Image, Mask
+from comfyfleet.errors import LimitExceeded, NodeFailed
 
 
 def mask_row(*values: float) -> Mask:
@@ -62,10 +62,10 @@ def test_masks_are_combined_where_they_overlap(operation: str, expected: list[fl
 
 def test_a_mask_is_feathered_from_each_side() -> None:
     ones = np.ones((1, 1, 4), np.float32)
-    sides = {"left": 2, "top": 0, "right": 4, "bottom": 0}
-    assert line(value("FeatherMask", mask=ones, **sides)) == [0.5, 0.75, 0.5, 0.25]
-    sides = {"left": 0, "top": 0, "right": 0, "bottom": 9}
-    assert value("FeatherMask", mask=np.ones((1, 2, 1), np.float32), **sides).tolist() == [
+    context = {"left": 2, "top": 0, "right": 4, "bottom": 0}
+    assert line(value("FeatherMask", mask=ones, **context)) == [0.5, 0.75, 0.5, 0.25]
+    context = {"left": 0, "top": 0, "right": 0, "bottom": 9}
+    assert value("FeatherMask", mask=np.ones((1, 2, 1), np.float32), **context).tolist() == [
         [[1], [0.5]]
     ]
 

@@ -7,12 +7,20 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from comfyfleet.engine.decode import Window, decode, duration_s, frame_size
-from comfyfleet.engine.encode import encode_mp4, encode_webm, rounded_rate
-from comfyfleet.engine.transcode import save_mp4
-from comfyfleet.engine.values import Audio, Image
-from comfyfleet.engine.video import BuiltVideo, FileVideo
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.engine.codecs import (
+    BuiltVideo,
+    ClipWindow,
+    FileVideo,
+    decode,
+    duration_s,
+    encode_mp4,
+    encode_webm,
+    frame_size,
+    rounded_rate,
+    save_mp4,
+)
+from comfyfleet.engine.image_math import Audio, Image
+from comfyfleet.errors import NodeFailed
 
 RATE = 8000
 
@@ -111,27 +119,27 @@ def test_a_video_comes_back_with_frames_rate_and_sound(clip: Path) -> None:
 @pytest.mark.parametrize(
     ("window", "frames"),
     [
-        (Window(0.25, 0.5), 4),
-        (Window(0.5), 4),
-        (Window(0.5, 5.0), 4),
-        (Window(-0.25), 2),
-        (Window(-5.0), 8),
-        (Window(3.0), 0),
+        (ClipWindow(0.25, 0.5), 4),
+        (ClipWindow(0.5), 4),
+        (ClipWindow(0.5, 5.0), 4),
+        (ClipWindow(-0.25), 2),
+        (ClipWindow(-5.0), 8),
+        (ClipWindow(3.0), 0),
     ],
 )
-def test_a_window_cuts_frames(clip: Path, window: Window, frames: int) -> None:
+def test_a_window_cuts_frames(clip: Path, window: ClipWindow, frames: int) -> None:
     assert len(decode(clip, window).images) == frames
 
 
 def test_a_window_cuts_the_sound_as_well(clip: Path) -> None:
-    audio = decode(clip, Window(0.25, 0.5)).audio
+    audio = decode(clip, ClipWindow(0.25, 0.5)).audio
     assert audio is not None
     assert audio.waveform.shape == (1, 1, RATE // 2)
 
 
 def test_a_part_of_a_part_counts_from_the_first_start(clip: Path) -> None:
     part = FileVideo(clip).part(0.25, 0.5, strict=True).part(0.25, 0.25, strict=True)
-    assert part.window == Window(0.5, 0.25)
+    assert part.window == ClipWindow(0.5, 0.25)
     assert len(part.components().images) == 2
 
 
@@ -172,7 +180,7 @@ def test_an_unchanged_video_is_copied_with_new_tags(clip: Path, tmp_path: Path) 
 
 def test_a_part_is_encoded_anew(clip: Path, tmp_path: Path) -> None:
     target = tmp_path / "part.mp4"
-    FileVideo(clip, Window(0.25, 0.5)).save(target, format="auto", codec="auto", tags={})
+    FileVideo(clip, ClipWindow(0.25, 0.5)).save(target, format="auto", codec="auto", tags={})
     parts = decode(target)
     assert len(parts.images) == 4
     assert parts.fps == 8
@@ -183,8 +191,8 @@ def test_a_part_is_encoded_anew(clip: Path, tmp_path: Path) -> None:
 def test_a_webm_may_be_copied_into_mp4_or_encoded(tmp_path: Path) -> None:
     source = tmp_path / "a.webm"
     encode_webm(shades(2), 8.0, source, codec="vp9", crf=40.0, tags={"prompt": "{}"})
-    save_mp4(source, Window(), tmp_path / "b.mp4", format="auto", codec="auto", tags={})
-    save_mp4(source, Window(), tmp_path / "c.mp4", format="mp4", codec="auto", tags={})
+    save_mp4(source, ClipWindow(), tmp_path / "b.mp4", format="auto", codec="auto", tags={})
+    save_mp4(source, ClipWindow(), tmp_path / "c.mp4", format="mp4", codec="auto", tags={})
     assert copied_streams(tmp_path / "b.mp4")["video"] == "vp9"
     assert copied_streams(tmp_path / "c.mp4")["video"] == "h264"
 
@@ -218,7 +226,7 @@ def test_a_turned_video_is_encoded_upright(tmp_path: Path) -> None:
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     PIL.Image.new("RGB", (48, 32), (10, 200, 30)).save(photo, exif=exif)
-    save_mp4(photo, Window(), tmp_path / "up.mp4", format="mp4", codec="h264", tags={})
+    save_mp4(photo, ClipWindow(), tmp_path / "up.mp4", format="mp4", codec="h264", tags={})
     assert frame_size(tmp_path / "up.mp4") == (32, 48)
     assert decode(tmp_path / "up.mp4").images[0, 20, 20] == pytest.approx(
         np.array([10, 200, 30]) / 255, abs=0.03
@@ -229,11 +237,16 @@ def test_a_part_without_frames_or_with_odd_sides_can_not_be_encoded(
     clip: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(NodeFailed, match="no frame"):
-        save_mp4(clip, Window(3.0), tmp_path / "a.mp4", format="auto", codec="auto", tags={})
+        save_mp4(clip, ClipWindow(3.0), tmp_path / "a.mp4", format="auto", codec="auto", tags={})
     PIL.Image.new("RGB", (37, 5)).save(tmp_path / "odd.png")
     with pytest.raises(NodeFailed, match="even sides"):
         save_mp4(
-            tmp_path / "odd.png", Window(), tmp_path / "a.mp4", format="mp4", codec="h264", tags={}
+            tmp_path / "odd.png",
+            ClipWindow(),
+            tmp_path / "a.mp4",
+            format="mp4",
+            codec="h264",
+            tags={},
         )
 
 

@@ -1,12 +1,18 @@
 import numpy as np
 import pytest
 
-from comfyfleet.engine.blur import blur, gaussian
-from comfyfleet.engine.limits import require_room
-from comfyfleet.engine.morphology import grow
-from comfyfleet.engine.noise import standard_normal
-from comfyfleet.engine.values import Mask, match_channels, repeat_to, to_bytes
-from comfyfleet.kernel.errors import LimitExceeded, NodeFailed
+from comfyfleet.engine.image_math import (
+    Mask,
+    blur,
+    dilate,
+    gaussian,
+    match_channels,
+    repeat_to,
+    standard_normal,
+    to_bytes,
+)
+from comfyfleet.engine.node import require_memory
+from comfyfleet.errors import LimitExceeded, NodeFailed
 
 
 def dot() -> Mask:
@@ -26,9 +32,9 @@ def test_loading_and_saving_keeps_every_byte() -> None:
 
 
 def test_an_array_that_would_fill_the_memory_is_refused() -> None:
-    require_room(1, 8192, 16384, 3)
+    require_memory(1, 8192, 16384, 3)
     with pytest.raises(LimitExceeded, match="4096x16384x16384x3"):
-        require_room(4096, 16384, 16384, 3)
+        require_memory(4096, 16384, 16384, 3)
 
 
 def test_a_batch_is_cut_or_repeated() -> None:
@@ -63,19 +69,19 @@ def test_a_radius_that_reaches_over_the_picture_fails(radius: int) -> None:
 
 
 def test_tapered_corners_grow_a_diamond() -> None:
-    assert grow(dot(), 1, tapered_corners=True).sum() == 5
-    assert grow(dot(), 2, tapered_corners=True).sum() == 13
-    assert grow(dot(), 1, tapered_corners=False).sum() == 9
+    assert dilate(dot(), 1, tapered_corners=True).sum() == 5
+    assert dilate(dot(), 2, tapered_corners=True).sum() == 13
+    assert dilate(dot(), 1, tapered_corners=False).sum() == 9
 
 
 def test_growing_stops_when_nothing_changes() -> None:
-    assert grow(dot(), 16384, tapered_corners=True).all()
-    assert not grow(dot(), -16384, tapered_corners=True).any()
-    assert grow(dot(), 0, tapered_corners=True).sum() == 1
+    assert dilate(dot(), 16384, tapered_corners=True).all()
+    assert not dilate(dot(), -16384, tapered_corners=True).any()
+    assert dilate(dot(), 0, tapered_corners=True).sum() == 1
 
 
 def test_shrinking_does_not_eat_into_a_mask_from_the_border() -> None:
-    assert grow(np.ones((1, 3, 3), np.float32), -1, tapered_corners=False).all()
+    assert dilate(np.ones((1, 3, 3), np.float32), -1, tapered_corners=False).all()
 
 
 def test_noise_depends_on_the_low_bits_of_the_seed_only() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.unit.engine.running import RecordingContext, folders_in, run, value
 
-from comfyfleet.engine.values import Image, to_bytes
-from comfyfleet.kernel.errors import InvalidInput, NodeFailed
+from comfyfleet.engine.image_math import Image, to_bytes
+from comfyfleet.errors import InvalidInput, NodeFailed
 
 
 def row(*values: float) -> Image:
@@ -162,9 +162,9 @@ def test_a_region_that_says_nothing_is_512_wide(tmp_path: Any) -> None:
 
 
 def outpainted(feathering: int, **padding: int) -> tuple[Image, Image]:
-    sides = {"left": 0, "top": 0, "right": 0, "bottom": 0} | padding
+    context = {"left": 0, "top": 0, "right": 0, "bottom": 0} | padding
     image = np.ones((2, 5, 5, 3), np.float32)
-    padded, mask = run("ImagePadForOutpaint", image=image, feathering=feathering, **sides).outputs
+    padded, mask = run("ImagePadForOutpaint", image=image, feathering=feathering, **context).outputs
     return padded, mask
 
 

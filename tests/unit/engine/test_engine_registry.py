@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.unit.engine.running import NODES
 
-from comfyfleet.engine.declare import Interface, integer
+from comfyfleet.engine.node import Interface, integer
 
 HERE = Path(__file__).parent
 

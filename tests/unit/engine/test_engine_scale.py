@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from comfyfleet.engine.scale import crop_to_aspect, resize
-from comfyfleet.engine.values import Image
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.engine.image_math import Image, crop_to_aspect, resize
+from comfyfleet.errors import NodeFailed
 
 
 def row(*values: float) -> Image:

@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 from tests.unit.engine.running import NODES, RecordingContext, folders_in, run, value
 
-from comfyfleet.kernel.errors import NodeFailed
+from comfyfleet.errors import NodeFailed
 
 
 @pytest.fixture

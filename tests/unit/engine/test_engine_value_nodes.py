@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.engine.running import NODES, PromptRun, RecordingContext, folders_in, run, value
 
-from comfyfleet.kernel.errors import InvalidValue, NodeFailed
+from comfyfleet.errors import InvalidValue, NodeFailed
 
 FLAGS = {"case_insensitive": True, "multiline": False, "dotall": False}
 

@@ -9,7 +9,7 @@ import pytest
 from tests.enginekit.listening import Bench
 from tests.enginekit.nodes import link, node
 
-from comfyfleet.engine.schedule import MissingNode
+from comfyfleet.engine.run import MissingNode
 
 
 @pytest.fixture

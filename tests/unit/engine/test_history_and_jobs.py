@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.engine.history import History, Outcome, Record, record
-from comfyfleet.engine.jobs import InvalidQuery, detailed_job, ended_job, list_jobs, read_query
-from comfyfleet.engine.queue import Item
+from comfyfleet.engine.payloads import InvalidQuery, detailed_job, ended_job, list_jobs, read_query
+from comfyfleet.engine.queue import History, QueuedPrompt, Record, RunOutcome, history_record
 
 START = ("execution_start", {"prompt_id": "a", "timestamp": 1000})
 
@@ -20,10 +19,10 @@ def ended(
     outputs: Any = None,
     **extra_data: Any,
 ) -> Record:
-    item = Item(7, prompt_id, {"9": {}}, {"create_time": created, **extra_data}, ("9",))
+    item = QueuedPrompt(7, prompt_id, {"9": {}}, {"create_time": created, **extra_data}, ("9",))
     data = {"prompt_id": prompt_id, "timestamp": at}
     success = event == "execution_success"
-    return record(item, Outcome(success, [START, (event, data)], outputs or {}, {}))
+    return history_record(item, RunOutcome(success, [START, (event, data)], outputs or {}, {}))
 
 
 def pages(count: int) -> History:

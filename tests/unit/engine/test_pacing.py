@@ -3,7 +3,7 @@
 import pytest
 
 from comfyfleet.engine.nodes import registry
-from comfyfleet.engine.pacing import HEAVY, SECONDS_MAX, lasting, paced
+from comfyfleet.engine.nodes.diagnostics import HEAVY, SECONDS_MAX, minimum_duration, with_cpu_pace
 
 
 @pytest.mark.parametrize(
@@ -13,13 +13,13 @@ from comfyfleet.engine.pacing import HEAVY, SECONDS_MAX, lasting, paced
 def test_the_rest_of_the_time_is_slept_away(operations: float, slept: list[float]) -> None:
     times = iter([10.0, 10.4])
     sleeps: list[float] = []
-    with lasting(operations, clock=lambda: next(times), sleep=sleeps.append):
+    with minimum_duration(operations, clock=lambda: next(times), sleep=sleeps.append):
         pass
     assert sleeps == slept
 
 
 def test_only_the_blur_of_a_stand_in_is_paced() -> None:
     nodes = registry()
-    changed = [name for name, kind in paced(nodes).items() if kind is not nodes[name]]
+    changed = [name for name, kind in with_cpu_pace(nodes).items() if kind is not nodes[name]]
     assert changed == [HEAVY]
-    assert paced(nodes)[HEAVY].info == nodes[HEAVY].info
+    assert with_cpu_pace(nodes)[HEAVY].info == nodes[HEAVY].info

@@ -2,11 +2,11 @@
 
 import pytest
 
-from comfyfleet.engine.queue import Item, PromptQueue, as_comfyui_compares
+from comfyfleet.engine.queue import PromptQueue, QueuedPrompt, as_comfyui_compares
 
 
-def item(prompt_id: str, number: float = 0) -> Item:
-    return Item(number, prompt_id, {"1": {}}, {"create_time": number}, ("1",))
+def item(prompt_id: str, number: float = 0) -> QueuedPrompt:
+    return QueuedPrompt(number, prompt_id, {"1": {}}, {"create_time": number}, ("1",))
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_equal_number_and_id_run_in_the_order_of_arrival(queue: PromptQueue) -> 
 
 def test_as_comfyui_compares_equal_items_are_an_error_and_stay_queued() -> None:
     queue = PromptQueue(lambda remaining: None, as_comfyui_compares)
-    queue.put(Item(5, "a", {"1": {"x": 1}}, {}, ("1",)))
+    queue.put(QueuedPrompt(5, "a", {"1": {"x": 1}}, {}, ("1",)))
     with pytest.raises(TypeError):
-        queue.put(Item(5, "a", {"1": {"x": 2}}, {}, ("1",)))
+        queue.put(QueuedPrompt(5, "a", {"1": {"x": 2}}, {}, ("1",)))
     assert queue.remaining() == 2

@@ -8,7 +8,7 @@ import pytest
 from tests.enginekit.nodes import NODES, link, node, node_type, say
 
 from comfyfleet.engine.node import Folders
-from comfyfleet.engine.validate import Verdict, validate
+from comfyfleet.engine.validate import PromptValidation, validate
 
 
 @pytest.fixture
@@ -16,11 +16,13 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path, tmp_path, tmp_path)
 
 
-def judge(prompt: Any, folders: Folders, targets: Collection[str] | None = None) -> Verdict:
+def judge(
+    prompt: Any, folders: Folders, targets: Collection[str] | None = None
+) -> PromptValidation:
     return validate(prompt, nodes=NODES, folders=folders, targets=targets)
 
 
-def faults(verdict: Verdict, node_id: str) -> list[Any]:
+def faults(verdict: PromptValidation, node_id: str) -> list[Any]:
     assert verdict.node_errors is not None
     return list(verdict.node_errors[node_id]["errors"])
 

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.fetching.addresses import is_public, parsed
-from comfyfleet.fetching.targets import redirected, target_of
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
+from comfyfleet.transport.public_url import (
+    is_public,
+    parse_address,
+    parse_public_url,
+    redirect_target,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ from comfyfleet.kernel.errors import InvalidInput
     ],
 )  # fmt: skip
 def test_what_leads_inside_is_not_public(text: str) -> None:
-    address = parsed(text)
+    address = parse_address(text)
     assert address is not None
     assert not is_public(address)
 
@@ -36,7 +40,7 @@ def test_what_leads_inside_is_not_public(text: str) -> None:
      "::ffff:1.1.1.1", "64:ff9b::101:101"],
 )  # fmt: skip
 def test_servers_on_the_internet_are_public(text: str) -> None:
-    address = parsed(text)
+    address = parse_address(text)
     assert address is not None
     assert is_public(address)
 
@@ -57,12 +61,12 @@ def test_nothing_private_is_ever_public(
 
 
 def test_a_url_is_taken_apart() -> None:
-    target = target_of("HTTPS://Example.com/a%20b/c.png?x=1#y")
+    target = parse_public_url("HTTPS://Example.com/a%20b/c.png?x=1#y")
     assert (target.host, target.port, target.path) == ("example.com", 443, "/a%20b/c.png?x=1")
     assert target.url == "https://example.com/a%20b/c.png?x=1"
-    assert target_of("http://bücher.example").authority == "xn--bcher-kva.example"
-    assert target_of("http://[2606:4700::1]:80/").authority == "[2606:4700::1]"
-    assert target_of("http://a:8080", ports=None).authority == "a:8080"
+    assert parse_public_url("http://bücher.example").authority == "xn--bcher-kva.example"
+    assert parse_public_url("http://[2606:4700::1]:80/").authority == "[2606:4700::1]"
+    assert parse_public_url("http://a:8080", ports=None).authority == "a:8080"
     assert target.at(ipaddress.ip_address("1.1.1.1")) == "https://1.1.1.1:443/a%20b/c.png?x=1"
     v6 = target.at(ipaddress.ip_address("2606:4700::1"))
     assert v6.startswith("https://[2606:4700::1]:443/")
@@ -79,13 +83,13 @@ def test_a_url_is_taken_apart() -> None:
 )  # fmt: skip
 def test_what_is_no_url_of_ours_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
-        target_of(url)
+        parse_public_url(url)
 
 
 def test_a_redirect_may_be_relative_and_never_leaves_https() -> None:
-    target = target_of("https://example.com/a/b")
-    assert redirected(target, "../c", ports=None).url == "https://example.com/c"
-    assert redirected(target, "//other.example/x", ports=None).host == "other.example"
+    target = parse_public_url("https://example.com/a/b")
+    assert redirect_target(target, "../c", ports=None).url == "https://example.com/c"
+    assert redirect_target(target, "//other.example/x", ports=None).host == "other.example"
     for location in ("http://example.com/a", "file:///etc/passwd", "ftp://x"):
         with pytest.raises(InvalidInput):
-            redirected(target, location, ports=None)
+            redirect_target(target, location, ports=None)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.files.model import (
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.media.model import (
     SAFE_NAME_BYTES_MAX,
     File,
-    checked,
+    check_file,
     output_key,
     safe_name,
     upload_key,
 )
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.storage.keys import checked_key
+from comfyfleet.server.storage.model import checked_key
 
 ONE, TWO, THREE = (UUID(int=number) for number in (1, 2, 3))
 
@@ -84,4 +84,4 @@ def test_a_file_that_can_not_be_is_refused(changes: dict[str, object]) -> None:
     fields: dict[str, object] = {"id": ONE, "tenant_id": TWO, "disk": "local", "path": "a"}
     fields |= {"filename": "a", "mime_type": "image/png", "created_at": datetime.now(UTC)}
     with pytest.raises(InvalidInput):
-        checked(File(**(fields | changes)))  # type: ignore[arg-type]
+        check_file(File(**(fields | changes)))  # type: ignore[arg-type]

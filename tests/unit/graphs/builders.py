@@ -5,15 +5,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from comfyfleet.effects.drafting import draft
-from comfyfleet.effects.model import Draft, Property
-from comfyfleet.graphs.catalogue import (
+from comfyfleet.server.catalog.draft import draft_workflow
+from comfyfleet.server.catalog.model import Property, WorkflowDraft
+from comfyfleet.server.graphs.catalogue import (
     BackendState,
-    Catalogue,
+    GraphCatalogue,
     WorkflowFacts,
     catalogue_of,
 )
-from comfyfleet.graphs.documents import read_document
+from comfyfleet.server.graphs.parse import read_document
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 IMAGE = Property("input", "image", required=True)
@@ -68,12 +68,12 @@ def work(node_id: str, workflow: str = "fix", **fields: Any) -> dict[str, Any]:
 
 
 @cache
-def example_drafts() -> dict[str, Draft]:
+def example_drafts() -> dict[str, WorkflowDraft]:
     """The example workflows as they would be registered, their properties checked."""
     registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
     object_info = json.loads((EXAMPLES / "object_info.json").read_text("utf-8"))
     return {
-        slug: draft(
+        slug: draft_workflow(
             slug=slug,
             document=json.loads((EXAMPLES / f"workflows/{slug}.json").read_text("utf-8")),
             properties=[Property(**each) for each in entry["properties"]],
@@ -84,6 +84,6 @@ def example_drafts() -> dict[str, Draft]:
     }
 
 
-def example_catalogue() -> Catalogue:
+def example_catalogue() -> GraphCatalogue:
     drafts = example_drafts().values()
     return catalogue_of(tuple(WorkflowFacts(each.slug, 1, each.properties) for each in drafts))

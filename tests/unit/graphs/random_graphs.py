@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from tests.unit.graphs.builders import document, node
 
-from comfyfleet.effects.model import Property
-from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
 
 ANY: Any = "any"
 ANYTHING = WorkflowFacts(

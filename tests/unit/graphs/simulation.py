@@ -9,30 +9,35 @@ from uuid import UUID
 
 from tests.unit.graphs.builders import CATALOGUE, WORKERS
 
-from comfyfleet.graphs.catalogue import Catalogue
-from comfyfleet.graphs.decide import cancel_run, next_actions, retry_run
-from comfyfleet.graphs.draft import Advance
-from comfyfleet.graphs.events import (
+from comfyfleet.server.graphs.catalogue import GraphCatalogue
+from comfyfleet.server.graphs.decide import decide_cancel, decide_retry, next_actions
+from comfyfleet.server.graphs.draft import RunDecision
+from comfyfleet.server.graphs.parse import parse_graph
+from comfyfleet.server.graphs.plan import RunPlan, plan_of
+from comfyfleet.server.graphs.run import (
     Action,
-    Answer,
     AskUser,
     CancelJob,
+    Choice,
+    Environment,
     Event,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
     FailRun,
+    GraphRunState,
+    GraphRunStatus,
     JobCancelled,
     JobDone,
     JobFailed,
     JobStarted,
+    QuestionAnswered,
     StartJob,
-    Surroundings,
 )
-from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.graphs.plan import Plan, plan_of
-from comfyfleet.graphs.runs import Choice, Key, Record, Run, RunStatus, Status
 
 RUN_ID = UUID(int=7)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-WORLD = Surroundings(NOW, WORKERS)
+WORLD = Environment(NOW, WORKERS)
 
 
 def picture(name: str) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def result(name: str, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plan_for(document: dict[str, Any], catalogue: Catalogue = CATALOGUE) -> Plan:
+def plan_for(document: dict[str, Any], catalogue: GraphCatalogue = CATALOGUE) -> RunPlan:
     parsed = parse_graph(document)
     assert parsed.problems == ()
     return plan_of(parsed.graph, catalogue)
@@ -57,30 +62,32 @@ def plan_for(document: dict[str, Any], catalogue: Catalogue = CATALOGUE) -> Plan
 class Simulation:
     """Applies each decision, and checks what must hold after every one of them."""
 
-    plan: Plan
-    run: Run = field(default_factory=lambda: Run(RUN_ID))
-    world: Surroundings = WORLD
+    plan: RunPlan
+    run: GraphRunState = field(default_factory=lambda: GraphRunState(RUN_ID))
+    environment: Environment = WORLD
     actions: list[Action] = field(default_factory=list)
-    jobs: dict[Key, StartJob] = field(default_factory=dict)  # in flight
-    stopping: dict[Key, StartJob] = field(default_factory=dict)
-    questions: dict[Key, int] = field(default_factory=dict)  # how often asked
-    asked: list[Key] = field(default_factory=list)
+    jobs: dict[ExecutionKey, StartJob] = field(default_factory=dict)  # in flight
+    stopping: dict[ExecutionKey, StartJob] = field(default_factory=dict)
+    questions: dict[ExecutionKey, int] = field(default_factory=dict)  # how often asked
+    asked: list[ExecutionKey] = field(default_factory=list)
     job_ids: set[UUID] = field(default_factory=set)
-    ended: dict[Key, Record] = field(default_factory=dict)
+    ended: dict[ExecutionKey, ExecutionRecord] = field(default_factory=dict)
 
     def tell(self, *events: Event) -> list[Action]:
-        return self.follow(next_actions(self.plan, self.run, events, self.world))
+        return self.follow(next_actions(self.plan, self.run, events, self.environment))
 
     def cancel(self) -> list[Action]:
-        return self.follow(cancel_run(self.plan, self.run, self.world))
+        return self.follow(decide_cancel(self.plan, self.run, self.environment))
 
     def retry(self, **how: Any) -> list[Action]:
         self.ended = {
-            k: r for k, r in self.ended.items() if r.status in (Status.DONE, Status.SKIPPED)
+            k: r
+            for k, r in self.ended.items()
+            if r.status in (ExecutionStatus.DONE, ExecutionStatus.SKIPPED)
         }
-        return self.follow(retry_run(self.plan, self.run, self.world, **how))
+        return self.follow(decide_retry(self.plan, self.run, self.environment, **how))
 
-    def follow(self, advance: Advance) -> list[Action]:
+    def follow(self, advance: RunDecision) -> list[Action]:
         for key in advance.changed:
             record = advance.run.record(key)
             if key in self.ended:
@@ -91,7 +98,7 @@ class Simulation:
         self.actions.extend(advance.actions)
         for action in advance.actions:
             self.carry_out(action)
-        assert len(self.jobs) <= self.world.in_queue_max
+        assert len(self.jobs) <= self.environment.in_queue_max
         assert set(self.jobs) == self.run.in_flight
         return list(advance.actions)
 
@@ -102,7 +109,7 @@ class Simulation:
                 assert action.key not in self.jobs
                 self.job_ids.add(action.job_id)
                 self.jobs[action.key] = action
-            case CancelJob() if self.run.record(action.key).status == Status.STOPPING:
+            case CancelJob() if self.run.record(action.key).status == ExecutionStatus.STOPPING:
                 self.stopping[action.key] = self.jobs.pop(action.key)
             case AskUser():
                 self.questions[action.key] = self.questions.get(action.key, 0) + 1
@@ -115,15 +122,15 @@ class Simulation:
         return self.tell()
 
     def done(self, node: str, *at: int, **fields: Any) -> list[Action]:
-        job = self.jobs.pop(Key(node, at))
+        job = self.jobs.pop(ExecutionKey(node, at))
         return self.tell(JobDone(job.key, job.attempt, result(str(job.key), **fields)))
 
     def failed(self, node: str, *at: int, **fields: Any) -> list[Action]:
-        job = self.jobs.pop(Key(node, at))
+        job = self.jobs.pop(ExecutionKey(node, at))
         return self.tell(JobFailed(job.key, job.attempt, "out of paint", **fields))
 
     def started(self, node: str, *at: int, backend: str = "worker:a") -> list[Action]:
-        job = self.jobs[Key(node, at)]
+        job = self.jobs[ExecutionKey(node, at)]
         return self.tell(JobStarted(job.key, job.attempt, backend))
 
     def statuses(self) -> dict[str, str]:
@@ -134,7 +141,7 @@ def simulate(
     simulation: Simulation,
     rng: Random,
     outcome: Callable[[StartJob], Event],
-    answer: Callable[[Key, int], Answer],
+    answer: Callable[[ExecutionKey, int], QuestionAnswered],
     steps_max: int = 20_000,
 ) -> Simulation:
     """Ends jobs and answers questions in random order, a few at a time, until nothing is left."""
@@ -151,12 +158,16 @@ def _some(
     simulation: Simulation,
     rng: Random,
     outcome: Callable[[StartJob], Event],
-    answer: Callable[[Key, int], Answer],
+    answer: Callable[[ExecutionKey, int], QuestionAnswered],
 ) -> Iterable[Event]:
-    open_keys: list[tuple[str, Key]] = [
+    open_keys: list[tuple[str, ExecutionKey]] = [
         *(("job", key) for key in simulation.jobs),
         *(("stop", key) for key in simulation.stopping),
-        *(("ask", key) for key in simulation.asked if simulation.run.status != RunStatus.FAILED),
+        *(
+            ("ask", key)
+            for key in simulation.asked
+            if simulation.run.status != GraphRunStatus.FAILED
+        ),
     ]
     rng.shuffle(open_keys)
     for kind, key in open_keys[: rng.randint(1, 3)]:
@@ -178,5 +189,5 @@ def started(actions: Iterable[Action]) -> list[str]:
     return [str(each.key) for each in actions if isinstance(each, StartJob)]
 
 
-def choose(key: Key, backend: str = "worker:b") -> Answer:
-    return Answer(key, Choice.BACKEND, backend)
+def choose(key: ExecutionKey, backend: str = "worker:b") -> QuestionAnswered:
+    return QuestionAnswered(key, Choice.BACKEND, backend)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyfleet.graphs.conditions import AnyOf, parse_condition
-from comfyfleet.graphs.verdicts import Verdict, judge
-from comfyfleet.kernel.errors import FleetError, InvalidInput, LimitExceeded
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
+from comfyfleet.server.graphs.conditions import AnyOf, ConditionResult, evaluate, parse_condition
 
 PICTURE = {"file_id": "f1", "path": "tenants/t/a.png", "mime_type": "image/png"}
 OUTPUT = {
@@ -25,7 +24,7 @@ OUTPUT = {
 
 
 def says(text: str, value: Any = OUTPUT) -> bool:
-    return judge(parse_condition(text), value).value
+    return evaluate(parse_condition(text), value).value
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,8 @@ def test_a_plain_value_is_compared_as_it_is() -> None:
 
 
 def test_a_missing_field_is_told() -> None:
-    verdict = judge(parse_condition("output.nobody > 5 OR output.width > 5"), OUTPUT)
-    assert verdict == Verdict(True, ("output.nobody is missing",))
+    verdict = evaluate(parse_condition("output.nobody > 5 OR output.width > 5"), OUTPUT)
+    assert verdict == ConditionResult(True, ("output.nobody is missing",))
 
 
 def test_a_missing_field_equals_nothing() -> None:
@@ -102,8 +101,8 @@ def test_a_missing_field_equals_nothing() -> None:
 
 
 def test_values_of_two_kinds_are_not_compared() -> None:
-    verdict = judge(parse_condition("output.prompt_id > 5"), OUTPUT)
-    assert verdict == Verdict(False, ("a text can't be compared with a number by >",))
+    verdict = evaluate(parse_condition("output.prompt_id > 5"), OUTPUT)
+    assert verdict == ConditionResult(False, ("a text can't be compared with a number by >",))
 
 
 @pytest.mark.parametrize(
@@ -162,4 +161,4 @@ def test_any_text_is_either_refused_in_our_words_or_judges_any_value(
         expression = parse_condition(" ".join(words))
     except FleetError:
         return
-    assert isinstance(judge(expression, value).value, bool)
+    assert isinstance(evaluate(expression, value).value, bool)

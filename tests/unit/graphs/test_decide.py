@@ -15,29 +15,34 @@ from tests.unit.graphs.simulation import (
     started,
 )
 
-from comfyfleet.graphs.decide import new_run, next_actions
-from comfyfleet.graphs.events import (
-    Answer,
+from comfyfleet.errors import Conflict
+from comfyfleet.server.graphs.decide import new_run, next_actions
+from comfyfleet.server.graphs.run import (
     AskUser,
     CancelJob,
-    Cause,
+    Choice,
+    ExecutionKey,
+    ExecutionStatus,
     FailNode,
+    FailureCause,
     FinishRun,
+    GraphRunState,
+    GraphRunStatus,
     JobCancelled,
     JobDone,
     JobProgressed,
     JobStarted,
+    QuestionAnswered,
     SkipNode,
     StartJob,
+    job_id,
 )
-from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status, job_id
-from comfyfleet.kernel.errors import Conflict
 
 PHOTO = picture("photo")
 
 
 def simulation(*nodes: dict[str, Any], links: tuple[str, ...], **more: Any) -> Simulation:
-    run = Run(RUN_ID, {"photo": PHOTO}, max_tokens=more.pop("max_tokens", None))
+    run = GraphRunState(RUN_ID, {"photo": PHOTO}, max_tokens=more.pop("max_tokens", None))
     return Simulation(plan_for(document(*nodes, links=links, **more)), run)
 
 
@@ -64,7 +69,7 @@ def test_one_job_follows_the_other_and_the_last_result_comes_out() -> None:
     (finish,) = s.done("then")
     assert isinstance(finish, FinishRun)
     assert finish.outputs["result"]["prompt_id"] == "then"
-    assert s.run.status == RunStatus.COMPLETED
+    assert s.run.status == GraphRunStatus.COMPLETED
 
 
 def test_a_picture_is_handed_on_by_reference() -> None:
@@ -88,7 +93,7 @@ def test_in_a_diamond_the_last_node_starts_once() -> None:
 def test_the_same_decision_made_twice_starts_the_same_jobs() -> None:
     s = diamond()
     s.start()
-    event = JobDone(Key("left"), 1, {})
+    event = JobDone(ExecutionKey("left"), 1, {})
     assert next_actions(s.plan, s.run, [event], WORLD) == next_actions(
         s.plan, s.run, [event], WORLD
     )
@@ -97,7 +102,7 @@ def test_the_same_decision_made_twice_starts_the_same_jobs() -> None:
 def test_news_told_twice_changes_nothing() -> None:
     s = line()
     s.start()
-    job = s.jobs[Key("fix")]
+    job = s.jobs[ExecutionKey("fix")]
     s.done("fix")
     before = s.run
     assert s.tell(JobDone(job.key, job.attempt, {"images": []})) == []
@@ -106,13 +111,13 @@ def test_news_told_twice_changes_nothing() -> None:
 
 def test_a_job_id_derives_from_run_node_index_and_attempt() -> None:
     ids = {
-        job_id(RUN_ID, Key(n, at), a)
+        job_id(RUN_ID, ExecutionKey(n, at), a)
         for n in "ab"
         for at in ((), (1,), (1, 1), (11,))
         for a in (1, 11)
     }
     assert len(ids) == 16
-    assert job_id(RUN_ID, Key("a", (1,)), 2) == job_id(RUN_ID, Key("a", (1,)), 2)
+    assert job_id(RUN_ID, ExecutionKey("a", (1,)), 2) == job_id(RUN_ID, ExecutionKey("a", (1,)), 2)
 
 
 def branch(condition: str = "output.width > 600", **fields: Any) -> Simulation:
@@ -135,7 +140,7 @@ def test_a_condition_fires_one_port_and_what_only_the_other_feeds_is_skipped(
     s.start()
     actions = s.done("draw", width=width)
     assert started(actions) == [chosen]
-    assert SkipNode(Key(other), "nothing that feeds it came about") in actions
+    assert SkipNode(ExecutionKey(other), "nothing that feeds it came about") in actions
     (finish,) = s.done(chosen)
     assert isinstance(finish, FinishRun)
     assert finish.outputs["result"]["count"] == 1
@@ -145,8 +150,8 @@ def test_a_field_that_a_condition_misses_is_noted() -> None:
     s = branch("output.depth > 3")
     s.start()
     s.done("draw")
-    assert s.run.record(Key("is_large")).notes == ("output.depth is missing",)
-    assert s.run.record(Key("small")).status == Status.QUEUED
+    assert s.run.record(ExecutionKey("is_large")).notes == ("output.depth is missing",)
+    assert s.run.record(ExecutionKey("small")).status == ExecutionStatus.QUEUED
 
 
 def test_a_merge_of_nothing_but_skipped_nodes_is_skipped() -> None:
@@ -171,7 +176,7 @@ def test_a_node_that_can_do_without_a_skipped_input_runs_all_the_same() -> None:
     )  # fmt: skip
     s.start()
     assert started(s.done("draw")) == ["y"]
-    assert set(s.jobs[Key("y")].properties) == {"right"}
+    assert set(s.jobs[ExecutionKey("y")].properties) == {"right"}
 
 
 def test_a_node_that_needs_what_was_skipped_is_skipped_though_something_else_arrives() -> None:
@@ -182,7 +187,7 @@ def test_a_node_that_needs_what_was_skipped_is_skipped_though_something_else_arr
                "x.output > m.input_0", "draw.output > m.input_1", "m.output.count > result.value"),
     )  # fmt: skip
     s.start()
-    assert SkipNode(Key("x"), "nothing that feeds it came about") in s.done("draw")
+    assert SkipNode(ExecutionKey("x"), "nothing that feeds it came about") in s.done("draw")
     assert s.run.outputs == {"result": 1}
 
 
@@ -203,7 +208,7 @@ def test_each_item_gets_a_job_and_the_order_is_that_of_the_items() -> None:
         "fix[1]",
         "fix[2]",
     ]
-    assert s.jobs[Key("fix", (1,))].properties == {"input": picture("b")}
+    assert s.jobs[ExecutionKey("fix", (1,))].properties == {"input": picture("b")}
     for number in (2, 0, 1):
         s.done("fix", number)
     assert [each["file_id"] for each in (s.run.outputs or {})["result"]] == [
@@ -230,7 +235,7 @@ def test_too_many_items_and_no_list_at_all_fail_the_run() -> None:
 def test_at_most_five_jobs_of_a_run_are_in_the_queue() -> None:
     s = many()
     assert len(started(s.start(photos=[PHOTO] * 12))) == 5
-    assert s.run.record(Key("fix", (5,))).status == Status.HELD
+    assert s.run.record(ExecutionKey("fix", (5,))).status == ExecutionStatus.HELD
     assert started(s.done("fix", 3)) == ["fix[5]"]
     assert started(s.done("fix", 0)) == ["fix[6]"]
 
@@ -245,7 +250,7 @@ def test_what_has_the_higher_priority_is_held_for_a_shorter_time() -> None:
 
 def test_the_priority_stays_within_the_tenants_range() -> None:
     s = line(priority=50)
-    s.world = replace(WORLD, priority_max=10)
+    s.environment = replace(WORLD, priority_max=10)
     (job,) = s.start()
     assert isinstance(job, StartJob)
     assert job.priority == 10
@@ -323,27 +328,27 @@ def test_the_first_failure_stops_everything() -> None:
     assert (failed.error.node, failed.error.backend) == ("left", "worker:b")
     assert failed.error.message == "Node left failed: out of paint"
     assert [str(each.key) for each in actions if isinstance(each, CancelJob)] == ["right"]
-    assert s.run.status == RunStatus.FAILED
+    assert s.run.status == GraphRunStatus.FAILED
     assert s.statuses() == {
         "photo": "done", "left": "failed", "right": "stopping", "last": "cancelled", "result": "cancelled",
     }  # fmt: skip
-    assert s.run.record(Key("left")).traceback == "line 3"
-    s.tell(JobCancelled(Key("right"), 1))
-    assert s.run.record(Key("right")).status == Status.CANCELLED
+    assert s.run.record(ExecutionKey("left")).traceback == "line 3"
+    s.tell(JobCancelled(ExecutionKey("right"), 1))
+    assert s.run.record(ExecutionKey("right")).status == ExecutionStatus.CANCELLED
 
 
 def test_a_retry_reuses_what_was_done_even_what_was_done_too_late() -> None:
     s = diamond()
     s.start()
     s.failed("left")
-    s.tell(JobDone(Key("right"), 1, {"images": [PHOTO]}))
-    assert s.run.record(Key("right")).status == Status.DONE
+    s.tell(JobDone(ExecutionKey("right"), 1, {"images": [PHOTO]}))
+    assert s.run.record(ExecutionKey("right")).status == ExecutionStatus.DONE
     (job,) = s.retry(backend="worker:b")
     assert isinstance(job, StartJob)
-    assert (job.key, job.attempt, job.backend_affinity) == (Key("left"), 2, "worker:b")
+    assert (job.key, job.attempt, job.backend_affinity) == (ExecutionKey("left"), 2, "worker:b")
     assert started(s.done("left")) == ["last"]
     s.done("last")
-    assert s.run.status == RunStatus.COMPLETED
+    assert s.run.status == GraphRunStatus.COMPLETED
     assert s.run.error is None
 
 
@@ -353,11 +358,11 @@ def test_a_retry_starts_anew_what_was_stopped() -> None:
     s.failed("left")
     s.stopping.clear()
     assert started(s.retry()) == ["left", "right"]
-    assert s.tell(JobCancelled(Key("right"), 1)) == []
+    assert s.tell(JobCancelled(ExecutionKey("right"), 1)) == []
     s.done("left")
     s.done("right")
     s.done("last")
-    assert s.run.status == RunStatus.COMPLETED
+    assert s.run.status == GraphRunStatus.COMPLETED
 
 
 def test_only_a_failed_run_can_be_retried() -> None:
@@ -374,8 +379,8 @@ def test_a_node_is_tried_as_often_as_it_says() -> None:
     assert failures(s.failed("fix"))
 
 
-@pytest.mark.parametrize("cause", [Cause.NO_TOKENS, Cause.REFUSED])
-def test_what_would_fail_again_is_not_tried_again(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", [FailureCause.NO_TOKENS, FailureCause.REFUSED])
+def test_what_would_fail_again_is_not_tried_again(cause: FailureCause) -> None:
     s = line(retries=2)
     s.start()
     assert failures(s.failed("fix", cause=cause))
@@ -384,11 +389,11 @@ def test_what_would_fail_again_is_not_tried_again(cause: Cause) -> None:
 def test_a_node_that_may_fail_lets_the_run_go_on_without_it() -> None:
     s = many(continue_on_error=True)
     s.start(photos=[picture(name) for name in "abc"])
-    assert s.failed("fix", 1) == [FailNode(Key("fix", (1,)), "out of paint")]
+    assert s.failed("fix", 1) == [FailNode(ExecutionKey("fix", (1,)), "out of paint")]
     s.done("fix", 0)
     s.done("fix", 2)
     assert [each["file_id"] for each in (s.run.outputs or {})["result"]] == ["fix[0]", "fix[2]"]
-    assert s.run.status == RunStatus.COMPLETED
+    assert s.run.status == GraphRunStatus.COMPLETED
 
 
 def test_a_path_that_leads_nowhere_fails_the_node_that_needs_it() -> None:
@@ -424,7 +429,7 @@ def test_affinity_comes_first() -> None:
 
 def test_without_a_fallback_an_offline_backend_fails_the_run_and_others_are_named() -> None:
     s = line(backend_affinity="worker:a")
-    s.world = offline("a")
+    s.environment = offline("a")
     (failed,) = failures(s.start())
     assert failed.error.message == "Node fix failed: Backend worker:a is offline"
     assert failed.error.alternatives == ("worker:c", "worker:b")
@@ -432,13 +437,13 @@ def test_without_a_fallback_an_offline_backend_fails_the_run_and_others_are_name
 
 def test_a_fleet_is_there_while_one_of_its_workers_is() -> None:
     s = line(backend_affinity="fleet:main/production")
-    s.world = offline("a")
+    s.environment = offline("a")
     assert started(s.start()) == ["fix"]
 
 
 def test_the_best_other_backend_has_the_shortest_queue_then_the_most_memory() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
-    s.world = offline("a")
+    s.environment = offline("a")
     (job,) = s.start()
     assert isinstance(job, StartJob)
     assert job.backend_affinity == "worker:c"
@@ -446,62 +451,62 @@ def test_the_best_other_backend_has_the_shortest_queue_then_the_most_memory() ->
 
 def test_with_nobody_left_the_capabilities_are_named() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
-    s.world = offline("a", "b", "c")
+    s.environment = offline("a", "b", "c")
     (failed,) = failures(s.start())
     assert failed.error.message == "Node fix failed: No backends with capabilities: gpu"
 
 
 def asking() -> Simulation:
     s = line(backend_affinity="worker:a", fallback_strategy="ask_user")
-    s.world = offline("a")
+    s.environment = offline("a")
     (ask,) = s.start()
     assert isinstance(ask, AskUser)
     assert ask.question.message == "Backend worker:a is offline"
     assert ask.question.backends == ("worker:c", "worker:b")
-    assert s.run.status == RunStatus.WAITING_FOR_USER
+    assert s.run.status == GraphRunStatus.WAITING_FOR_USER
     return s
 
 
 def test_a_person_may_choose_a_backend() -> None:
     s = asking()
-    (job,) = s.tell(Answer(Key("fix"), Choice.BACKEND, "worker:b"))
+    (job,) = s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.BACKEND, "worker:b"))
     assert isinstance(job, StartJob)
     assert job.backend_affinity == "worker:b"
-    assert s.run.status == RunStatus.RUNNING
+    assert s.run.status == GraphRunStatus.RUNNING
 
 
 def test_a_person_may_try_again_and_is_asked_again() -> None:
     s = asking()
-    assert isinstance(s.tell(Answer(Key("fix"), Choice.RETRY))[0], AskUser)
-    s.world = WORLD
-    assert started(s.tell(Answer(Key("fix"), Choice.RETRY))) == ["fix"]
+    assert isinstance(s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.RETRY))[0], AskUser)
+    s.environment = WORLD
+    assert started(s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.RETRY))) == ["fix"]
 
 
 def test_a_person_may_skip_or_fail_the_node() -> None:
     s = asking()
-    s.tell(Answer(Key("fix"), Choice.SKIP))
-    assert s.run.status == RunStatus.COMPLETED
-    assert s.run.record(Key("then")).status == Status.SKIPPED
+    s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.SKIP))
+    assert s.run.status == GraphRunStatus.COMPLETED
+    assert s.run.record(ExecutionKey("then")).status == ExecutionStatus.SKIPPED
     s = asking()
-    s.tell(Answer(Key("fix"), Choice.FAIL))
-    assert s.run.status == RunStatus.FAILED
+    s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.FAIL))
+    assert s.run.status == GraphRunStatus.FAILED
 
 
 def test_a_second_answer_changes_nothing() -> None:
     s = asking()
-    s.tell(Answer(Key("fix"), Choice.BACKEND, "worker:b"))
-    assert s.tell(Answer(Key("fix"), Choice.FAIL)) == []
+    s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.BACKEND, "worker:b"))
+    assert s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.FAIL)) == []
 
 
 def test_a_job_that_waits_for_a_worker_that_went_away_is_placed_anew() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
     s.start()
-    s.world = offline("a")
+    s.environment = offline("a")
     (cancel,) = s.tell()
-    assert cancel == CancelJob(Key("fix"), job_id(RUN_ID, Key("fix"), 1), 1)
+    assert cancel == CancelJob(ExecutionKey("fix"), job_id(RUN_ID, ExecutionKey("fix"), 1), 1)
     assert s.tell() == []
-    s.jobs.pop(Key("fix"))
-    (job,) = s.tell(JobCancelled(Key("fix"), 1))
+    s.jobs.pop(ExecutionKey("fix"))
+    (job,) = s.tell(JobCancelled(ExecutionKey("fix"), 1))
     assert isinstance(job, StartJob)
     assert (job.attempt, job.backend_affinity) == (2, "worker:c")
 
@@ -509,7 +514,7 @@ def test_a_job_that_waits_for_a_worker_that_went_away_is_placed_anew() -> None:
 def test_a_job_that_was_done_while_it_was_taken_back_is_done() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
     s.start()
-    s.world = offline("a")
+    s.environment = offline("a")
     s.tell()
     assert started(s.done("fix")) == ["then"]
 
@@ -518,15 +523,15 @@ def test_a_job_that_runs_is_left_to_its_worker() -> None:
     s = line(backend_affinity="worker:a")
     s.start()
     s.started("fix")
-    s.world = offline("a")
+    s.environment = offline("a")
     assert s.tell() == []
 
 
 def test_a_lost_backend_with_a_fallback_uses_up_no_retry() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
     s.start()
-    s.world = offline("a")
-    (job,) = s.failed("fix", cause=Cause.BACKEND_LOST)
+    s.environment = offline("a")
+    (job,) = s.failed("fix", cause=FailureCause.BACKEND_LOST)
     assert isinstance(job, StartJob)
     assert (job.attempt, job.backend_affinity) == (2, "worker:c")
 
@@ -535,14 +540,14 @@ def test_backends_that_are_lost_again_and_again_come_to_an_end() -> None:
     s = line(backend_affinity="worker:a", fallback_strategy="auto_select")
     s.start()
     for _ in range(10):
-        s.failed("fix", cause=Cause.BACKEND_LOST)
-    assert failures(s.failed("fix", cause=Cause.BACKEND_LOST))
+        s.failed("fix", cause=FailureCause.BACKEND_LOST)
+    assert failures(s.failed("fix", cause=FailureCause.BACKEND_LOST))
 
 
 def test_a_lost_backend_without_a_fallback_names_the_others() -> None:
     s = line()
     s.start()
-    (failed,) = failures(s.failed("fix", cause=Cause.BACKEND_LOST, backend="worker:a"))
+    (failed,) = failures(s.failed("fix", cause=FailureCause.BACKEND_LOST, backend="worker:a"))
     assert failed.error.backend == "worker:a"
     assert "worker:b" in failed.error.alternatives
 
@@ -551,7 +556,7 @@ def test_a_job_cancelled_by_somebody_else_fails_its_node() -> None:
     s = line()
     s.start()
     s.jobs.clear()
-    (failed,) = failures(s.tell(JobCancelled(Key("fix"), 1)))
+    (failed,) = failures(s.tell(JobCancelled(ExecutionKey("fix"), 1)))
     assert failed.error.message == "Node fix failed: its job was cancelled"
 
 
@@ -559,11 +564,11 @@ def test_a_cancelled_run_stops_its_jobs_and_starts_nothing_more() -> None:
     s = diamond()
     s.start()
     assert [type(each).__name__ for each in s.cancel()] == ["CancelRun", "CancelJob", "CancelJob"]
-    assert s.run.status == RunStatus.CANCELLED
+    assert s.run.status == GraphRunStatus.CANCELLED
     assert s.cancel() == []
-    s.tell(JobCancelled(Key("left"), 1), JobDone(Key("right"), 1, {}))
+    s.tell(JobCancelled(ExecutionKey("left"), 1), JobDone(ExecutionKey("right"), 1, {}))
     assert s.run.open_count == 0
-    assert s.run.record(Key("last")).status == Status.CANCELLED
+    assert s.run.record(ExecutionKey("last")).status == ExecutionStatus.CANCELLED
 
 
 def test_a_run_that_never_began_can_be_cancelled() -> None:
@@ -606,9 +611,12 @@ def test_a_refund_is_spent_again() -> None:
 def test_progress_is_kept_in_the_record() -> None:
     s = line()
     s.start()
-    s.tell(JobStarted(Key("fix"), 1, "worker:a"), JobProgressed(Key("fix"), 1, 0.5, "KSampler"))
-    record = s.run.record(Key("fix"))
-    assert (record.status, record.backend) == (Status.RUNNING, "worker:a")
+    s.tell(
+        JobStarted(ExecutionKey("fix"), 1, "worker:a"),
+        JobProgressed(ExecutionKey("fix"), 1, 0.5, "KSampler"),
+    )
+    record = s.run.record(ExecutionKey("fix"))
+    assert (record.status, record.backend) == (ExecutionStatus.RUNNING, "worker:a")
     assert (record.progress, record.current_step) == (0.5, "KSampler")
-    s.tell(JobProgressed(Key("fix"), 9, 0.9))
-    assert s.run.record(Key("fix")).progress == 0.5
+    s.tell(JobProgressed(ExecutionKey("fix"), 9, 0.9))
+    assert s.run.record(ExecutionKey("fix")).progress == 0.5

@@ -12,12 +12,23 @@ from hypothesis import strategies as st
 from tests.unit.graphs.random_graphs import ANYTHING, BACKENDS, RANDOM_CATALOGUE, GraphMaker
 from tests.unit.graphs.simulation import NOW, RUN_ID, Simulation, plan_for, result, simulate
 
-from comfyfleet.graphs.draft import Draft
-from comfyfleet.graphs.events import Answer, Event, JobDone, JobFailed, StartJob, Surroundings
-from comfyfleet.graphs.plan import Plan
-from comfyfleet.graphs.progress import progress_of
-from comfyfleet.graphs.runs import Choice, Key, Run, RunStatus, Status
-from comfyfleet.graphs.saving import restored, restored_record, saved_record
+from comfyfleet.server.graphs.draft import RunDraft
+from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.progress import progress_of
+from comfyfleet.server.graphs.run import (
+    Choice,
+    Environment,
+    Event,
+    ExecutionKey,
+    ExecutionStatus,
+    GraphRunState,
+    GraphRunStatus,
+    JobDone,
+    JobFailed,
+    QuestionAnswered,
+    StartJob,
+)
+from comfyfleet.server.graphs.snapshot import dump_record, load_record, load_run
 
 SEEDS = st.integers(0, 2**32)
 SIZES = st.integers(2, 200)
@@ -40,16 +51,16 @@ def outcomes(seed: int, failing: float) -> Callable[[StartJob], Event]:
     return outcome
 
 
-def answers(seed: int, *, may_fail: bool) -> Callable[[Key, int], Answer]:
-    def answer(key: Key, times: int) -> Answer:
+def answers(seed: int, *, may_fail: bool) -> Callable[[ExecutionKey, int], QuestionAnswered]:
+    def answer(key: ExecutionKey, times: int) -> QuestionAnswered:
         number = chance(seed, "answer", str(key)) % 10
         if number < 3 and times == 1:
-            return Answer(key, Choice.RETRY)
+            return QuestionAnswered(key, Choice.RETRY)
         if number < 5:
-            return Answer(key, Choice.SKIP)
+            return QuestionAnswered(key, Choice.SKIP)
         if number < 6 and may_fail:
-            return Answer(key, Choice.FAIL)
-        return Answer(key, Choice.BACKEND, "worker:here")
+            return QuestionAnswered(key, Choice.FAIL)
+        return QuestionAnswered(key, Choice.BACKEND, "worker:here")
 
     return answer
 
@@ -59,11 +70,11 @@ def lists(seed: int) -> list[list[Any]]:
     return [[result(f"{n}.{k}") for k in range((seed >> n) % 4)] for n in range((seed + 2) % 4)]
 
 
-def played(plan: Plan, seed: int, order: int, *, may_fail: bool) -> Simulation:
+def played(plan: RunPlan, seed: int, order: int, *, may_fail: bool) -> Simulation:
     rng = Random(order)
     inputs = {"picture": result("p"), "list": lists(seed)}
-    world = Surroundings(NOW, BACKENDS, in_queue_max=rng.choice([1, 3, 50]))
-    simulation = Simulation(plan, Run(RUN_ID, inputs), world)
+    environment = Environment(NOW, BACKENDS, in_queue_max=rng.choice([1, 3, 50]))
+    simulation = Simulation(plan, GraphRunState(RUN_ID, inputs), environment)
     outcome = outcomes(seed, 0.3 if not may_fail else 0.15)
     return simulate(simulation, rng, outcome, answers(seed, may_fail=may_fail))
 
@@ -73,22 +84,24 @@ def check_ended(simulation: Simulation) -> None:
     assert run.status.is_over
     assert (run.open_count, run.in_flight, run.asking) == (0, frozenset(), frozenset())
     assert not run.held
-    keys = list(Draft(plan, run, simulation.world).all_keys())
+    keys = list(RunDraft(plan, run, simulation.environment).all_keys())
     assert all(run.record(key).status.is_ended for key in keys)
     assert set(run.records) == set(keys)
     for node in plan.graph.nodes:
         assert run.tally(node).ended == run.tally(node).expected
-    done = [k for k in keys if k.node in plan.workflows and run.record(k).status == Status.DONE]
+    done = [
+        k for k in keys if k.node in plan.workflows and run.record(k).status == ExecutionStatus.DONE
+    ]
     assert run.tokens == ANYTHING.price_tokens * len(done)
-    if run.status == RunStatus.COMPLETED:
+    if run.status == GraphRunStatus.COMPLETED:
         assert progress_of(plan, run).overall_percent == pytest.approx(100)
 
 
 def check_kept(simulation: Simulation) -> None:
     """A run that was written down and read again is the same run."""
     run = simulation.run
-    rows = {key: json.loads(json.dumps(saved_record(each))) for key, each in run.records.items()}
-    head = Run(
+    rows = {key: json.loads(json.dumps(dump_record(each))) for key, each in run.records.items()}
+    head = GraphRunState(
         run.id,
         run.inputs,
         run.max_tokens,
@@ -97,9 +110,7 @@ def check_kept(simulation: Simulation) -> None:
         error=run.error,
         outputs=run.outputs,
     )
-    again = restored(
-        simulation.plan, head, {key: restored_record(row) for key, row in rows.items()}
-    )
+    again = load_run(simulation.plan, head, {key: load_record(row) for key, row in rows.items()})
     assert again == run
 
 
@@ -111,7 +122,9 @@ def test_a_run_can_be_written_down_and_read_again_at_any_moment(
     plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
     rng, outcome = Random(order), outcomes(seed, 0.2)
     inputs = {"picture": result("p"), "list": lists(seed)}
-    simulation = Simulation(plan, Run(RUN_ID, inputs), Surroundings(NOW, BACKENDS, in_queue_max=2))
+    simulation = Simulation(
+        plan, GraphRunState(RUN_ID, inputs), Environment(NOW, BACKENDS, in_queue_max=2)
+    )
     simulation.start()
     while simulation.jobs:
         if rng.random() < 0.2:
@@ -134,7 +147,7 @@ def check_a_graph_that_gets_through(seed: int, size: int, orders: tuple[int, int
     one, other = (played(plan, seed, order, may_fail=False) for order in orders)
     for simulation in (one, other):
         check_ended(simulation)
-        assert simulation.run.status == RunStatus.COMPLETED
+        assert simulation.run.status == GraphRunStatus.COMPLETED
     assert state_of(one) == state_of(other)
 
 
@@ -145,7 +158,7 @@ def check_a_graph_that_may_fail(seed: int, size: int, orders: tuple[int, int]) -
     for simulation in (one, other):
         check_ended(simulation)
     assert one.run.status == other.run.status
-    if one.run.status == RunStatus.COMPLETED:
+    if one.run.status == GraphRunStatus.COMPLETED:
         assert state_of(one) == state_of(other)
 
 
@@ -173,7 +186,7 @@ def test_a_run_that_is_cancelled_at_any_moment_ends(
     plan = plan_for(GraphMaker(Random(seed), size, may_fail=False).document(), RANDOM_CATALOGUE)
     rng, outcome = Random(order), outcomes(seed, 0.3)
     simulation = Simulation(
-        plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS)
+        plan, GraphRunState(RUN_ID, {"list": [[1], [2, 3], []]}), Environment(NOW, BACKENDS)
     )
     simulation.start()
     for _ in range(steps):
@@ -193,26 +206,28 @@ def test_a_failed_run_that_is_retried_until_all_goes_well_ends_as_if_nothing_had
     plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
     well = outcomes(seed, 0.0)
     expected = Simulation(
-        plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS)
+        plan, GraphRunState(RUN_ID, {"list": [[1], [2, 3], []]}), Environment(NOW, BACKENDS)
     )
     answer = answers(seed, may_fail=False)
     simulate(expected, Random(order), well, answer)
-    tried = Simulation(plan, Run(RUN_ID, {"list": [[1], [2, 3], []]}), Surroundings(NOW, BACKENDS))
+    tried = Simulation(
+        plan, GraphRunState(RUN_ID, {"list": [[1], [2, 3], []]}), Environment(NOW, BACKENDS)
+    )
     rng, fails_first = Random(order), fast_failures(seed, plan)
     simulate(tried, rng, fails_first, answer)
     for _ in range(400):
-        if tried.run.status != RunStatus.FAILED:
+        if tried.run.status != GraphRunStatus.FAILED:
             break
         tried.asked.clear()
         tried.retry()
         simulate(tried, rng, fails_first, answer)
-    assert tried.run.status == expected.run.status == RunStatus.COMPLETED
+    assert tried.run.status == expected.run.status == GraphRunStatus.COMPLETED
     assert tried.run.outputs == expected.run.outputs
 
 
-def fast_failures(seed: int, plan: Plan) -> Callable[[StartJob], Event]:
+def fast_failures(seed: int, plan: RunPlan) -> Callable[[StartJob], Event]:
     """Nodes that fail the run do so once each."""
-    well, failed = outcomes(seed, 0.0), set[Key]()
+    well, failed = outcomes(seed, 0.0), set[ExecutionKey]()
 
     def outcome(job: StartJob) -> Event:
         is_fatal = not plan.workflow_node(job.key.node).continue_on_error

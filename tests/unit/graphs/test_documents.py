@@ -2,8 +2,8 @@
 
 import pytest
 
-from comfyfleet.graphs.documents import read_document
-from comfyfleet.kernel.errors import InvalidInput, LimitExceeded
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.server.graphs.parse import read_document
 
 
 def test_json_and_yaml_say_the_same() -> None:

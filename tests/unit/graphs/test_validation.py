@@ -16,16 +16,14 @@ from tests.unit.graphs.builders import (
     work,
 )
 
-from comfyfleet.effects.model import Property
-from comfyfleet.fleets.offers import Offer
-from comfyfleet.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
-from comfyfleet.graphs.limits import GraphLimits
-from comfyfleet.graphs.model import Problem
-from comfyfleet.graphs.parsing import parse_graph
-from comfyfleet.graphs.plan import plan_of
-from comfyfleet.graphs.validation import check, check_inputs, check_text
-from comfyfleet.graphs.writing import document_of
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.fleets.model import BackendOffer
+from comfyfleet.server.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
+from comfyfleet.server.graphs.model import DocumentProblem, GraphLimits
+from comfyfleet.server.graphs.parse import parse_graph, write_graph
+from comfyfleet.server.graphs.plan import plan_of
+from comfyfleet.server.graphs.validate import check_graph, check_graph_text, check_inputs
 
 SOUND = document(
     node("photo", "input", value_type="image"),
@@ -36,7 +34,7 @@ SOUND = document(
 
 
 def problems(given: dict[str, Any], **limits: int) -> list[tuple[str, str, str]]:
-    found = check(given, CATALOGUE, GraphLimits(**limits)).problems
+    found = check_graph(given, CATALOGUE, GraphLimits(**limits)).problems
     return [(each.code, each.node, each.port) for each in found]
 
 
@@ -47,20 +45,20 @@ def with_(*nodes: dict[str, Any], links: tuple[str, ...] = ()) -> dict[str, Any]
 
 
 def test_a_sound_graph_has_no_problems() -> None:
-    assert check(SOUND, CATALOGUE).problems == ()
+    assert check_graph(SOUND, CATALOGUE).problems == ()
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "graphs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_examples_are_sound_and_can_be_planned(path: Any) -> None:
-    checked = check_text(path.read_text("utf-8"), example_catalogue())
+    checked = check_graph_text(path.read_text("utf-8"), example_catalogue())
     assert checked.problems == ()
     assert plan_of(checked.graph, example_catalogue()).shape.order
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "graphs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_graph_written_out_reads_as_the_same_graph(path: Any) -> None:
-    graph = check_text(path.read_text("utf-8"), example_catalogue()).graph
-    assert parse_graph(json.loads(json.dumps(document_of(graph)))).graph == graph
+    graph = check_graph_text(path.read_text("utf-8"), example_catalogue()).graph
+    assert parse_graph(json.loads(json.dumps(write_graph(graph)))).graph == graph
 
 
 def test_there_are_three_examples() -> None:
@@ -110,13 +108,13 @@ def test_an_affinity_to_a_backend_without_the_model_that_the_node_names_is_told_
     properties = (Property("model", "text", default="usual.safetensors", binding="1.ckpt_name"),)
     files = {"CheckpointLoader.ckpt_name": frozenset({"other.safetensors"})}
     slugs = frozenset({"paint"})
-    backend = BackendState("c", "f/s", workflows=slugs, offer=Offer("k", model_files=files))
+    backend = BackendState("c", "f/s", workflows=slugs, offer=BackendOffer("k", model_files=files))
     catalogue = catalogue_of((WorkflowFacts("paint", 1, properties),), (backend,))
     said = {}
     for model in ("big.safetensors", "other.safetensors", None):
         values = {} if model is None else {"model": model}
         wanted = work("d", "paint", backend_affinity="worker:c", properties=values)
-        found = check(
+        found = check_graph(
             document(wanted, node("o", "output"), links=("d.output > o.value",)), catalogue
         )
         said[model] = [(each.code, each.message) for each in found.problems]
@@ -157,7 +155,7 @@ def test_a_cycle_is_named_node_by_node() -> None:
         node("o", "output"), *(work(name, "blend") for name in "abc"),
         links=("a.output > b.left", "b.output > c.left", "c.output > a.left", "c.output > o.value"),
     )  # fmt: skip
-    (cycle,) = check(given, CATALOGUE).problems
+    (cycle,) = check_graph(given, CATALOGUE).problems
     assert cycle.code == "cycle"
     assert cycle.message.split(": ")[1] in ("a → b → c → a", "b → c → a → b", "c → a → b → c")
 
@@ -222,7 +220,7 @@ def test_several_mistakes_are_told_together() -> None:
     "given", [None, [], {}, {"nodes": 3, "connections": [1]}, {"name": "x", "nodes": [[]]}]
 )
 def test_any_document_is_answered_with_problems(given: Any) -> None:
-    assert check(given, CATALOGUE).problems
+    assert check_graph(given, CATALOGUE).problems
 
 
 JUNK: st.SearchStrategy[Any] = st.recursive(
@@ -249,13 +247,13 @@ def spoilt(given: Any, rng: Random, junk: list[Any]) -> Any:
 def test_whatever_is_in_a_document_it_is_answered_with_problems_or_can_be_planned(
     sound: dict[str, Any], seed: int, junk: list[Any]
 ) -> None:
-    checked = check(spoilt(sound, Random(seed), junk), CATALOGUE)
+    checked = check_graph(spoilt(sound, Random(seed), junk), CATALOGUE)
     if not checked.problems:
         assert plan_of(checked.graph, CATALOGUE)
 
 
 def test_the_inputs_of_a_run_are_checked_too() -> None:
-    graph = check(SOUND, CATALOGUE).graph
+    graph = check_graph(SOUND, CATALOGUE).graph
     assert check_inputs(graph, {"photo": {"file_id": "f"}}) == ()
     assert [each.code for each in check_inputs(graph, {"foto": 1})] == [
         "unknown_input",
@@ -265,8 +263,8 @@ def test_the_inputs_of_a_run_are_checked_too() -> None:
 
 
 def test_a_problem_names_its_place() -> None:
-    assert str(Problem("x", "is wrong", "fix", "input")) == "fix.input: is wrong"
-    assert str(Problem("x", "it is wrong")) == "it is wrong"
+    assert str(DocumentProblem("x", "is wrong", "fix", "input")) == "fix.input: is wrong"
+    assert str(DocumentProblem("x", "it is wrong")) == "it is wrong"
 
 
 def test_a_graph_with_problems_cannot_be_planned() -> None:

@@ -8,20 +8,26 @@ import pytest
 from tests.unit.graphs.builders import EXAMPLES, document, example_catalogue, node, work
 from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, plan_for, result
 
-from comfyfleet.graphs.buckets import Buckets
-from comfyfleet.graphs.decide import next_actions
-from comfyfleet.graphs.draft import Draft
-from comfyfleet.graphs.events import JobDone, JobProgressed, JobWaiting, StartJob
-from comfyfleet.graphs.keeping import Runs
-from comfyfleet.graphs.mermaid import draw
-from comfyfleet.graphs.parsing import parse_text
-from comfyfleet.graphs.plan import Plan, plan_of
-from comfyfleet.graphs.progress import node_status, progress_of
-from comfyfleet.graphs.quote import quote
-from comfyfleet.graphs.runs import Key, Run, RunStatus, Status
+from comfyfleet.server.graphs.apply import RunCache
+from comfyfleet.server.graphs.decide import next_actions
+from comfyfleet.server.graphs.draft import RunDraft
+from comfyfleet.server.graphs.parse import parse_graph_text
+from comfyfleet.server.graphs.plan import RunPlan, plan_of, quote_plan
+from comfyfleet.server.graphs.progress import draw_mermaid, node_status, progress_of
+from comfyfleet.server.graphs.run import (
+    ExecutionKey,
+    ExecutionStatus,
+    GraphRunState,
+    GraphRunStatus,
+    JobDone,
+    JobProgressed,
+    JobWaiting,
+    PersistentMap,
+    StartJob,
+)
 
 
-def branch() -> Plan:
+def branch() -> RunPlan:
     """draw (10 tokens, 10 s) → fix (2, 1 s) or blend (5, 4 s)."""
     return plan_for(document(
         work("draw", "draw"), node("c", "condition", condition="output.width > 600"), work("fix"),
@@ -31,7 +37,7 @@ def branch() -> Plan:
     ))  # fmt: skip
 
 
-def items() -> Plan:
+def items() -> RunPlan:
     return plan_for(document(
         node("photos", "input"), node("each", "fanout", mode="distribute", per_item=True, max_items=10_000),
         work("fix"), node("all", "merge", over="each"), node("o", "output"),
@@ -41,16 +47,16 @@ def items() -> Plan:
 
 
 def test_a_quote_is_the_cheapest_and_the_dearest_way_through() -> None:
-    found = quote(branch())
+    found = quote_plan(branch())
     assert (found.tokens_min, found.tokens_max) == (12, 15)
     assert (found.jobs_min, found.jobs_max) == (2, 2)
     assert (found.seconds_min, found.seconds_max) == (11.0, 14.0)
 
 
 def test_a_quote_for_a_known_list_is_exact_and_for_an_unknown_one_a_range() -> None:
-    found = quote(items(), {"photos": [1, 2, 3]}, side_by_side=2)
+    found = quote_plan(items(), {"photos": [1, 2, 3]}, side_by_side=2)
     assert (found.tokens_min, found.tokens_max, found.seconds_max) == (6, 6, 1.5)
-    found = quote(items())
+    found = quote_plan(items())
     assert (found.tokens_min, found.tokens_max) == (0, 20_000)
 
 
@@ -60,7 +66,7 @@ def test_with_many_conditions_a_quote_is_wide() -> None:
         "c0.true > fix.input",
         "fix.output > o.value",
     ]
-    found = quote(
+    found = quote_plan(
         plan_for(
             document(
                 work("draw", "draw"), work("fix"), node("o", "output"), *nodes, links=tuple(links)
@@ -71,8 +77,8 @@ def test_with_many_conditions_a_quote_is_wide() -> None:
 
 
 def test_a_quote_says_what_nobody_has_timed() -> None:
-    graph = parse_text((EXAMPLES / "graphs/album.yaml").read_text("utf-8")).graph
-    assert quote(plan_of(graph, example_catalogue())).unknown_durations == ("soften",)
+    graph = parse_graph_text((EXAMPLES / "graphs/album.yaml").read_text("utf-8")).graph
+    assert quote_plan(plan_of(graph, example_catalogue())).unknown_durations == ("soften",)
 
 
 def test_progress_counts_nodes_and_weighs_them_by_how_long_they_take() -> None:
@@ -80,7 +86,7 @@ def test_progress_counts_nodes_and_weighs_them_by_how_long_they_take() -> None:
     assert progress_of(s.plan, s.run).overall_percent == 0
     s.start()
     s.started("draw", backend="worker:b")
-    s.tell(JobProgressed(Key("draw"), 1, 0.5, "KSampler"))
+    s.tell(JobProgressed(ExecutionKey("draw"), 1, 0.5, "KSampler"))
     found = progress_of(s.plan, s.run)
     assert found.running_nodes == (("draw", (), "worker:b", 0.5, "KSampler"),)
     assert (found.completed_nodes, found.total_nodes) == (0, 6)
@@ -91,8 +97,8 @@ def test_progress_counts_nodes_and_weighs_them_by_how_long_they_take() -> None:
     found = progress_of(s.plan, s.run)
     assert (found.completed_nodes, found.total_nodes) == (6, 6)
     assert found.overall_percent == found.weighted_percent == pytest.approx(100)
-    assert node_status(s.plan, s.run, "blend") == Status.SKIPPED
-    assert node_status(s.plan, s.run, "fix") == Status.DONE
+    assert node_status(s.plan, s.run, "blend") == ExecutionStatus.SKIPPED
+    assert node_status(s.plan, s.run, "fix") == ExecutionStatus.DONE
 
 
 def test_progress_of_items_grows_with_each_of_them() -> None:
@@ -100,7 +106,7 @@ def test_progress_of_items_grows_with_each_of_them() -> None:
     s.start(photos=[picture(name) for name in "abcd"])
     s.done("fix", 2)
     assert progress_of(s.plan, s.run).overall_percent == pytest.approx(100 * 2.25 / 5)
-    assert node_status(s.plan, s.run, "fix") == Status.RUNNING
+    assert node_status(s.plan, s.run, "fix") == ExecutionStatus.RUNNING
 
 
 def test_a_run_that_failed_counts_what_was_completed() -> None:
@@ -108,7 +114,7 @@ def test_a_run_that_failed_counts_what_was_completed() -> None:
     s.start()
     s.failed("draw")
     found = progress_of(s.plan, s.run)
-    assert s.run.status == RunStatus.FAILED
+    assert s.run.status == GraphRunStatus.FAILED
     assert (found.completed_nodes, found.total_nodes) == (0, 6)
     assert found.overall_percent == 0
 
@@ -117,27 +123,27 @@ def test_a_job_that_waits_in_the_queue_is_not_running() -> None:
     s = Simulation(branch())
     s.start()
     assert progress_of(s.plan, s.run).running_nodes == ()
-    assert node_status(s.plan, s.run, "draw") == Status.QUEUED
+    assert node_status(s.plan, s.run, "draw") == ExecutionStatus.QUEUED
 
 
 def test_progress_is_never_told_lower_than_before() -> None:
-    s, runs = Simulation(branch()), Runs()
+    s, runs = Simulation(branch()), RunCache()
     s.start()
     s.started("draw", backend="worker:b")
-    s.tell(JobProgressed(Key("draw"), 1, 0.5, None))
-    before = runs.not_below(s.run, progress_of(s.plan, s.run))
-    s.tell(JobWaiting(Key("draw"), 1))
+    s.tell(JobProgressed(ExecutionKey("draw"), 1, 0.5, None))
+    before = runs.keep_monotonic(s.run, progress_of(s.plan, s.run))
+    s.tell(JobWaiting(ExecutionKey("draw"), 1))
     assert progress_of(s.plan, s.run).overall_percent == 0
-    assert runs.not_below(s.run, progress_of(s.plan, s.run)).overall_percent == (
+    assert runs.keep_monotonic(s.run, progress_of(s.plan, s.run)).overall_percent == (
         before.overall_percent
     )
 
 
 @pytest.mark.parametrize("name", ["album", "picture-and-clip", "soften-if-large"])
 def test_the_pictures_in_the_docs_are_those_of_the_examples(name: str) -> None:
-    graph = parse_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
+    graph = parse_graph_text((EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")).graph
     page = (EXAMPLES.parent / "docs/concepts/graphs.md").read_text("utf-8")
-    assert f"```mermaid\n{draw(graph)}```" in page
+    assert f"```mermaid\n{draw_mermaid(graph)}```" in page
 
 
 def test_a_drawing_escapes_what_people_wrote() -> None:
@@ -145,7 +151,7 @@ def test_a_drawing_escapes_what_people_wrote() -> None:
         work("draw", "draw"), node("end", "condition", condition='output.prompt_id == "<b>"'), node("o", "output"),
         links=("draw.output > end.input", "end.true > o.value"),
     ))  # fmt: skip
-    drawn = draw(plan.graph)
+    drawn = draw_mermaid(plan.graph)
     assert 'n1{"end<br/><small>output.prompt_id == &quot;&lt;b&gt;&quot;</small>"}' in drawn
     assert 'n1 -->|"true"| n2' in drawn
 
@@ -153,16 +159,16 @@ def test_a_drawing_escapes_what_people_wrote() -> None:
 def test_a_drawing_of_a_run_has_its_colours() -> None:
     s = Simulation(branch())
     s.start()
-    drawn = draw(s.plan.graph, plan=s.plan, run=s.run)
+    drawn = draw_mermaid(s.plan.graph, plan=s.plan, run=s.run)
     assert "class n0" not in drawn  # it waits in the queue
     s.started("draw", backend="worker:b")
-    drawn = draw(s.plan.graph, plan=s.plan, run=s.run)
+    drawn = draw_mermaid(s.plan.graph, plan=s.plan, run=s.run)
     assert "class n0 running" in drawn
     assert "class n2" not in drawn
 
 
 def test_buckets_are_a_mapping_that_shares_what_did_not_change() -> None:
-    old: Buckets[int, str] = Buckets({n: str(n) for n in range(1000)})
+    old: PersistentMap[int, str] = PersistentMap({n: str(n) for n in range(1000)})
     new = old.changed({5: "five", 2000: "more"}, gone=[7, 4000])
     assert (len(old), old[5], 7 in old) == (1000, "5", True)
     assert (len(new), new[5], new[2000], 7 in new) == (1000, "five", "more", False)
@@ -173,9 +179,9 @@ def test_buckets_are_a_mapping_that_shares_what_did_not_change() -> None:
 def advance_all(count: int) -> None:
     """A fan-out of so many jobs, from the first to the last."""
     plan, jobs = items(), deque[StartJob]()
-    run = Run(RUN_ID, {"photos": [picture("a")] * count})
+    run = GraphRunState(RUN_ID, {"photos": [picture("a")] * count})
     advance = next_actions(plan, run, (), WORLD)
-    while advance.run.status != RunStatus.COMPLETED:
+    while advance.run.status != GraphRunStatus.COMPLETED:
         jobs += [each for each in advance.actions if isinstance(each, StartJob)]
         job = jobs.popleft()
         done = JobDone(job.key, job.attempt, result("x"))
@@ -183,14 +189,14 @@ def advance_all(count: int) -> None:
 
 
 def reads_per_job(count: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    reads, read = [0], Draft.record
+    reads, read = [0], RunDraft.record
 
-    def counted(self: Draft, key: Key) -> Any:
+    def counted(self: RunDraft, key: ExecutionKey) -> Any:
         reads[0] += 1
         return read(self, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Draft, "record", counted)
+        patch.setattr(RunDraft, "record", counted)
         advance_all(count)
     return reads[0] / count
 

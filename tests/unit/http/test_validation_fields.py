@@ -2,7 +2,7 @@
 
 import pytest
 
-from comfyfleet.http.validation import problem_of
+from comfyfleet.server.http.errors import describe_validation_error
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from comfyfleet.http.validation import problem_of
 def test_a_field_is_named_without_the_part_of_the_request(
     place: tuple[str | int, ...], field: str
 ) -> None:
-    found = problem_of({"loc": place, "type": "uuid_parsing", "msg": ""})
+    found = describe_validation_error({"loc": place, "type": "uuid_parsing", "msg": ""})
     assert found == {"field": field, "message": "must be an id (a UUID)"}

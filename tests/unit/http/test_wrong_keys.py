@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from comfyfleet.http.wrong_keys import (
+from comfyfleet.errors import TooManyCalls
+from comfyfleet.server.http.middleware import (
     FORGET_SECONDS,
     FREE_TRIES,
     SECONDS_MAX,
     WAITING_PER_ADDRESS_MAX,
-    WrongKeys,
+    WrongKeyThrottle,
 )
-from comfyfleet.kernel.errors import TooManyCalls
 
 
 class Slow:
@@ -28,14 +28,14 @@ class Slow:
         await self.let_go.wait()
 
 
-async def tried(wrong: WrongKeys, count: int, address: str = "10.0.0.1") -> None:
+async def tried(wrong: WrongKeyThrottle, count: int, address: str = "10.0.0.1") -> None:
     for _ in range(count):
         await wrong.slow_down(address)
 
 
 async def test_each_wrong_key_takes_longer_up_to_a_limit() -> None:
     slow = Slow()
-    wrong = WrongKeys(slow)
+    wrong = WrongKeyThrottle(slow)
     await tried(wrong, FREE_TRIES)
     assert slow.slept == [], "people mistype"
     await tried(wrong, 12)
@@ -45,7 +45,7 @@ async def test_each_wrong_key_takes_longer_up_to_a_limit() -> None:
 
 async def test_other_addresses_are_not_slowed_down_and_all_is_forgotten_in_time() -> None:
     slow = Slow()
-    wrong = WrongKeys(slow, clock=lambda: slow.now)
+    wrong = WrongKeyThrottle(slow, clock=lambda: slow.now)
     await tried(wrong, FREE_TRIES + 1)
     await tried(wrong, 1, address="10.0.0.2")
     assert len(slow.slept) == 1
@@ -56,7 +56,7 @@ async def test_other_addresses_are_not_slowed_down_and_all_is_forgotten_in_time(
 
 async def test_a_flood_of_wrong_keys_keeps_no_key_out_that_was_right_lately() -> None:
     slow = Slow()
-    wrong = WrongKeys(slow)
+    wrong = WrongKeyThrottle(slow)
     await tried(wrong, FREE_TRIES)
     wrong.note_right("right")
     slow.let_go.clear()

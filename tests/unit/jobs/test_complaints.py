@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.jobs.complaints import (
+from comfyfleet.server.jobs.user_messages import (
     MESSAGE_CHARACTERS_MAX,
     OUT_OF_MEMORY,
     UNAVAILABLE,
     UNKNOWN,
-    presentable,
+    to_user_message,
 )
 
 TRACEBACK = """Traceback (most recent call last):
@@ -56,19 +56,19 @@ torch.OutOfMemoryError: Allocation on device would exceed memory
     ],
 )
 def test_the_message_is_what_a_person_can_use(error: str | dict[str, object], message: str) -> None:
-    assert presentable(error).message == message
+    assert to_user_message(error).message == message
 
 
 def test_the_raw_text_is_kept_for_operators() -> None:
-    assert presentable(TRACEBACK).raw == TRACEBACK
-    assert json.loads(presentable({"exception_message": "é"}).raw or "") == {
+    assert to_user_message(TRACEBACK).raw == TRACEBACK
+    assert json.loads(to_user_message({"exception_message": "é"}).raw or "") == {
         "exception_message": "é"
     }
 
 
 @given(st.one_of(st.text(), st.dictionaries(st.text(), st.text() | st.lists(st.text()))))
 def test_any_error_becomes_one_short_line(error: str | dict[str, object]) -> None:
-    message = presentable(error).message
+    message = to_user_message(error).message
     assert message.strip()
     assert "\n" not in message
     assert len(message) <= MESSAGE_CHARACTERS_MAX

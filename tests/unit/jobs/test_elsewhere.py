@@ -4,21 +4,26 @@ import json
 from time import monotonic
 from uuid import UUID, uuid4
 
-from comfyfleet.db import open_database
-from comfyfleet.db.notify import Hints
-from comfyfleet.jobs.elsewhere import ASK_AGAIN_SECONDS, CHANNEL, TELL_SECONDS, Elsewhere
-from comfyfleet.jobs.progress import Progresses
-from comfyfleet.wire.messages import Progress
+from comfyfleet.api.worker import Progress
+from comfyfleet.server.db import open_database
+from comfyfleet.server.db.coordination import NotifyChannel
+from comfyfleet.server.jobs.progress import (
+    CHANNEL,
+    RENEW_SECONDS,
+    SUBSCRIPTION_SECONDS,
+    ProgressCache,
+    ProgressRelay,
+)
 
 
-def plane() -> tuple[Progresses, Elsewhere]:
-    progresses = Progresses()
-    nobody = Hints(open_database("sqlite:///nowhere.db"), CHANNEL)
-    return progresses, Elsewhere(progresses, nobody, uuid4().hex)
+def plane() -> tuple[ProgressCache, ProgressRelay]:
+    progress_cache = ProgressCache()
+    nobody = NotifyChannel(open_database("sqlite:///nowhere.db"), CHANNEL)
+    return progress_cache, ProgressRelay(progress_cache, nobody, uuid4().hex)
 
 
-def percent(progresses: Progresses, token: UUID) -> float | None:
-    known = progresses.of(token)
+def percent(progress_cache: ProgressCache, token: UUID) -> float | None:
+    known = progress_cache.of(token)
     return known.percent if known else None
 
 
@@ -41,7 +46,7 @@ def test_what_is_followed_elsewhere_is_told_and_nothing_else() -> None:
     assert "data:x" not in told
     here.heard(told)
     assert percent(ours, followed) == 50
-    assert not list(there.messages(monotonic() + TELL_SECONDS + 1)), "nobody asks any more"
+    assert not list(there.messages(monotonic() + SUBSCRIPTION_SECONDS + 1)), "nobody asks any more"
 
 
 def test_a_question_is_repeated_only_now_and_then_while_it_is_asked() -> None:
@@ -52,7 +57,7 @@ def test_a_question_is_repeated_only_now_and_then_while_it_is_asked() -> None:
         ours.of(token)
         asked += [json.loads(each)["ask"] for each in here.messages(1000.0 + second)]
     assert asked == [[token.hex]] * 3
-    assert not list(here.messages(1000.0 + 30 + ASK_AGAIN_SECONDS)), "the reader has gone"
+    assert not list(here.messages(1000.0 + 30 + RENEW_SECONDS)), "the reader has gone"
 
 
 def test_what_our_own_worker_says_counts_more_than_what_is_heard() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.fleetkit.prompts import OBJECT_INFO
 
-from comfyfleet.effects.prompting import Chance, marked_prompt_of
-from comfyfleet.jobs.keeping import PROMPTS_KEPT_MAX, Prompts
+from comfyfleet.server.catalog.payload import RandomSource, marked_prompt_of
+from comfyfleet.server.jobs.caches import PROMPTS_KEPT_MAX, PromptCache
 
 TODAY = datetime(2026, 11, 15, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ class Conversion:
         self.placeholders = list(placeholders)
         self.times = 0
 
-    def __call__(self, chance: Chance) -> Mapping[str, Any]:
+    def __call__(self, chance: RandomSource) -> Mapping[str, Any]:
         self.times += 1
         return marked_prompt_of(
             "workflow", self.document, OBJECT_INFO, self.placeholders, chance=chance
@@ -38,9 +38,9 @@ class Conversion:
 
 
 def texts_of(conversion: Conversion, name: str, times: int) -> set[str]:
-    prompts, dice = Prompts(), Random(7)
+    prompts, dice = PromptCache(), Random(7)
     return {
-        prompts.get("key", conversion, Chance(TODAY, dice))["1"]["inputs"][name]
+        prompts.get("key", conversion, RandomSource(TODAY, dice))["1"]["inputs"][name]
         for _ in range(times)
     }
 
@@ -57,17 +57,17 @@ def test_a_choice_of_words_is_made_anew_each_time() -> None:
 
 
 def test_a_date_is_that_of_the_day() -> None:
-    prompts, dated = Prompts(), Conversion("SaveImage", "%date:yyyy-MM-dd%/cat")
+    prompts, dated = PromptCache(), Conversion("SaveImage", "%date:yyyy-MM-dd%/cat")
     for day in (15, 16):
-        made = prompts.get("key", dated, Chance(TODAY.replace(day=day), None))
+        made = prompts.get("key", dated, RandomSource(TODAY.replace(day=day), None))
         assert made["1"]["inputs"]["filename_prefix"] == f"2026-11-{day}/cat"
 
 
 def test_only_so_many_are_kept_and_the_oldest_goes_first() -> None:
-    prompts = Prompts()
+    prompts = PromptCache()
     conversions = [Conversion("SaveImage", f"{number}") for number in range(PROMPTS_KEPT_MAX + 1)]
     for number, each in enumerate(conversions):
-        prompts.get(str(number), each, Chance())
-    prompts.get(str(PROMPTS_KEPT_MAX), conversions[-1], Chance())
-    prompts.get("0", conversions[0], Chance())
+        prompts.get(str(number), each, RandomSource())
+    prompts.get(str(PROMPTS_KEPT_MAX), conversions[-1], RandomSource())
+    prompts.get("0", conversions[0], RandomSource())
     assert [each.times for each in (conversions[0], conversions[-1])] == [2, 1]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.kernel import server_events
-from comfyfleet.kernel.errors import LimitExceeded
-from comfyfleet.kernel.server_events import EventParser, ServerEvent
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.transport import sse
+from comfyfleet.transport.sse import EventParser, ServerEvent
 
 
 def parsed(*pieces: bytes) -> list[ServerEvent]:
@@ -51,7 +51,7 @@ def test_an_id_stays_until_another_comes() -> None:
 
 
 def test_an_event_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_events, "EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     with pytest.raises(LimitExceeded):
         parsed(b"data: " + b"x" * 60, b"x" * 60)
     many = b"data: " + b"x" * 60 + b"\n\n"

@@ -5,8 +5,13 @@ from uuid import UUID
 
 import pytest
 
-from comfyfleet.ledger.decide import drifts_of_job
-from comfyfleet.ledger.model import Fault, JobFacts, Transaction, TransactionType
+from comfyfleet.server.tenants.model import (
+    Fault,
+    JobLedgerFacts,
+    LedgerTransaction,
+    TransactionType,
+    drifts_of_job,
+)
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 TENANT, USER, JOB = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -16,8 +21,8 @@ REFUND = ("JOB_REFUND", 5)
 ACTIVE, COMPLETED, FAILED = (False, False), (True, True), (True, False)
 
 
-def line(number: int, kind: str, amount: int) -> Transaction:
-    return Transaction(number, TENANT, USER, JOB, TransactionType(kind), amount, None, NOW)
+def line(number: int, kind: str, amount: int) -> LedgerTransaction:
+    return LedgerTransaction(number, TENANT, USER, JOB, TransactionType(kind), amount, None, NOW)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,6 @@ def line(number: int, kind: str, amount: int) -> Transaction:
 def test_a_job_is_paid_for_as_it_went(
     reserved: int, state: tuple[bool, bool], lines: list[tuple[str, int]], faults: list[Fault]
 ) -> None:
-    job = JobFacts(JOB, reserved, *state)
+    job = JobLedgerFacts(JOB, reserved, *state)
     found = [line(number, kind, amount) for number, (kind, amount) in enumerate(lines)]
     assert [each.fault for each in drifts_of_job(TENANT, job, found)] == faults

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.loops.scaling import wanted_workers
+from comfyfleet.server.maintenance.cloudwatch import wanted_workers
 
 COUNTS = st.integers(0, 2_000_000)
 CAPS = st.integers(1, 5000)

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.media.kinds import SNIFF_BYTES, canonical, check_claim, is_really, kind_of, sniffed
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.media.model import (
+    SNIFF_BYTES,
+    canonical_type,
+    check_claim,
+    is_media_type,
+    kind_of,
+    sniff_type,
+)
 
 EBML = b"\x1a\x45\xdf\xa3\x9f\x42\x86\x81\x01\x42\xf7\x81\x01\x42\xf2\x81\x04\x42\xf3\x81\x08"
 OGG = b"OggS\x00\x02" + bytes(20) + b"\x01\x1e"
@@ -29,7 +36,7 @@ OGG = b"OggS\x00\x02" + bytes(20) + b"\x01\x1e"
 def test_pictures_are_known_as_pillow_writes_them(saved_as: str, media_type: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, saved_as)
-    assert sniffed(buffer.getvalue()[:SNIFF_BYTES]) == media_type
+    assert sniff_type(buffer.getvalue()[:SNIFF_BYTES]) == media_type
 
 
 def encoded(container: str, codec: str) -> bytes:
@@ -73,7 +80,7 @@ def encoded(container: str, codec: str) -> bytes:
 def test_films_and_sound_are_known_as_ffmpeg_writes_them(
     container: str, codec: str, media_type: str
 ) -> None:
-    assert sniffed(encoded(container, codec)[:SNIFF_BYTES]) == media_type
+    assert sniff_type(encoded(container, codec)[:SNIFF_BYTES]) == media_type
 
 
 def test_a_wave_is_known() -> None:
@@ -83,7 +90,7 @@ def test_a_wave_is_known() -> None:
         sound.setsampwidth(2)
         sound.setframerate(8000)
         sound.writeframes(bytes(16))
-    assert sniffed(buffer.getvalue()) == "audio/wav"
+    assert sniff_type(buffer.getvalue()) == "audio/wav"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_a_wave_is_known() -> None:
     ],
 )
 def test_rarer_beginnings_are_known(first: bytes, media_type: str) -> None:
-    assert sniffed(first) == media_type
+    assert sniff_type(first) == media_type
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_rarer_beginnings_are_known(first: bytes, media_type: str) -> None:
     ],
 )
 def test_what_is_no_media_is_not_taken_for_it(first: bytes) -> None:
-    assert sniffed(first) is None
+    assert sniff_type(first) is None
 
 
 @pytest.mark.parametrize(
@@ -139,12 +146,12 @@ def test_what_is_no_media_is_not_taken_for_it(first: bytes) -> None:
     ],
 )
 def test_a_claim_must_be_borne_out_by_the_bytes(claimed: str, is_taken: bool) -> None:
-    assert is_really(claimed, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") is is_taken
+    assert is_media_type(claimed, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR") is is_taken
 
 
 def test_sound_alone_may_come_in_a_films_container() -> None:
-    assert is_really("audio/webm", EBML + b"\x42\x82\x84webm")
-    assert not is_really("video/webm", OGG)
+    assert is_media_type("audio/webm", EBML + b"\x42\x82\x84webm")
+    assert not is_media_type("video/webm", OGG)
 
 
 def test_a_wrong_claim_is_told_with_what_was_found() -> None:
@@ -166,5 +173,5 @@ def test_kinds_go_by_the_family() -> None:
 
 @given(st.binary(max_size=64))
 def test_no_beginning_is_too_odd(first: bytes) -> None:
-    found = sniffed(first)
-    assert found is None or canonical(found) == found
+    found = sniff_type(first)
+    assert found is None or canonical_type(found) == found

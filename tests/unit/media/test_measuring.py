@@ -5,8 +5,8 @@ import io
 import PIL.Image
 import pytest
 
-from comfyfleet.kernel.pictures import HEADER_BYTES, picture_size
-from comfyfleet.media.measuring import film_facts
+from comfyfleet.media import HEADER_BYTES, picture_size
+from comfyfleet.server.maintenance.checks import probe_video
 
 
 def drawn(kind: str, **options: object) -> bytes:
@@ -46,4 +46,4 @@ def test_what_is_no_picture_has_no_size() -> None:
 
 
 def test_what_is_no_film_tells_nothing() -> None:
-    assert film_facts(b"no film at all") == {}
+    assert probe_video(b"no film at all") == {}

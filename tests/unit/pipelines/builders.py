@@ -4,20 +4,29 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.pipelines.model import Candidate, Limits, Pipeline, PipelineRun, Step, Tree
+from comfyfleet.server.pipelines.model import (
+    PipelineCandidate,
+    PipelineDefinition,
+    RunLimits,
+    RunTree,
+    Step,
+    StoredPipelineRun,
+)
 
 NOW = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
-RUN = PipelineRun(UUID(int=1), base_candidates=3)
+RUN = StoredPipelineRun(UUID(int=1), base_candidates=3)
 
 
-def steps(*steps: dict[str, Any]) -> Pipeline:
+def steps(*steps: dict[str, Any]) -> PipelineDefinition:
     made = [Step(f"step {n}", "workflow", **fields) for n, fields in enumerate(steps)]
-    return Pipeline("test", tuple(made))
+    return PipelineDefinition("test", tuple(made))
 
 
-def candidate(number: int, step: int = 0, parent: int | None = None, **fields: Any) -> Candidate:
+def candidate(
+    number: int, step: int = 0, parent: int | None = None, **fields: Any
+) -> PipelineCandidate:
     """Numbered by age."""
-    return Candidate(
+    return PipelineCandidate(
         UUID(int=number),
         step,
         NOW + timedelta(seconds=number),
@@ -26,9 +35,9 @@ def candidate(number: int, step: int = 0, parent: int | None = None, **fields: A
     )
 
 
-def tree(*candidates: Candidate, **fields: Any) -> Tree:
-    return Tree({each.id: each for each in candidates}, **fields)
+def tree(*candidates: PipelineCandidate, **fields: Any) -> RunTree:
+    return RunTree({each.id: each for each in candidates}, **fields)
 
 
-def run(base: int = 3, **limits: Any) -> PipelineRun:
-    return PipelineRun(UUID(int=1), base_candidates=base, limits=Limits(**limits))
+def run(base: int = 3, **limits: Any) -> StoredPipelineRun:
+    return StoredPipelineRun(UUID(int=1), base_candidates=base, limits=RunLimits(**limits))

@@ -11,28 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pipelines.builders import NOW, candidate, run, steps, tree
 
-from comfyfleet.pipelines.board import board, success_rate
-from comfyfleet.pipelines.decide import (
+from comfyfleet.server.pipelines.decide import (
     BaseGeneration,
     ChildGeneration,
     Generation,
     NoWork,
-    Reason,
-    in_turn,
+    NoWorkReason,
+    count_steps,
     next_jobs,
     parents_in_order,
+    success_rate,
+    take_turns,
     to_cancel,
     wanted_of,
 )
-from comfyfleet.pipelines.model import (
+from comfyfleet.server.pipelines.model import (
+    CandidateStatus,
     FailedJob,
     JobInFlight,
-    Limits,
-    Pipeline,
-    PipelineRun,
-    RunStatus,
-    Status,
-    Tree,
+    PipelineDefinition,
+    PipelineRunStatus,
+    RunLimits,
+    RunTree,
+    StoredPipelineRun,
 )
 
 TWO = steps({}, {"children_per_parent": 2})
@@ -40,7 +41,7 @@ THREE = steps({}, {"children_per_parent": 2}, {})
 
 
 def jobs(
-    pipeline: Pipeline, of: PipelineRun, tree: Tree, *in_flight: JobInFlight
+    pipeline: PipelineDefinition, of: StoredPipelineRun, tree: RunTree, *in_flight: JobInFlight
 ) -> list[Generation | NoWork]:
     return next_jobs(pipeline, of, tree, in_flight, now=NOW)
 
@@ -73,8 +74,8 @@ def test_the_deepest_step_comes_first() -> None:
 
 def test_the_best_judged_parent_comes_first_and_the_oldest_among_equals() -> None:
     given = tree(
-        candidate(1), candidate(2, score=1100.0), candidate(3, status=Status.APPROVED, score=900.0),
-        candidate(4, status=Status.WINNER, score=800.0), candidate(5),
+        candidate(1), candidate(2, score=1100.0), candidate(3, status=CandidateStatus.APPROVED, score=900.0),
+        candidate(4, status=CandidateStatus.WINNER, score=800.0), candidate(5),
     )  # fmt: skip
     found = jobs(TWO, run(5, concurrent_jobs=10), given)
     assert found == [child(n) for n in (4, 4, 3, 3, 2, 2, 1, 1, 5, 5)]
@@ -88,12 +89,12 @@ def test_age_is_told_by_the_clock_and_not_by_the_id() -> None:
 def test_what_is_in_flight_or_failed_holds_its_place() -> None:
     given = tree(candidate(1, child_count=1), failed=(FailedJob(UUID(int=9), 0),))
     assert jobs(TWO, run(2, concurrent_jobs=9), given, flying(1, 1, parent=1)) == [
-        NoWork(Reason.IN_FLIGHT)
+        NoWork(NoWorkReason.IN_FLIGHT)
     ]
 
 
 def test_one_job_at_a_time_unless_more_are_allowed() -> None:
-    assert jobs(TWO, run(3), tree(), flying(1)) == [NoWork(Reason.BUSY)]
+    assert jobs(TWO, run(3), tree(), flying(1)) == [NoWork(NoWorkReason.BUSY)]
 
 
 def test_only_as_many_as_are_kept_get_children() -> None:
@@ -104,20 +105,20 @@ def test_only_as_many_as_are_kept_get_children() -> None:
 
 def test_where_approval_is_needed_nothing_happens_without_it() -> None:
     careful = steps({"needs_approval": True}, {})
-    assert jobs(careful, run(1), tree(candidate(1))) == [NoWork(Reason.WAITING_FOR_JUDGEMENT)]
-    assert jobs(careful, run(1), tree(candidate(1, status=Status.APPROVED))) == [child(1)]
-    assert jobs(careful, run(1), tree(candidate(1, status=Status.REJECTED))) == [
-        NoWork(Reason.COMPLETE)
+    assert jobs(careful, run(1), tree(candidate(1))) == [NoWork(NoWorkReason.WAITING_FOR_JUDGEMENT)]
+    assert jobs(careful, run(1), tree(candidate(1, status=CandidateStatus.APPROVED))) == [child(1)]
+    assert jobs(careful, run(1), tree(candidate(1, status=CandidateStatus.REJECTED))) == [
+        NoWork(NoWorkReason.COMPLETE)
     ]
 
 
 def test_a_rejected_candidate_stops_its_branch() -> None:
     given = tree(
-        candidate(1, status=Status.REJECTED, child_count=2),
+        candidate(1, status=CandidateStatus.REJECTED, child_count=2),
         candidate(2, 1, parent=1),
         candidate(3, 1, parent=1),
     )
-    assert jobs(THREE, run(1), given) == [NoWork(Reason.COMPLETE)]
+    assert jobs(THREE, run(1), given) == [NoWork(NoWorkReason.COMPLETE)]
     queued = [
         flying(1, 2, parent=2, is_queued=True),
         flying(2, 2, parent=3),
@@ -146,42 +147,49 @@ def test_a_step_that_cannot_be_made_leaves_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("status", "reason"),
-    [(RunStatus.PAUSED, Reason.PAUSED), (RunStatus.CANCELLED, Reason.CANCELLED)],
+    [
+        (PipelineRunStatus.PAUSED, NoWorkReason.PAUSED),
+        (PipelineRunStatus.CANCELLED, NoWorkReason.CANCELLED),
+    ],
 )
-def test_a_run_that_is_stopped_makes_nothing(status: RunStatus, reason: Reason) -> None:
+def test_a_run_that_is_stopped_makes_nothing(
+    status: PipelineRunStatus, reason: NoWorkReason
+) -> None:
     assert jobs(TWO, replace(run(3), status=status), tree()) == [NoWork(reason)]
 
 
 def test_every_limit_has_its_reason() -> None:
-    assert jobs(TWO, run(3, until=NOW), tree()) == [NoWork(Reason.TIME_UP)]
+    assert jobs(TWO, run(3, until=NOW), tree()) == [NoWork(NoWorkReason.TIME_UP)]
     assert jobs(TWO, run(3, until=NOW + timedelta(seconds=1)), tree()) == [BaseGeneration()]
-    assert jobs(TWO, run(3, candidates=1), tree(candidate(1))) == [NoWork(Reason.CANDIDATES_LIMIT)]
+    assert jobs(TWO, run(3, candidates=1), tree(candidate(1))) == [
+        NoWork(NoWorkReason.CANDIDATES_LIMIT)
+    ]
     found = next_jobs(
         TWO, run(3, tokens=25, concurrent_jobs=9), tree(), (), now=NOW, prices={0: 10}
     )
     assert found == [BaseGeneration()] * 2
     spent = replace(run(3, tokens=25), tokens=20)
     assert next_jobs(TWO, spent, tree(), (), now=NOW, prices={0: 10}) == [
-        NoWork(Reason.TOKENS_LIMIT)
+        NoWork(NoWorkReason.TOKENS_LIMIT)
     ]
 
 
 def test_what_has_failed_is_told_and_not_made_again() -> None:
     given = tree(failed=(FailedJob(UUID(int=9), 0),))
-    assert jobs(TWO, run(1), given) == [NoWork(Reason.FAILED)]
+    assert jobs(TWO, run(1), given) == [NoWork(NoWorkReason.FAILED)]
 
 
 def test_all_made_is_complete() -> None:
     given = tree(candidate(1, child_count=2), candidate(2, 1, parent=1), candidate(3, 1, parent=1))
-    assert jobs(TWO, run(1), given) == [NoWork(Reason.COMPLETE)]
+    assert jobs(TWO, run(1), given) == [NoWork(NoWorkReason.COMPLETE)]
 
 
 def test_the_board_counts_each_step() -> None:
     given = tree(
-        candidate(1, status=Status.APPROVED, child_count=1, job_id=UUID(int=5)), candidate(2, 1, parent=1),
+        candidate(1, status=CandidateStatus.APPROVED, child_count=1, job_id=UUID(int=5)), candidate(2, 1, parent=1),
         failed=(FailedJob(UUID(int=9), 0),),
     )  # fmt: skip
-    first, second = board(TWO, run(3), given, [flying(1, 1, parent=1)])
+    first, second = count_steps(TWO, run(3), given, [flying(1, 1, parent=1)])
     assert first[1:] == (3, 1, 1, 0, 0, 1)
     assert second[1:] == (2, 1, 0, 0, 1, 0)
     assert success_rate(given) == pytest.approx(2 / 3)
@@ -192,9 +200,9 @@ def test_runs_take_turns() -> None:
     a, b, c = (UUID(int=n) for n in (1, 2, 3))
     base = BaseGeneration()
     work: dict[UUID, Sequence[Generation]] = {a: [base] * 3, b: [], c: [base]}
-    assert [each for each, _ in in_turn(work, after=None, limit=9)] == [a, c, a, a]
-    assert [each for each, _ in in_turn(work, after=a, limit=2)] == [c, a]
-    assert [each for each, _ in in_turn(work, after=c, limit=1)] == [a]
+    assert [each for each, _ in take_turns(work, after=None, limit=9)] == [a, c, a, a]
+    assert [each for each, _ in take_turns(work, after=a, limit=2)] == [c, a]
+    assert [each for each, _ in take_turns(work, after=c, limit=1)] == [a]
 
 
 @settings(max_examples=40, deadline=None)
@@ -204,7 +212,7 @@ def test_a_run_with_work_is_served_within_one_round(count: int, limit: int) -> N
     last: UUID | None = None
     served: list[UUID] = []
     while len(served) < count:
-        turn = in_turn({each: [BaseGeneration()] * 5 for each in runs}, after=last, limit=limit)
+        turn = take_turns({each: [BaseGeneration()] * 5 for each in runs}, after=last, limit=limit)
         served += [each for each, _ in turn]
         last = served[-1]
     assert set(served[:count]) == set(runs)
@@ -214,10 +222,10 @@ def test_a_run_with_work_is_served_within_one_round(count: int, limit: int) -> N
 class Loop:
     """Plays the world to a pipeline run, and checks after every step what must hold."""
 
-    pipeline: Pipeline
-    run: PipelineRun
+    pipeline: PipelineDefinition
+    run: StoredPipelineRun
     rng: Random
-    tree: Tree = field(default_factory=Tree)
+    tree: RunTree = field(default_factory=RunTree)
     in_flight: list[JobInFlight] = field(default_factory=list)
     number: int = 0
     price: int = 7
@@ -240,7 +248,7 @@ class Loop:
     def end_one(self, failing: float) -> None:
         job = self.in_flight.pop(self.rng.randrange(len(self.in_flight)))
         if self.rng.random() < failing:
-            self.tree = Tree(
+            self.tree = RunTree(
                 self.tree.candidates,
                 (*self.tree.failed, FailedJob(job.job_id, job.step, job.parent)),
             )
@@ -256,7 +264,7 @@ class Loop:
             if job.parent:
                 mother = made[job.parent]
                 made[job.parent] = replace(mother, child_count=mother.child_count + 1)
-        self.tree = Tree(made, self.tree.failed)
+        self.tree = RunTree(made, self.tree.failed)
 
     def brings(self, jobs: Sequence[JobInFlight]) -> int:
         """How many candidates jobs make: no more than are wanted are kept."""
@@ -273,12 +281,14 @@ class Loop:
         if self.tree.candidates:
             chosen = self.tree.candidates[self.rng.choice(sorted(self.tree.candidates))]
             judged = replace(
-                chosen, status=self.rng.choice(list(Status)), score=self.rng.uniform(800, 1200)
+                chosen,
+                status=self.rng.choice(list(CandidateStatus)),
+                score=self.rng.uniform(800, 1200),
             )
-            self.tree = Tree({**self.tree.candidates, chosen.id: judged}, self.tree.failed)
+            self.tree = RunTree({**self.tree.candidates, chosen.id: judged}, self.tree.failed)
 
     def retry_all(self) -> None:
-        self.tree = Tree(self.tree.candidates)
+        self.tree = RunTree(self.tree.candidates)
 
     def check(self) -> None:
         limits = self.run.limits
@@ -304,29 +314,29 @@ PIPELINES = st.lists(
     min_size=1, max_size=4,
 ).map(lambda given: steps(*given))  # fmt: skip
 LIMITS = st.builds(
-    Limits,
+    RunLimits,
     candidates=st.none() | st.integers(0, 40),
     tokens=st.none() | st.integers(0, 200),
     concurrent_jobs=st.integers(1, 4),
 )
-ENDS = frozenset(Reason) - {
-    Reason.BUSY,
-    Reason.IN_FLIGHT,
-    Reason.PAUSED,
-    Reason.CANCELLED,
-    Reason.TIME_UP,
+ENDS = frozenset(NoWorkReason) - {
+    NoWorkReason.BUSY,
+    NoWorkReason.IN_FLIGHT,
+    NoWorkReason.PAUSED,
+    NoWorkReason.CANCELLED,
+    NoWorkReason.TIME_UP,
 }
 
 
-def check_limits(pipeline: Pipeline, limits: Limits, base: int, seed: int) -> None:
+def check_limits(pipeline: PipelineDefinition, limits: RunLimits, base: int, seed: int) -> None:
     rng = Random(seed)
-    loop = Loop(pipeline, PipelineRun(UUID(int=1), base, limits=limits), rng)
+    loop = Loop(pipeline, StoredPipelineRun(UUID(int=1), base, limits=limits), rng)
     for _ in range(80):
         act = rng.random()
         if act < 0.15:
             loop.judge_one()
         elif act < 0.2:
-            paused = rng.choice([RunStatus.PAUSED, RunStatus.ACTIVE])
+            paused = rng.choice([PipelineRunStatus.PAUSED, PipelineRunStatus.ACTIVE])
             loop.run = replace(loop.run, status=paused)
         elif act < 0.25:
             loop.retry_all()
@@ -334,14 +344,14 @@ def check_limits(pipeline: Pipeline, limits: Limits, base: int, seed: int) -> No
             loop.end_one(failing=0.2)
         else:
             found = loop.submit()
-            is_paused = loop.run.status == RunStatus.PAUSED
-            assert not is_paused or found == [NoWork(Reason.PAUSED)]
+            is_paused = loop.run.status == PipelineRunStatus.PAUSED
+            assert not is_paused or found == [NoWork(NoWorkReason.PAUSED)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(PIPELINES, LIMITS, st.integers(0, 6), st.integers(0, 2**32))
 def test_limits_hold_whatever_people_and_machines_do(
-    pipeline: Pipeline, limits: Limits, base: int, seed: int
+    pipeline: PipelineDefinition, limits: RunLimits, base: int, seed: int
 ) -> None:
     check_limits(pipeline, limits, base, seed)
 
@@ -350,7 +360,7 @@ def test_limits_hold_whatever_people_and_machines_do(
 @settings(max_examples=2_000, deadline=None)
 @given(PIPELINES, LIMITS, st.integers(0, 6), st.integers(0, 2**32), st.sampled_from([0.0, 0.3]))
 def test_limits_and_ends_deep(
-    pipeline: Pipeline, limits: Limits, base: int, seed: int, failing: float
+    pipeline: PipelineDefinition, limits: RunLimits, base: int, seed: int, failing: float
 ) -> None:
     check_limits(pipeline, limits, base, seed)
     check_end(pipeline, limits, base, seed, failing)
@@ -359,18 +369,20 @@ def test_limits_and_ends_deep(
 @settings(max_examples=60, deadline=None)
 @given(PIPELINES, LIMITS, st.integers(0, 5), st.integers(0, 2**32), st.sampled_from([0.0, 0.3]))
 def test_it_always_comes_to_an_end_and_then_nobody_who_may_have_children_lacks_any(
-    pipeline: Pipeline, limits: Limits, base: int, seed: int, failing: float
+    pipeline: PipelineDefinition, limits: RunLimits, base: int, seed: int, failing: float
 ) -> None:
     check_end(pipeline, limits, base, seed, failing)
 
 
 def test_failed_jobs_make_no_room_for_more_candidates_than_the_limit() -> None:
     pipeline = steps({"images_per_job": 2, "children_per_parent": 2})
-    check_end(pipeline, Limits(candidates=3, concurrent_jobs=2), base=5, seed=483, failing=0.3)
+    check_end(pipeline, RunLimits(candidates=3, concurrent_jobs=2), base=5, seed=483, failing=0.3)
 
 
-def check_end(pipeline: Pipeline, limits: Limits, base: int, seed: int, failing: float) -> None:
-    loop = Loop(pipeline, PipelineRun(UUID(int=1), base, limits=limits), Random(seed))
+def check_end(
+    pipeline: PipelineDefinition, limits: RunLimits, base: int, seed: int, failing: float
+) -> None:
+    loop = Loop(pipeline, StoredPipelineRun(UUID(int=1), base, limits=limits), Random(seed))
     for _ in range(2_000):
         found = loop.submit()
         if loop.in_flight:
@@ -380,7 +392,10 @@ def check_end(pipeline: Pipeline, limits: Limits, base: int, seed: int, failing:
     (last,) = found
     assert isinstance(last, NoWork)
     assert last.reason in ENDS
-    if last.reason in (Reason.COMPLETE, Reason.WAITING_FOR_JUDGEMENT) and not loop.tree.failed:
+    if (
+        last.reason in (NoWorkReason.COMPLETE, NoWorkReason.WAITING_FOR_JUDGEMENT)
+        and not loop.tree.failed
+    ):
         for parent in parents_in_order(pipeline, loop.tree):
             wanted = pipeline.steps[parent.step + 1].children_per_parent
             assert parent.child_count == wanted
@@ -391,7 +406,7 @@ def check_end(pipeline: Pipeline, limits: Limits, base: int, seed: int, failing:
 def test_no_parent_waits_longer_than_what_those_before_it_want(count: int, seed: int) -> None:
     """Among equals the oldest is served first."""
     rng = Random(seed)
-    loop = Loop(TWO, PipelineRun(UUID(int=1), 100), rng)
+    loop = Loop(TWO, StoredPipelineRun(UUID(int=1), 100), rng)
     loop.tree = tree(
         *(candidate(n, score=rng.choice([1000.0, 1100.0])) for n in range(1, count + 1))
     )

@@ -11,14 +11,31 @@ from hypothesis import strategies as st
 from tests.unit.graphs.builders import CATALOGUE
 from tests.unit.pipelines.builders import NOW, candidate
 
-from comfyfleet.graphs.documents import read_document
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.pipelines.elo import Vote, counted, next_pair, replayed, undone
-from comfyfleet.pipelines.model import START_SCORE, Pipeline, Status, Step
-from comfyfleet.pipelines.naming import candidate_path, clean_folder, step_folder
-from comfyfleet.pipelines.parsing import parse_pipeline, parse_pipeline_text
-from comfyfleet.pipelines.templates import render
-from comfyfleet.pipelines.validation import validate, variable_problems
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.graphs.parse import read_document
+from comfyfleet.server.pipelines.decide import (
+    PairVote,
+    apply_vote,
+    next_pair,
+    replay_votes,
+    without_vote,
+)
+from comfyfleet.server.pipelines.model import (
+    START_SCORE,
+    CandidateStatus,
+    PipelineDefinition,
+    Step,
+    candidate_path,
+    clean_folder,
+    step_folder,
+)
+from comfyfleet.server.pipelines.parse import (
+    parse_pipeline,
+    parse_pipeline_text,
+    render,
+    validate,
+    variable_problems,
+)
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILE = {"file_id": "f1"}
@@ -132,36 +149,36 @@ VOTES = st.lists(
     max_size=20,
 ).map(
     lambda pairs: [
-        Vote(UUID(int=100 + n), UUID(int=w), UUID(int=lo)) for n, (w, lo) in enumerate(pairs)
+        PairVote(UUID(int=100 + n), UUID(int=w), UUID(int=lo)) for n, (w, lo) in enumerate(pairs)
     ]
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(VOTES)
-def test_what_one_wins_another_loses(votes: list[Vote]) -> None:
-    scores = replayed(votes)
+def test_what_one_wins_another_loses(votes: list[PairVote]) -> None:
+    scores = replay_votes(votes)
     assert sum(scores.values()) == pytest.approx(START_SCORE * len(scores))
 
 
 @settings(max_examples=60, deadline=None)
 @given(VOTES, st.integers(0, 30))
-def test_an_undone_vote_was_never_given(votes: list[Vote], number: int) -> None:
+def test_an_undone_vote_was_never_given(votes: list[PairVote], number: int) -> None:
     vote_id = UUID(int=100 + number)
-    assert replayed(undone(votes, vote_id)) == replayed(
+    assert replay_votes(without_vote(votes, vote_id)) == replay_votes(
         [each for each in votes if each.id != vote_id]
     )
-    more = Vote(UUID(int=999), UUID(int=1), UUID(int=2))
-    assert replayed(undone([*votes, more], more.id)) == replayed(votes)
-    assert counted(replayed(votes), more) == replayed([*votes, more])
+    more = PairVote(UUID(int=999), UUID(int=1), UUID(int=2))
+    assert replay_votes(without_vote([*votes, more], more.id)) == replay_votes(votes)
+    assert apply_vote(replay_votes(votes), more) == replay_votes([*votes, more])
 
 
 def test_a_win_over_a_stronger_one_moves_more() -> None:
     one, other = UUID(int=1), UUID(int=2)
-    vote = Vote(UUID(int=9), one, other)
-    assert counted({}, vote) == {one: 1016.0, other: 984.0}
-    assert counted({one: 800.0, other: 1200.0}, vote)[one] - 800 > 16
-    assert counted({one: 1200.0, other: 800.0}, vote)[one] - 1200 < 16
+    vote = PairVote(UUID(int=9), one, other)
+    assert apply_vote({}, vote) == {one: 1016.0, other: 984.0}
+    assert apply_vote({one: 800.0, other: 1200.0}, vote)[one] - 800 > 16
+    assert apply_vote({one: 1200.0, other: 800.0}, vote)[one] - 1200 < 16
 
 
 def test_a_pair_is_of_those_that_were_compared_least_and_are_close() -> None:
@@ -169,12 +186,12 @@ def test_a_pair_is_of_those_that_were_compared_least_and_are_close() -> None:
         candidate(1, score=1000),
         candidate(2, score=1300),
         candidate(3, score=1010),
-        candidate(4, score=1000, status=Status.REJECTED),
+        candidate(4, score=1000, status=CandidateStatus.REJECTED),
     ]
     pair = next_pair(shown, [])
     assert pair is not None
     assert [each.id.int for each in pair] == [1, 3]
-    votes = [Vote(UUID(int=9), UUID(int=1), UUID(int=3))]
+    votes = [PairVote(UUID(int=9), UUID(int=1), UUID(int=3))]
     pair = next_pair(shown, votes)
     assert pair is not None
     assert [each.id.int for each in pair] == [2, 3]
@@ -184,13 +201,13 @@ def test_a_pair_is_of_those_that_were_compared_least_and_are_close() -> None:
 
 def test_every_pair_comes_up() -> None:
     shown = [candidate(n) for n in range(1, 6)]
-    votes: list[Vote] = []
+    votes: list[PairVote] = []
     seen: set[frozenset[UUID]] = set()
     for number in range(20):
         pair = next_pair(shown, votes)
         assert pair is not None
         seen.add(frozenset(each.id for each in pair))
-        votes.append(Vote(UUID(int=100 + number), pair[0].id, pair[1].id))
+        votes.append(PairVote(UUID(int=100 + number), pair[0].id, pair[1].id))
     assert len(seen) == 10
 
 
@@ -205,7 +222,7 @@ def test_the_example_is_sound_and_asks_for_properties_that_are_there() -> None:
 
 
 def test_workflows_and_properties_of_a_pipeline_are_checked() -> None:
-    pipeline = Pipeline(
+    pipeline = PipelineDefinition(
         "p",
         (
             Step("a", "nobody"),

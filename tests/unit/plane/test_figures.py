@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from comfyfleet.plane.figures import state_of
-from comfyfleet.plane.store import WorkersRow
+from comfyfleet.server.db.metrics_queries import WorkersRow
+from comfyfleet.server.metrics import state_of
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.cli.running.inputs import (
-    Inputs,
+from comfyfleet.cli.run_session import (
+    FileInputs,
     find_inputs,
     is_file_place,
-    parse_given,
-    with_names,
+    parse_given_file,
+    with_uploaded_names,
 )
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
 
 LOAD = {
     "input": {"required": {"image": [["there.png"], {"image_upload": True}]}},
@@ -42,11 +42,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "flow"
 
 
-def found(*names: str, beside: Path | None = None, **more: Any) -> Inputs:
+def found(*names: str, beside: Path | None = None, **more: Any) -> FileInputs:
     return find_inputs(prompt(*names), INFO, beside=beside, **{"media": {}} | more)
 
 
-def pairs(inputs: Inputs) -> list[tuple[str, list[str]]]:
+def pairs(inputs: FileInputs) -> list[tuple[str, list[str]]]:
     return [
         (upload.path.name, [f"{place.node_id}.{place.input}" for place in upload.places])
         for upload in inputs.uploads
@@ -86,18 +86,18 @@ def test_what_comes_through_a_pipe_has_no_neighbours(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["image", "1.image", "Photo 1.image"])
 def test_a_given_file_goes_before_the_one_beside(folder: Path, name: str) -> None:
-    given = [parse_given(f"{name}={folder / 'dog.png'}")]
+    given = [parse_given_file(f"{name}={folder / 'dog.png'}")]
     assert pairs(found("cat.png", beside=folder, given=given)) == [("dog.png", ["1.image"])]
 
 
 def test_a_name_that_several_have_is_ambiguous(folder: Path) -> None:
-    given = [parse_given(f"image={folder / 'dog.png'}")]
+    given = [parse_given_file(f"image={folder / 'dog.png'}")]
     with pytest.raises(InvalidInput, match=r"several inputs have that name.*1\.image, 2\.image"):
         found("cat.png", "dog.png", given=given)
 
 
 def test_a_name_that_none_has_is_told_with_those_there_are(folder: Path) -> None:
-    given = [parse_given(f"mask={folder / 'dog.png'}")]
+    given = [parse_given_file(f"mask={folder / 'dog.png'}")]
     with pytest.raises(InvalidInput, match=r"no input for a file has that name.*1\.image"):
         found("cat.png", given=given)
 
@@ -126,12 +126,12 @@ def test_a_file_that_is_not_there_is_told_with_the_closest(folder: Path) -> None
 @pytest.mark.parametrize("text", ["image", "=cat.png", "image="])
 def test_what_gives_no_file_is_explained(text: str) -> None:
     with pytest.raises(InvalidInput, match="NAME=FILE"):
-        parse_given(text)
+        parse_given_file(text)
 
 
 def test_the_names_on_the_server_are_set(folder: Path) -> None:
     uploads = found("cat.png", "dog.png", beside=folder).uploads
-    named = with_names(prompt("cat.png", "dog.png"), INFO, [(uploads[0], "cat (1).png")])
+    named = with_uploaded_names(prompt("cat.png", "dog.png"), INFO, [(uploads[0], "cat (1).png")])
     assert named["1"]["inputs"]["image"] == "cat (1).png"
     assert named["2"]["inputs"]["image"] == "dog.png"
 

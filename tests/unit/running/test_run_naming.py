@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.cli.running.naming import check_folder, numbered, readable_name, reserve
-from comfyfleet.cli.running.progress import Plan
-from comfyfleet.cli.running.session import names_of
+from comfyfleet.cli.run_progress import NodePlan
+from comfyfleet.cli.run_session import (
+    check_folder,
+    numbered_names,
+    output_names,
+    readable_name,
+    reserve_name,
+)
 from comfyfleet.comfy import OutputFile
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -35,31 +40,31 @@ def test_names_lose_the_servers_counter(on_server: str, here: str) -> None:
     ["../../etc/passwd", "..\\..\\boot.ini", "/etc/passwd", "..", "", "a\nb.png", "x" * 500, "..."],
 )
 def test_no_name_leads_out_of_the_folder(hostile: str, tmp_path: Path) -> None:
-    path = reserve(tmp_path, readable_name(hostile))
+    path = reserve_name(tmp_path, readable_name(hostile))
     assert path.parent == tmp_path
     assert path.is_file()
     assert path.name.isprintable()
 
 
 def test_names_are_numbered_from_the_second_on() -> None:
-    assert list(islice(numbered("a.b.png"), 3)) == ["a.b.png", "a.b-2.png", "a.b-3.png"]
+    assert list(islice(numbered_names("a.b.png"), 3)) == ["a.b.png", "a.b-2.png", "a.b-3.png"]
 
 
 def test_a_taken_name_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_text("mine")
-    assert reserve(tmp_path / ".", "cat.png").name == "cat-2.png"
-    assert reserve(tmp_path, "cat.png").name == "cat-3.png"
+    assert reserve_name(tmp_path / ".", "cat.png").name == "cat-2.png"
+    assert reserve_name(tmp_path, "cat.png").name == "cat-3.png"
     assert (tmp_path / "cat.png").read_text() == "mine"
 
 
 def test_the_folder_is_made(tmp_path: Path) -> None:
-    assert reserve(tmp_path / "a" / "b", "cat.png").exists()
+    assert reserve_name(tmp_path / "a" / "b", "cat.png").exists()
 
 
 def test_a_file_in_place_of_the_folder_is_explained(tmp_path: Path) -> None:
     (tmp_path / "output").write_text("")
     with pytest.raises(InvalidInput, match="output"):
-        reserve(tmp_path / "output", "cat.png")
+        reserve_name(tmp_path / "output", "cat.png")
 
 
 def test_where_results_can_go_is_known_without_making_it(tmp_path: Path) -> None:
@@ -74,9 +79,9 @@ def test_a_file_on_the_way_to_the_folder_is_told_before_the_run(tmp_path: Path) 
 
 
 def test_previews_of_equal_titles_are_told_apart_by_their_nodes() -> None:
-    plan = Plan({"7": "Preview Mask", "12:3": "Preview Mask", "9": "Save Image"})
+    plan = NodePlan({"7": "Preview Mask", "12:3": "Preview Mask", "9": "Save Image"})
     files = [OutputFile(node, "images", "a.png") for node in ("12:3", "7", "7", "9", "unknown")]
-    assert names_of(files, plan) == {
+    assert output_names(files, plan) == {
         "12:3": "Preview Mask node 12:3",
         "7": "Preview Mask node 7",
         "9": "Save Image",

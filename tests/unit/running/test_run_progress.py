@@ -2,8 +2,14 @@
 
 import pytest
 
-from comfyfleet.cli.running.display import clock_time
-from comfyfleet.cli.running.progress import Plan, Standing, advance, begin, plan_of
+from comfyfleet.cli.run_progress import (
+    NodePlan,
+    RunEstimate,
+    advance_estimate,
+    begin_estimate,
+    clock_time,
+    plan_run,
+)
 from comfyfleet.comfy.events import (
     Cached,
     Event,
@@ -15,15 +21,15 @@ from comfyfleet.comfy.events import (
     Succeeded,
 )
 
-FOUR = Plan({"1": "Load", "2": "Sample", "3": "Decode", "4": "Save"})
+FOUR = NodePlan({"1": "Load", "2": "Sample", "3": "Decode", "4": "Save"})
 INFO = {"Save": {"output_node": True}, "Load": {}, "Show": {"output_node": False}}
 
 
-def after(*events: tuple[float, Event], plan: Plan = FOUR) -> Standing:
-    standing = begin(plan, 0.0)
+def after(*events: tuple[float, Event], plan: NodePlan = FOUR) -> RunEstimate:
+    estimate = begin_estimate(plan, 0.0)
     for now, event in events:
-        standing = advance(standing, event, now)
-    return standing
+        estimate = advance_estimate(estimate, event, now)
+    return estimate
 
 
 def started(node_id: str) -> NodeStarted:
@@ -31,28 +37,28 @@ def started(node_id: str) -> NodeStarted:
 
 
 def test_a_waiting_run_has_not_begun() -> None:
-    standing = after((1, Queued("r", 3)))
-    assert (standing.ahead, standing.fraction, standing.seconds_left) == (3, 0.0, None)
+    estimate = after((1, Queued("r", 3)))
+    assert (estimate.ahead, estimate.fraction, estimate.seconds_left) == (3, 0.0, None)
 
 
 def test_every_node_counts_alike_and_the_current_one_by_its_steps() -> None:
-    standing = after(
+    estimate = after(
         (0, Started("r")), (0, started("1")), (1, started("2")), (3, Progress("r", "2", 5, 10))
     )
-    assert standing.fraction == (1 + 0.5) / 4
+    assert estimate.fraction == (1 + 0.5) / 4
 
 
 def test_the_rest_is_estimated_from_steps_and_from_the_nodes_before() -> None:
-    standing = after(
+    estimate = after(
         (0, Started("r")), (0, started("1")), (1, started("2")), (3, Progress("r", "2", 5, 10))
     )
     # Two more seconds of steps, then two nodes of a second each.
-    assert standing.seconds_left == pytest.approx(2 + 2 * 1)
+    assert estimate.seconds_left == pytest.approx(2 + 2 * 1)
 
 
 def test_while_no_node_has_ended_the_steps_alone_count() -> None:
-    standing = after((0, Started("r")), (0, started("1")), (1, Progress("r", "1", 1, 4)))
-    assert standing.seconds_left == pytest.approx(3)
+    estimate = after((0, Started("r")), (0, started("1")), (1, Progress("r", "1", 1, 4)))
+    assert estimate.seconds_left == pytest.approx(3)
 
 
 def test_nothing_is_estimated_from_nothing() -> None:
@@ -61,40 +67,40 @@ def test_nothing_is_estimated_from_nothing() -> None:
 
 
 def test_cached_nodes_are_done_and_tell_nothing_about_the_pace() -> None:
-    standing = after(
+    estimate = after(
         (0, Started("r")), (0, Cached("r", ("1", "2"))), (0, started("3")), (4, started("4"))
     )
-    assert standing.fraction == 3 / 4
-    assert standing.seconds_left == pytest.approx(4)
+    assert estimate.fraction == 3 / 4
+    assert estimate.seconds_left == pytest.approx(4)
 
 
 def test_a_node_that_was_told_as_done_counts_once() -> None:
-    standing = after(
+    estimate = after(
         (0, Started("r")), (0, started("1")), (1, NodeDone("r", "1")), (1, started("2"))
     )
-    assert standing.done == {"1"}
+    assert estimate.done == {"1"}
 
 
 def test_a_node_made_by_another_does_not_count() -> None:
-    standing = after((0, Started("r")), (0, started("9.0.1")), (1, NodeDone("r", "9.0.1")))
-    assert standing.fraction == 0
-    assert standing.plan.name("9.0.1") == "node 9.0.1"
+    estimate = after((0, Started("r")), (0, started("9.0.1")), (1, NodeDone("r", "9.0.1")))
+    assert estimate.fraction == 0
+    assert estimate.plan.name("9.0.1") == "node 9.0.1"
 
 
 def test_steps_belong_to_their_node() -> None:
-    standing = after((0, Started("r")), (0, Progress("r", "1", 9, 10)), (1, started("2")))
-    assert (standing.steps_done, standing.steps_total) == (0, 0)
-    assert standing.done == {"1"}
+    estimate = after((0, Started("r")), (0, Progress("r", "1", 9, 10)), (1, started("2")))
+    assert (estimate.steps_done, estimate.steps_total) == (0, 0)
+    assert estimate.done == {"1"}
 
 
 def test_a_success_is_the_whole() -> None:
-    standing = after((0, Started("r")), (2, Succeeded("r")))
-    assert (standing.fraction, standing.seconds_left, standing.seconds) == (1.0, None, 2)
+    estimate = after((0, Started("r")), (2, Succeeded("r")))
+    assert (estimate.fraction, estimate.seconds_left, estimate.seconds) == (1.0, None, 2)
 
 
 def test_of_a_run_without_a_plan_nothing_is_known() -> None:
-    standing = after((0, Started("r")), (1, started("2")), plan=Plan({}))
-    assert (standing.fraction, standing.seconds_left) == (None, None)
+    estimate = after((0, Started("r")), (1, started("2")), plan=NodePlan({}))
+    assert (estimate.fraction, estimate.seconds_left) == (None, None)
 
 
 def test_only_what_output_nodes_need_is_planned() -> None:
@@ -103,7 +109,7 @@ def test_only_what_output_nodes_need_is_planned() -> None:
         "2": {"class_type": "Save", "inputs": {"images": ["1", 0], "other": ["7", 0]}},
         "3": {"class_type": "Show", "inputs": {"images": ["1", 0]}},
     }
-    assert plan_of(prompt, INFO).names == {"1": "My cat", "2": "Save"}
+    assert plan_run(prompt, INFO).names == {"1": "My cat", "2": "Save"}
 
 
 def test_a_circle_of_links_is_walked_once() -> None:
@@ -111,7 +117,7 @@ def test_a_circle_of_links_is_walked_once() -> None:
         "1": {"class_type": "Save", "inputs": {"a": ["2", 0]}},
         "2": {"class_type": "Load", "inputs": {"a": ["1", 0]}},
     }
-    assert plan_of(prompt, INFO).names.keys() == {"1", "2"}
+    assert plan_run(prompt, INFO).names.keys() == {"1", "2"}
 
 
 @pytest.mark.parametrize(

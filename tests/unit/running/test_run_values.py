@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.cli.running.values import Row, parse_rows, read_rows
-from comfyfleet.kernel.errors import InvalidInput
+from comfyfleet.cli.run import BatchRow, parse_rows, read_rows
+from comfyfleet.errors import InvalidInput
 
 
 def test_columns_are_shorthands_or_addresses() -> None:
     rows = parse_rows('prompt,seed,Main sampler.steps\n"a cat, wet",7,30\n')
-    assert rows == (Row(1, {"prompt": "a cat, wet", "seed": "7"}, {"Main sampler.steps": "30"}),)
+    assert rows == (
+        BatchRow(1, {"prompt": "a cat, wet", "seed": "7"}, {"Main sampler.steps": "30"}),
+    )
 
 
 def test_other_names_of_a_shorthand_are_taken() -> None:

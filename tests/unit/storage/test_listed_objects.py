@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.storage.local import LISTED_AT_ONCE, LocalStore
+from comfyfleet.clock import utc_now
+from comfyfleet.server.storage.local import LISTED_AT_ONCE, LocalStore
 
 MANY = 3 * LISTED_AT_ONCE
 

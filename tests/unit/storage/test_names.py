@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.storage.keys import checked_content_type, checked_key, disposition
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.storage.model import checked_content_type, checked_key, disposition
 
 KEYISH = st.text(st.sampled_from("ab./\\\0 é\x7f\ud800") | st.characters(), max_size=30)
 

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import InvalidInput
-from comfyfleet.storage import LocalStore, ObjectStore, open_store
-from comfyfleet.storage.opening import Bucket, parse_store_url
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.storage import (
+    BucketUrl,
+    LocalStore,
+    ObjectStore,
+    open_store,
+    parse_store_url,
+)
 
 
 def opened(url: str) -> ObjectStore:
@@ -24,17 +29,17 @@ def test_a_folder_is_opened_by_its_url(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "bucket"),
     [
-        ("s3://media", Bucket("media")),
-        ("s3://media/", Bucket("media")),
-        ("s3://my.media/a/b%20c/", Bucket("my.media", "a/b c")),
+        ("s3://media", BucketUrl("media")),
+        ("s3://media/", BucketUrl("media")),
+        ("s3://my.media/a/b%20c/", BucketUrl("my.media", "a/b c")),
         (
             "s3://m/p?endpoint=http://minio:9000&region=eu-west-1&public_endpoint=https://f.example",
-            Bucket("m", "p", "http://minio:9000", "https://f.example", "eu-west-1"),
+            BucketUrl("m", "p", "http://minio:9000", "https://f.example", "eu-west-1"),
         ),
-        ("s3://m?endpoint=https%3A%2F%2Fx.example", Bucket("m", endpoint="https://x.example")),
+        ("s3://m?endpoint=https%3A%2F%2Fx.example", BucketUrl("m", endpoint="https://x.example")),
     ],
 )
-def test_a_bucket_is_read_from_its_url(url: str, bucket: Bucket) -> None:
+def test_a_bucket_is_read_from_its_url(url: str, bucket: BucketUrl) -> None:
     assert parse_store_url(url) == bucket
 
 
@@ -67,7 +72,7 @@ def test_a_refused_url_does_not_show_its_credentials() -> None:
 
 def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    monkeypatch.delitem(sys.modules, "comfyfleet.storage.s3", raising=False)
+    monkeypatch.delitem(sys.modules, "comfyfleet.server.storage.s3", raising=False)
     with pytest.raises(InvalidInput, match="boto3") as refused:
         opened("s3://bucket")
     assert "comfyfleet[s3]" in refused.value.details["hint"]
@@ -75,4 +80,4 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_prefix_counts_towards_the_length_of_a_key() -> None:
     with pytest.raises(InvalidInput, match="at most"):
-        Bucket("m", "p" * 200).key("/".join(["a" * 200] * 5))
+        BucketUrl("m", "p" * 200).key("/".join(["a" * 200] * 5))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from comfyfleet.kernel.errors import Forbidden
-from comfyfleet.storage.signing import OBJECTS_PATH, Grant, Signer
+from comfyfleet.errors import Forbidden
+from comfyfleet.server.storage.local import OBJECTS_PATH, UrlGrant, UrlSigner
 
-SIGNER = Signer(b"k" * 32)
+SIGNER = UrlSigner(b"k" * 32)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 GRANTS = st.builds(
-    Grant,
+    UrlGrant,
     method=st.sampled_from(["GET", "PUT"]),
     key=TEXTS,
     expires=st.integers(1, 10**10),
@@ -24,7 +24,7 @@ GRANTS = st.builds(
 )
 
 
-def read_back(url: str, method: str, *, now: float) -> Grant:
+def read_back(url: str, method: str, *, now: float) -> UrlGrant:
     parts = urlsplit(url)
     key = unquote(parts.path.removeprefix(OBJECTS_PATH + "/"))
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -32,20 +32,20 @@ def read_back(url: str, method: str, *, now: float) -> Grant:
 
 
 @given(GRANTS)
-def test_a_url_carries_its_whole_grant(grant: Grant) -> None:
+def test_a_url_carries_its_whole_grant(grant: UrlGrant) -> None:
     url = SIGNER.url("https://fleet.example/", grant)
     assert url.isascii()
     assert read_back(url, grant.method, now=grant.expires - 1) == grant
 
 
 @given(GRANTS, GRANTS)
-def test_no_two_grants_share_a_signature(one: Grant, other: Grant) -> None:
+def test_no_two_grants_share_a_signature(one: UrlGrant, other: UrlGrant) -> None:
     assume(one != other)
     assert SIGNER.signature(one) != SIGNER.signature(other)
 
 
 @given(GRANTS, st.sampled_from(["method", "key", "expires", "content_type", "size", "filename"]))
-def test_every_part_of_a_grant_is_signed(grant: Grant, name: str) -> None:
+def test_every_part_of_a_grant_is_signed(grant: UrlGrant, name: str) -> None:
     numbers = {"expires": grant.expires + 1, "size": (grant.size or 0) + 1}
     value: Any = numbers.get(name, "other")
     changed = replace(grant, **{name: value})
@@ -54,7 +54,7 @@ def test_every_part_of_a_grant_is_signed(grant: Grant, name: str) -> None:
 
 
 def test_a_url_dies_at_its_last_second() -> None:
-    url = SIGNER.url("http://c", Grant("GET", "a", 100))
+    url = SIGNER.url("http://c", UrlGrant("GET", "a", 100))
     assert read_back(url, "GET", now=99.9)
     with pytest.raises(Forbidden, match="expired"):
         read_back(url, "GET", now=100)
@@ -67,10 +67,10 @@ def test_an_expiry_that_is_no_number_of_ours_is_refused(expires: str) -> None:
 
 
 def test_the_public_url_may_have_a_path() -> None:
-    url = SIGNER.url("https://example.org/fleet/", Grant("GET", "a/ü b", 9))
+    url = SIGNER.url("https://example.org/fleet/", UrlGrant("GET", "a/ü b", 9))
     assert url.startswith("https://example.org/fleet/api/objects/a/%C3%BC%20b?expires=9&")
 
 
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="32"):
-        Signer(b"short")
+        UrlSigner(b"short")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.workflow.builders import CLASSES, node, subgraph, workflow
 
-from comfyfleet.kernel.errors import FleetError, InvalidWorkflow
+from comfyfleet.errors import FleetError, InvalidWorkflow
 from comfyfleet.workflow import convert, convert_with_report
 
 SCALARS = st.one_of(

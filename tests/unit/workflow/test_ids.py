@@ -1,7 +1,7 @@
 from tests.unit.workflow.builders import node, subgraph, workflow
 
-from comfyfleet.workflow.ids import unique_ids
 from comfyfleet.workflow.parse import parse
+from comfyfleet.workflow.subgraphs import unique_ids
 
 
 def test_an_inner_id_that_the_root_uses_is_replaced_by_the_next_free_one() -> None:

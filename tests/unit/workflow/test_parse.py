@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 from tests.unit.workflow.builders import node, subgraph, workflow
 
-from comfyfleet.kernel.errors import InvalidWorkflow, LimitExceeded
-from comfyfleet.workflow.limits import Limits
-from comfyfleet.workflow.model import Link, Slot
+from comfyfleet.errors import InvalidWorkflow, LimitExceeded
+from comfyfleet.workflow.model import Limits, Link, NodeSlot
 from comfyfleet.workflow.parse import parse, parse_groups
 
 
@@ -31,7 +30,7 @@ def test_what_a_node_lacks_gets_the_value_that_the_editor_assumes() -> None:
 def test_an_input_keeps_its_link_and_its_widget() -> None:
     saved = {"name": "n", "type": "INT", "link": 3, "widget": {"name": "n"}}
     (only,) = parse({"nodes": [{"id": 1, "type": "A", "inputs": [saved]}]}).root.nodes
-    assert only.inputs == (Slot("n", "INT", 3, "n"),)
+    assert only.inputs == (NodeSlot("n", "INT", 3, "n"),)
 
 
 def test_old_combos_have_their_choices_as_type() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from tests.unit.workflow.builders import CLASSES, node, node_class, workflow
 
-from comfyfleet.kernel.errors import InvalidWorkflow, UnknownNodeTypes
+from comfyfleet.errors import InvalidWorkflow, UnknownNodeTypes
 from comfyfleet.workflow import convert, convert_with_report
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from tests.unit.workflow.builders import CLASSES, node, subgraph, workflow
 
-from comfyfleet.kernel.errors import InvalidWorkflow
+from comfyfleet.errors import InvalidWorkflow
 from comfyfleet.workflow import convert
+from comfyfleet.workflow.node_inputs import Input
 from comfyfleet.workflow.resolve import bypass_slot
-from comfyfleet.workflow.slots import Input
-from comfyfleet.workflow.slottypes import are_compatible, common_type
+from comfyfleet.workflow.wire import are_compatible, common_type
 
 
 def chain(middle: dict[str, Any], **more: Any) -> dict[str, Any]:

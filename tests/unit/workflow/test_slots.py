@@ -4,10 +4,9 @@ from typing import Any
 
 from tests.unit.workflow.builders import CLASSES, node, node_class, workflow
 
-from comfyfleet.workflow.nodetypes import NodeTypes
+from comfyfleet.workflow.object_info import NodeTypes
 from comfyfleet.workflow.parse import parse
-from comfyfleet.workflow.slottypes import settle_types
-from comfyfleet.workflow.wiring import wire
+from comfyfleet.workflow.wire import settle_types, wire
 
 
 def linked(nodes: list[dict[str, Any]], links: list[Any], **classes: Any) -> dict[str, str]:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from tests.unit.workflow.builders import CLASSES, node, subgraph, workflow
 
-from comfyfleet.kernel.errors import InvalidWorkflow, LimitExceeded
+from comfyfleet.errors import InvalidWorkflow, LimitExceeded
 from comfyfleet.workflow import Limits, convert
 
 

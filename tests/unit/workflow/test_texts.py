@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.kernel.errors import LimitExceeded
-from comfyfleet.workflow.texts import choose, fill_patterns, format_date, javascript_text
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.workflow.text_patterns import choose, fill_patterns, format_date, javascript_text
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 MISSING = object()

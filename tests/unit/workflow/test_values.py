@@ -3,18 +3,17 @@ from typing import Any
 import pytest
 from tests.unit.workflow.builders import CLASSES, node, node_class, workflow
 
-from comfyfleet.kernel.errors import LimitExceeded
+from comfyfleet.errors import LimitExceeded
 from comfyfleet.workflow import convert
-from comfyfleet.workflow.limits import Limits
-from comfyfleet.workflow.model import Node
-from comfyfleet.workflow.nodetypes import NodeType, NodeTypes, ObjectInfo, read_node_type
-from comfyfleet.workflow.values import deal_values
+from comfyfleet.workflow.model import Limits, Node
+from comfyfleet.workflow.object_info import NodeType, NodeTypes, ObjectInfo, read_node_type
+from comfyfleet.workflow.widget_values import assign_widget_values
 
 
 def dealt(kind: str | dict[str, Any], values: Any) -> dict[str, Any]:
     node_type = NodeTypes(CLASSES).get(kind) if isinstance(kind, str) else read_node_type("X", kind)
     assert isinstance(node_type, NodeType)
-    return deal_values(node_type, Node("1", node_type.name, values=values)).values
+    return assign_widget_values(node_type, Node("1", node_type.name, values=values)).values
 
 
 def test_values_are_dealt_in_order_and_the_control_takes_its_slot() -> None:
@@ -86,14 +85,16 @@ def test_more_rows_than_the_limit_are_refused() -> None:
     declared = node_class({"rows": ["COMFY_DYNAMICGROUP_V3", {"template": template}]})
     node = Node("1", "X", values=[10_000_000])
     with pytest.raises(LimitExceeded, match="rows"):
-        deal_values(read_node_type("X", declared), node, limits=Limits(dynamic_rows_max=5))
+        assign_widget_values(read_node_type("X", declared), node, limits=Limits(dynamic_rows_max=5))
 
 
 def test_options_of_a_custom_combo_grow_as_they_are_filled() -> None:
     declared = {"CustomCombo": node_class({"choice": ["COMBO", {"options": []}]})}
     node_type = NodeTypes(declared).get("CustomCombo")
     assert node_type is not None
-    values = deal_values(node_type, Node("1", "CustomCombo", values=["b", 0, "a", "b"])).values
+    values = assign_widget_values(
+        node_type, Node("1", "CustomCombo", values=["b", 0, "a", "b"])
+    ).values
     assert values == {"choice": "b", "option1": "a", "option2": "b", "option3": "", "index": 1}
 
 
@@ -102,7 +103,9 @@ def test_choices_that_are_kept_elsewhere_are_loading_until_they_are_given() -> N
     for choices, expected in ((None, "Loading..."), (["x"], "x"), (["x", "b"], "b")):
         node_type = NodeTypes(info, {"/list": choices} if choices else None).get("R")
         assert node_type is not None
-        assert deal_values(node_type, Node("1", "R", values=["b"])).values["file"] == expected
+        assert (
+            assign_widget_values(node_type, Node("1", "R", values=["b"])).values["file"] == expected
+        )
 
 
 def test_an_object_info_that_remembers_gives_the_same_types_again() -> None:

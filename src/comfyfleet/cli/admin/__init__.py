@@ -2,27 +2,24 @@
 
 from cyclopts import App
 
-from comfyfleet.cli import helps
-from comfyfleet.cli.admin import (
-    audit,
-    dispatches,
-    effects,
-    fleets,
-    jobs,
-    ledger,
-    operators,
-    submit,
-    tenants,
-    upkeep,
-    workers,
-    workflows,
-)
+from comfyfleet.cli import help_texts
+from comfyfleet.cli.admin import catalog, fleets, tenants
 
-app = App(name="admin", help=helps.ADMIN, help_format="markdown")
-for _group in (fleets, workflows, effects, workers, tenants, ledger, dispatches, jobs, operators):
-    app.command(_group.app)
-app.command(submit.submit)
-app.command(audit.audit)
-app.command(upkeep.maintenance)
-app.command(upkeep.poisoned)
-app.command(upkeep.reconcile)
+app = App(name="admin", help=help_texts.ADMIN, help_format="markdown")
+for _group in (
+    fleets.fleets_app,
+    catalog.workflows_app,
+    catalog.effects_app,
+    fleets.workers_app,
+    tenants.tenants_app,
+    tenants.ledger_app,
+    fleets.dispatches_app,
+    tenants.jobs_app,
+    fleets.operators_app,
+):
+    app.command(_group)
+app.command(tenants.submit)
+app.command(fleets.audit)
+app.command(fleets.maintenance)
+app.command(fleets.poisoned)
+app.command(fleets.reconcile)

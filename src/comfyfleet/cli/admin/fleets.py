@@ -1,54 +1,184 @@
-"""`comfyfleet admin fleets`."""
+"""`comfyfleet admin fleets | workers | dispatches | operators | audit | maintenance | poisoned | reconcile`: what runs the
+jobs, and who operates it."""
 
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from comfyfleet.cli.admin.client import USUALLY, Asking, control
-from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
-from comfyfleet.cli.world import InWorld, World
+from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, control
+from comfyfleet.cli.context import CliContext, InjectedContext, counted
+from comfyfleet.cli.tables import print_fields, print_json, print_rows
 
-app = App(name="fleets", help="Workers that can stand in for each other: make, cap, assign.")
+AUDIT_COLUMNS = ("id", "at", "actor", "action", "subject", "details")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AuditFilterOptions:
+    """Which lines."""
+
+    action: Annotated[str | None, Parameter(help="Such as submit, lease, complete, requeue.")] = (
+        None
+    )
+    subject: Annotated[str | None, Parameter(help="Such as dispatch:12 or worker:gpu-7.")] = None
+    actor: Annotated[
+        str | None, Parameter(help="Such as operator:ada, admin, sweep or worker:gpu-7.")
+    ] = None
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only what concerns it.")] = None
+    since: Annotated[
+        str | None, Parameter(metavar="TIME", help="Not before then: 2026-11-15, or with a time.")
+    ] = None
+    until: Annotated[str | None, Parameter(metavar="TIME", help="Before then.")] = None
+    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None
+
+
+ALL = AuditFilterOptions()
+
+
+def audit(
+    *,
+    wanted: AuditFilterOptions = ALL,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    export: Annotated[
+        bool, Parameter(help="All that fit, one JSON object per line, however many.")
+    ] = False,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """The audit log, the newest first."""
+    query = asdict(wanted)
+    with control(options, context) as plane:
+        if export:
+            for line in plane.lines("audit", "export", **query):
+                context.stdout.write(f"{line}\n".encode())
+            context.stdout.flush()
+            return
+        answer = plane.get("audit", **query, limit=limit)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_rows(answer["entries"], AUDIT_COLUMNS, context, none="nothing of that kind was noted")
+    if answer.get("next"):
+        context.say(f"older ones: --before {answer['next']}")
+
+
+operators_app = App(name="operators", help="People who run the fleet, each with a key and a role.")
+OPERATOR_COLUMNS = (
+    "name",
+    "role",
+    "prefix",
+    "created:created_at",
+    "by:created_by",
+    "used:last_used_at",
+    "revoked:revoked_at",
+)
+Name = Annotated[str, Parameter(help="Their name; the audit tells it.")]
+
+
+@operators_app.command
+def add(
+    name: Name,
+    /,
+    *,
+    role: Annotated[
+        Literal["viewer", "operator", "owner"],
+        Parameter(help="viewer reads; operator also acts; owner also has operators and money."),
+    ] = "operator",
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Give a person a key of their own. It is shown this once."""
+    with control(options, context) as plane:
+        answer = plane.post("operators", name=name, role=role)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    context.say(f"{answer['role']} {answer['name']}; the key, shown this once:")
+    context.stdout.write(f"{answer['key']}\n".encode())
+    context.stdout.flush()
+
+
+@operators_app.command(name="list")
+def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
+    """Operators with their roles, revoked ones among them."""
+    with control(options, context) as plane:
+        answer = plane.get("operators")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_rows(
+        answer["operators"], OPERATOR_COLUMNS, context, none="there is nobody but the admin key"
+    )
+
+
+@operators_app.command(name="revoke")
+def revoke_operator(
+    name: Name, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """End a person's key, at once and on every control plane."""
+    with control(options, context) as plane:
+        answer = plane.post("operators", name, "revoke")
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        context.say(f"the key of {answer['name']} is revoked")
+
+
+fleets_app = App(name="fleets", help="Workers that can stand in for each other: make, cap, assign.")
 PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
 Stage = Annotated[str, Parameter(help="Its stage.")]
-COLUMNS = ("slug", "stage", "workers", "max_workers", "approval", "workflows", "created:created_at")
+FLEET_COLUMNS = (
+    "slug",
+    "stage",
+    "workers",
+    "max_workers",
+    "approval",
+    "workflows",
+    "created:created_at",
+)
 
 SWITCH_COLUMNS = ("model", "costs_s:seconds", "run_s:run_seconds", "is_free", "runs")
 
 
-@app.command(name="list")
-def list_fleets(*, asking: Asking = USUALLY, world: InWorld) -> None:
+@fleets_app.command(name="list")
+def list_fleets(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All fleets, with the workflows that are assigned to them."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("fleets")
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     none = "there are no fleets yet: comfyfleet admin fleets create SLUG"
-    print_rows(answer["fleets"], COLUMNS, world, none=none)
+    print_rows(answer["fleets"], FLEET_COLUMNS, context, none=none)
 
 
-@app.command
-def show(
-    slug: Slug, /, *, stage: Stage = PRODUCTION, asking: Asking = USUALLY, world: InWorld
+@fleets_app.command(name="show")
+def show_fleet(
+    slug: Slug,
+    /,
+    *,
+    stage: Stage = PRODUCTION,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """One fleet, with what a switch to each of its models costs as its runs tell."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("fleets", slug, stage)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     switches = answer.pop("model_switches", [])
-    print_fields(answer, world)
-    world.out.print("\nSwitches of models")
+    print_fields(answer, context)
+    context.out.print("\nSwitches of models")
     if switches:
-        print_rows(switches, SWITCH_COLUMNS, world, none="")
+        print_rows(switches, SWITCH_COLUMNS, context, none="")
     else:
-        world.out.print("What they cost is not known yet: it takes some tens of runs.")
+        context.out.print("What they cost is not known yet: it takes some tens of runs.")
 
 
-@app.command
+@fleets_app.command
 def create(
     slug: Slug,
     /,
@@ -61,98 +191,426 @@ def create(
         Literal["auto", "manual"],
         Parameter(help="manual: who joins gets no job before `admin workers approve`."),
     ] = "auto",
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Make a fleet. Its secret, with which workers join, is shown this once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.post("fleets", slug=slug, stage=stage, approval=approval, **body)
-    _show_secret(answer, asking, world)
+    _show_secret(answer, options, context)
 
 
-@app.command
+@fleets_app.command
 def rotate_secret(
-    slug: Slug, /, *, stage: Stage = PRODUCTION, asking: Asking = USUALLY, world: InWorld
+    slug: Slug,
+    /,
+    *,
+    stage: Stage = PRODUCTION,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Make a new secret. Workers that have joined go on with keys of their own."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.post("fleets", slug, stage, "rotate-secret")
-    _show_secret(answer, asking, world)
+    _show_secret(answer, options, context)
 
 
-@app.command
+@fleets_app.command
 def cap(
     slug: Slug,
     max_workers: Annotated[int, Parameter(help="At most so many workers.")],
     /,
     *,
     stage: Stage = PRODUCTION,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Limit a fleet's workers. A lower cap sends nobody away; it lets nobody else in."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "cap", max_workers=max_workers)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(f"fleet {slug}/{stage} takes at most {max_workers} workers")
+        context.say(f"fleet {slug}/{stage} takes at most {max_workers} workers")
 
 
-@app.command
+@fleets_app.command
 def approval(
     slug: Slug,
     approval: Annotated[Literal["auto", "manual"], Parameter(help="At once, or by an operator.")],
     /,
     *,
     stage: Stage = PRODUCTION,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Set how workers that join from now on are approved: auto or manual."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "approval", approval=approval)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(f"workers that join {slug}/{stage} are approved: {approval}")
+        context.say(f"workers that join {slug}/{stage} are approved: {approval}")
 
 
-@app.command
+@fleets_app.command
 def assign(
     slug: Slug,
     /,
     *workflows: Annotated[str, Parameter(help="Slugs of workflows.")],
     stage: Stage = PRODUCTION,
     add: Annotated[bool, Parameter(help="Keep those that it has.")] = False,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Set which workflows a fleet runs: these and no others, unless --add is given."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         kept = plane.get("fleets", slug, stage)["workflows"] if add else []
         wanted = sorted({*kept, *workflows})
         answer = plane.put("fleets", slug, stage, "workflows", workflow_slugs=wanted)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     for warning in answer.get("warnings", ()):
-        world.warn(warning)
+        context.warn(warning)
     told = f"fleet {slug}/{stage} runs {', '.join(wanted) or 'nothing'}"
     if removed := answer["removed"]:
         told += f", and no longer {', '.join(removed)}"
-    world.say(told)
+    context.say(told)
 
 
-def _show_secret(answer: dict[str, Any], asking: Asking, world: World) -> None:
-    if asking.as_json:
-        print_json(answer, world)
+def _show_secret(answer: dict[str, Any], options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(answer, context)
         return
-    world.say(f"fleet {answer['slug']}/{answer['stage']}; its secret, shown this once:")
-    world.stdout.write(f"{answer['secret']}\n".encode())
-    world.stdout.flush()
-    world.say(
+    context.say(f"fleet {answer['slug']}/{answer['stage']}; its secret, shown this once:")
+    context.stdout.write(f"{answer['secret']}\n".encode())
+    context.stdout.flush()
+    context.say(
         f"workers join with: COMFYFLEET_FLEET_SECRET=… comfyfleet worker --control URL "
         f"--fleet {answer['slug']} --stage {answer['stage']} --backend URL"
     )
+
+
+workers_app = App(name="workers", help="The agents beside the GPUs. They join by themselves.")
+WorkerId = Annotated[str, Parameter(help="The worker's id.")]
+WORKER_COLUMNS = (
+    "worker:worker_id",
+    "fleet",
+    "state",
+    "load:current_load",
+    "of:max_concurrency",
+    "seen:last_seen_at",
+    "models_loaded",
+)
+
+
+@workers_app.command(name="list")
+def list_workers(
+    *,
+    fleet: Annotated[str | None, Parameter(help="Only this one's, as SLUG/STAGE.")] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """All workers: where they are, what they do, when they were last heard of."""
+    with control(options, context) as plane:
+        answer = plane.get("workers", fleet=fleet)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    none = "no worker has joined yet: comfyfleet worker --help"
+    print_rows(answer["workers"], WORKER_COLUMNS, context, none=none)
+
+
+@workers_app.command(name="show")
+def show_worker(
+    worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """One worker with its backend, its assignments and its last reading."""
+    with control(options, context) as plane:
+        answer = plane.get("workers", worker)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_fields({**answer, "backend": None, "reading": None}, context)
+    for name, part in (("Backend", answer["backend"]), ("Machine", answer["reading"])):
+        if part:
+            context.out.print(f"\n{name}")
+            print_fields({field: _counted(value) for field, value in part.items()}, context)
+
+
+@workers_app.command
+def approve(
+    worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Let a worker take jobs that waits for approval, or that was revoked."""
+    _act(worker, "approve", "takes jobs", options, context)
+
+
+@workers_app.command(name="revoke")
+def revoke_worker(
+    worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """End a worker's key at once, bar its id, and give its jobs to others."""
+    answer = _act(worker, "revoke", "is revoked; its jobs are queued again", options, context)
+    if not options.as_json:
+        context.say(answer["hint"])
+
+
+@workers_app.command
+def drain(
+    worker: WorkerId,
+    /,
+    *,
+    stop: Annotated[bool, Parameter(help="Let it take jobs again.")] = False,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Let a worker finish what it runs and take nothing new."""
+    if stop:
+        _act(worker, "undrain", "takes jobs again", options, context)
+    else:
+        _act(
+            worker,
+            "drain",
+            "drains: it finishes what it has and takes nothing new",
+            options,
+            context,
+        )
+
+
+@workers_app.command
+def rotate_key(
+    worker: WorkerId,
+    /,
+    *,
+    now: Annotated[
+        bool, Parameter(help="The key it has is dead at once, and its run is lost.")
+    ] = False,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Make a worker a new key. It is told, and goes on with it; the old one is dead then."""
+    with control(options, context) as plane:
+        answer = plane.post("workers", worker, "rotate-token", now=now)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    context.say(f"worker {worker}; its new key, shown this once:")
+    context.stdout.write(f"{answer['token']}\n".encode())
+    context.stdout.flush()
+
+
+def _counted(value: Any) -> Any:
+    """Hundreds of node types and model files are told by their number; --json has them all."""
+    return len(value) if isinstance(value, list | dict) else value
+
+
+def _act(
+    worker: str, act: str, done: str, options: ApiOptions, context: InjectedContext
+) -> dict[str, Any]:
+    with control(options, context) as plane:
+        answer = plane.post("workers", worker, act)
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        context.say(f"worker {worker} {done}")
+    return answer
+
+
+dispatches_app = App(name="dispatches", help="The queue: look, understand, put right.")
+DispatchId = Annotated[int, Parameter(help="The dispatch's number.")]
+DISPATCH_COLUMNS = (
+    "id",
+    "status",
+    "workflow",
+    "priority",
+    "attempts",
+    "worker:worker_id",
+    "queued:queued_at",
+    "seconds:duration_seconds",
+    "last_error",
+)
+ATTEMPT_COLUMNS = ("at", "actor", "action", "details")
+
+
+@dispatches_app.command(name="list")
+def list_dispatches(
+    *,
+    status: Annotated[
+        Literal["queued", "leased", "completed", "failed", "cancelled"] | None,
+        Parameter(help="Only these."),
+    ] = None,
+    workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None,
+    worker: Annotated[str | None, Parameter(help="Only of this worker.")] = None,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None,
+    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Dispatches, the newest first."""
+    with control(options, context) as plane:
+        answer = plane.get(
+            "dispatches",
+            status=status,
+            workflow=workflow,
+            worker=worker,
+            tenant=tenant,
+            before=before,
+            limit=limit,
+        )
+    print_page(answer, options, context, none="there are no such dispatches")
+
+
+@dispatches_app.command(name="show")
+def show_dispatch(
+    dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """One dispatch with all its attempts, and why it isn't running if it isn't."""
+    with control(options, context) as plane:
+        answer = plane.get("dispatches", dispatch)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_fields({**answer["dispatch"], "why": answer.get("why")}, context)
+    context.out.print()
+    print_rows(
+        answer["attempts"], ATTEMPT_COLUMNS, context, none="nothing is known of its attempts"
+    )
+
+
+@dispatches_app.command
+def why(
+    dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Why a job is not running, in one sentence."""
+    with control(options, context) as plane:
+        answer = plane.get("dispatches", dispatch, "why")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    context.stdout.write(f"{answer['why']}\n".encode())
+    context.stdout.flush()
+
+
+@dispatches_app.command
+def retry(
+    dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Submit the same prompt and files again, as a new job."""
+    with control(options, context) as plane:
+        answer = plane.post("dispatches", dispatch, "retry")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    context.say("submitted again; the new job:")
+    context.stdout.write(f"{answer['job_id']}\n".encode())
+    context.stdout.flush()
+
+
+@dispatches_app.command
+def cancel(
+    dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """End a job that waits; one that runs is told with its worker's next heartbeat."""
+    with control(options, context) as plane:
+        answer = plane.post("dispatches", dispatch, "cancel")
+    told = "its worker will be told" if answer.get("cancel_requested") else answer.get("status")
+    _done(answer, f"dispatch {dispatch}: {told}", options, context)
+
+
+@dispatches_app.command
+def reprioritise(
+    dispatch: DispatchId,
+    priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)],
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Give a job that waits another priority."""
+    with control(options, context) as plane:
+        answer = plane.post("dispatches", dispatch, "reprioritise", priority=priority)
+    _done(answer, f"dispatch {dispatch} has priority {priority}", options, context)
+
+
+def print_page(
+    answer: dict[str, Any], options: ApiOptions, context: CliContext, *, none: str
+) -> None:
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_rows(answer["dispatches"], DISPATCH_COLUMNS, context, none=none)
+    if answer.get("next"):
+        context.say(f"older ones: --before {answer['next']}")
+
+
+def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        context.say(said)
+
+
+def maintenance(
+    wanted: Annotated[Literal["on", "off"] | None, Parameter(help="Without it, only look.")] = None,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Stop handing out jobs, or go on. What runs is let end."""
+    with control(options, context) as plane:
+        if wanted is None:
+            answer = plane.get("maintenance")
+        else:
+            answer = plane.post("maintenance", on=wanted == "on")
+    if options.as_json:
+        print_json(answer, context)
+    elif answer["on"]:
+        context.say("maintenance is on: running jobs end, and none begins")
+    else:
+        context.say("maintenance is off: jobs are handed out")
+
+
+def poisoned(
+    *,
+    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Jobs that were set aside because they came back too often.
+
+    `comfyfleet admin dispatches show ID` tells what happened each time; `retry` tries once more.
+    """
+    with control(options, context) as plane:
+        answer = plane.get("dispatches", poisoned=True, before=before, limit=limit)
+    print_page(answer, options, context, none="no job is set aside")
+
+
+def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
+    """Look for jobs and dispatches that don't agree, and put them right. Safe at any time."""
+    with control(options, context) as plane:
+        answer = _reconciled(plane)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    ended = counted(answer["dispatches_ended"], "dispatch", "dispatches")
+    made = counted(answer["dispatches_made"], "dispatch", "dispatches")
+    context.say(f"{ended} ended, {made} made")
+    if answer.get("pools_skipped"):
+        context.warn(f"{counted(answer['pools_skipped'], 'pool', 'pools')} could not be reached")
+
+
+def _reconciled(plane: ApiClient) -> dict[str, Any]:
+    """Each call reads a part of a large queue."""
+    answer = plane.post("reconcile")
+    while following := answer.get("next"):
+        more = plane.post("reconcile", after=following)
+        answer = {
+            name: more[name] if name == "next" else answer[name] + more[name] for name in answer
+        }
+    return answer

@@ -1,80 +1,538 @@
-"""`comfyfleet admin tenants`."""
+"""`comfyfleet admin tenants | ledger | jobs | submit`: tenants with their users' keys, their wallets and their jobs."""
 
+import json
+import mimetypes
 import time
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
-from comfyfleet.cli.admin import keys
-from comfyfleet.cli.admin.client import USUALLY, Asking, Control, control
-from comfyfleet.cli.admin.people import TenantId, UserId, user_of
-from comfyfleet.cli.admin.showing import print_fields, print_json, print_rows
-from comfyfleet.cli.world import InWorld, World
-from comfyfleet.kernel.errors import InvalidInput, RunTimedOut, Unavailable
+from comfyfleet.cli.admin.catalog import parse_files, parse_values
+from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, JobWaiter, control
+from comfyfleet.cli.context import CliContext, InjectedContext, counted
+from comfyfleet.cli.run_session import check_folder, readable_name, reserve_name
+from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
 
-app = App(name="tenants", help="Who owns jobs and pays for them: make, limit, credit, erase.")
-app.command(keys.app)
-COLUMNS = ("id", "name", "pool", "retention_days", "max_queued", "created:created_at", "erased_at")
+ledger_app = App(name="ledger", help="Wallets, their transactions, and whether they add up.")
+LEDGER_COLUMNS = ("fault", "tenant:tenant_id", "user:user_id", "job:job_id", "message")
+
+
+@ledger_app.command
+def verify(
+    *,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only this one's.")] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Check balances against transactions and transactions against jobs. Changes nothing.
+
+    Ends with 1 if something does not add up, or a pool can't be reached; the others are verified.
+    """
+    with control(options, context) as plane:
+        answer = plane.get("ledger", tenant_id=tenant)
+    if options.as_json:
+        print_json(answer, context)
+    elif answer["is_sound"]:
+        context.say("all adds up")
+    else:
+        print_rows(answer["drifts"], LEDGER_COLUMNS, context, none="all that could be read adds up")
+    down = ", ".join(answer.get("pools_left_out", ()))
+    if down and answer["found"]:
+        context.warn(f"not verified, because they can't be reached: the pools {down}")
+    elif down:
+        raise Unavailable(
+            f"not verified, because they can't be reached: the pools {down}",
+            hint="The control plane's log says why; verify again when they are back.",
+        )
+    if not answer["is_sound"]:
+        raise Conflict(
+            f"{counted(answer['found'], 'thing does', 'things do')} not add up",
+            hint="docs/how-to/operate.md says what each fault means, and what to do.",
+        )
+
+
+jobs_app = App(name="jobs", help="Jobs of all tenants: look, understand.")
+LIST_COLUMNS = (
+    "id",
+    "status",
+    "workflow",
+    "tenant:tenant_id",
+    "attempt",
+    "submitted:submitted_at",
+    "error",
+)
+OUTPUT_COLUMNS = ("filename", "size", "content_type", "url")
+VALUE_COLUMNS = ("node_id", "name", "value")
+
+
+@jobs_app.command(name="show")
+def show_job(
+    job: Annotated[str, Parameter(help="The job's id.")],
+    /,
+    *,
+    tenant: Annotated[
+        str | None, Parameter(metavar="ID", help="Only if it is this tenant's.")
+    ] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """A job of any tenant, its outputs, and why it isn't running if it isn't."""
+    with control(options, context) as plane:
+        answer = plane.get("jobs", job, tenant_id=tenant)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    outputs = answer.pop("outputs", [])
+    values = answer.pop("values", [])
+    dispatch = answer.pop("dispatch", None) or {}
+    keep = ("id", "worker_id", "attempts", "duration_seconds", "last_error")
+    print_fields({**answer, **{f"dispatch {name}": dispatch.get(name) for name in keep}}, context)
+    if outputs:
+        context.out.print()
+        print_rows(outputs, OUTPUT_COLUMNS, context, none="")
+    if values:
+        context.out.print()
+        print_rows(values, VALUE_COLUMNS, context, none="")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class JobFilterOptions:
+    """Which jobs."""
+
+    status: Annotated[
+        Literal["queued", "processing", "completed", "failed", "cancelled"] | None,
+        Parameter(help="Only these."),
+    ] = None
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None
+    workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None
+    worker: Annotated[str | None, Parameter(help="Only those that it had last.")] = None
+    since: Annotated[
+        str | None, Parameter(metavar="TIME", help="Only those submitted since: 2026-11-15.")
+    ] = None
+    after: Annotated[str | None, Parameter(help="Go on after a page, as it says.")] = None
+
+
+ALL = JobFilterOptions()
+
+
+@jobs_app.command(name="list")
+def list_jobs(
+    *,
+    wanted: JobFilterOptions = ALL,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Jobs of all tenants, the newest first."""
+    with control(options, context) as plane:
+        answer = plane.get("jobs", **asdict(wanted), limit=limit)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_rows(answer["jobs"], LIST_COLUMNS, context, none="there are no such jobs")
+    if down := answer.get("pools_left_out"):
+        context.warn(
+            f"left out, because they can't be reached: jobs of the pools {', '.join(down)}"
+        )
+    if answer.get("next"):
+        context.say(f"older ones: --after {answer['next']}")
+
+
+@jobs_app.command
+def prompt(
+    job: Annotated[str, Parameter(help="The job's id.")],
+    /,
+    *,
+    attempt: Annotated[
+        int | None, Parameter(help="Which attempt; else the last that was told.")
+    ] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """The prompt as it was sent to the backend, as JSON."""
+    with control(options, context) as plane:
+        answer = plane.get("jobs", job, "attempts")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    sent = [each for each in answer["attempts"] if attempt in (None, each["attempt"])]
+    if sent:
+        context.say(f"attempt {sent[-1]['attempt']} on {sent[-1]['worker_id']}")
+    else:
+        context.say("no worker has told what it sent; as workers get it:")
+    found = sent[-1]["prompt"] if sent else answer["prompt"]
+    if found is None:
+        raise NotFound("the prompt was removed, as the job ended long ago")
+    print_json(found, context)
+
+
+WHERE = Group("Where and when", sort_key=2)
+RESULTS = Group("Results", sort_key=3)
+
+
+@Parameter(name="*", group=WHERE)
+@dataclass(frozen=True)
+class PlacementOptions:
+    tenant: Annotated[
+        str | None, Parameter(metavar="ID", help="Whose job it is; else the tenant `default`.")
+    ] = None
+    version: Annotated[int | None, Parameter(help="Of the workflow; else the active one.")] = None
+    priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)] = 0
+    stage: Annotated[str, Parameter(help="Of the fleets that may run it.")] = "production"
+    provider: Annotated[Literal["self_hosted", "cloud"], Parameter(help="The kind of backend.")] = (
+        "self_hosted"
+    )
+    affinity: Annotated[
+        str | None,
+        Parameter(metavar="WHO", help="Only there: worker:ID or fleet:SLUG/STAGE."),
+    ] = None
+
+
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class FollowOptions:
+    wait: Annotated[bool, Parameter(help="Wait until all have ended, and tell how.")] = False
+    output_dir: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output-dir", "-o"],
+            metavar="DIR",
+            help="Save the results there (and wait for them). Nothing is overwritten.",
+        ),
+    ] = None
+
+    @property
+    def waits(self) -> bool:
+        return self.wait or self.output_dir is not None
+
+
+ANYWHERE, NOT_FOLLOWED = PlacementOptions(), FollowOptions()
+
+
+def submit(
+    workflow: Annotated[str, Parameter(help="The slug of a registered workflow.")],
+    /,
+    *,
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            metavar="NAME=VALUE",
+            help="A property's value. Repeatable.",
+            allow_leading_hyphen=True,
+        ),
+    ] = (),
+    file: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="NAME=PATH", help="A file for an image, video or audio. Repeatable."),
+    ] = (),
+    count: Annotated[int, Parameter(help="So many jobs; seeds that are not set differ.")] = 1,
+    placing: PlacementOptions = ANYWHERE,
+    following: FollowOptions = NOT_FOLLOWED,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Submit a job, or many. The ids go to stdout.
+
+    ```
+    comfyfleet admin submit cat --set prompt="a cat" --file input=cat.png --wait
+    ```
+    """
+    if following.output_dir:
+        check_folder(following.output_dir)
+    with control(options, context) as plane:
+        submission = _Submission(plane, placing, following, options, context)
+        submission.run(workflow, set_, file, count)
+
+
+@dataclass(frozen=True)
+class _Submission:
+    plane: ApiClient
+    placing: PlacementOptions
+    following: FollowOptions
+    options: ApiOptions
+    context: CliContext
+
+    def run(self, slug: str, texts: Sequence[str], files: Sequence[str], count: int) -> None:
+        properties = self.plane.get("workflows", slug)["properties"]
+        values = parse_values(texts, properties, slug)
+        uploads = parse_files(files, properties, slug)
+        ids = self._submitted(slug, values, uploads, count)
+        if not self.following.waits:
+            self._tell_ids(ids, slug)
+            return
+        try:
+            jobs = JobWaiter(self.plane, self.context, self.placing.tenant).wait(ids)
+        except KeyboardInterrupt:
+            self._tell_ids(ids, slug)  # they go on, and are found again by these
+            raise
+        saved = self._saved(jobs)
+        if self.options.as_json:
+            print_json({"jobs": jobs, "saved": saved}, self.context)
+        else:
+            self._tell(jobs, saved)
+        _check(jobs)
+
+    def _submitted(
+        self, slug: str, values: Mapping[str, Any], files: Mapping[str, Path], count: int
+    ) -> list[str]:
+        placing = self.placing
+        body: dict[str, Any] = {
+            "workflow_slug": slug,
+            "properties": values,
+            "files": {name: self._uploaded(path) for name, path in files.items()},
+            "priority": placing.priority,
+            "stage": placing.stage,
+            "provider": placing.provider,
+            "count": count,
+            "tenant_id": placing.tenant,
+            "version": placing.version,
+            "backend_affinity": placing.affinity,
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        answer = self.plane.post("jobs", **given)
+        for warning in answer.get("warnings", ()):
+            self.context.warn(warning)
+        ids: list[str] = answer["ids"]
+        return ids
+
+    def _uploaded(self, path: Path) -> str:
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        owner = {"tenant_id": self.placing.tenant} if self.placing.tenant else {}
+        slot = self.plane.post(
+            "uploads",
+            filename=path.name,
+            content_type=kind,
+            size=path.stat().st_size,
+            **owner,
+        )
+        self.plane.upload(slot["upload"], path)
+        file_id: str = slot["file_id"]
+        return file_id
+
+    def _saved(self, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+        folder = self.following.output_dir
+        if folder is None:
+            return []
+        saved = []
+        for output in (each for job in jobs for each in job.get("outputs", ())):
+            path = reserve_name(folder, readable_name(output["filename"]))
+            self.plane.download(output["url"], path)
+            saved.append(str(path))
+        return saved
+
+    def _tell_ids(self, ids: Sequence[str], slug: str) -> None:
+        if self.options.as_json:
+            print_json({"ids": ids}, self.context)
+            return
+        self._lines(ids)
+        self.context.say(
+            f"{counted(len(ids), 'job', 'jobs')} of {slug} submitted; "
+            f"look with: comfyfleet admin jobs show {ids[0]}"
+        )
+
+    def _tell(self, jobs: Sequence[Mapping[str, Any]], saved: Sequence[str]) -> None:
+        urls = [str(each["url"]) for job in jobs for each in job.get("outputs", ())]
+        values = [each["value"] for job in jobs for each in job.get("values", ())]
+        self._lines(saved if self.following.output_dir else urls)
+        self._lines([each if isinstance(each, str) else json.dumps(each) for each in values])
+        good = sum(job["status"] == "completed" for job in jobs)
+        files = counted(len(urls), "file", "files")
+        if values:
+            files += ", " + counted(len(values), "value", "values")
+        self.context.say(f"{good} of {counted(len(jobs), 'job', 'jobs')} completed: {files}")
+
+    def _lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.context.stdout.write(f"{line}\n".encode())
+        self.context.stdout.flush()
+
+
+def _check(jobs: Sequence[Mapping[str, Any]]) -> None:
+    """The exit code is that of a failure if one of them has not completed."""
+    bad = [job for job in jobs if job["status"] != "completed"]
+    if not bad:
+        return
+    first = bad[0]
+    said = first.get("error") or first["status"]
+    raise RunFailed(
+        f"{len(bad)} of {counted(len(jobs), 'job', 'jobs')} did not complete; job {first['id']}: {said}",
+        hint=f"comfyfleet admin jobs show {first['id']}",
+    )
+
+
+TenantId = Annotated[str, Parameter(help="The tenant's id.")]
+UserId = Annotated[
+    str | None, Parameter(metavar="ID", help="Which user, if the tenant has several.")
+]
+
+
+def resolve_user(plane: ApiClient, tenant: str, user: str | None) -> str:
+    """The one that is named, or the only one that there is."""
+    if user is not None:
+        return user
+    users = plane.get("tenants", tenant, "users", limit=2)["users"]
+    if len(users) != 1:
+        raise InvalidInput(
+            f"tenant {tenant} has {'several users' if users else 'no user'}: name one with --user",
+            hint=f"comfyfleet admin tenants show {tenant}",
+        )
+    found: str = users[0]["id"]
+    return found
+
+
+keys_app = App(name="keys", help="Keys of a tenant's users, with which they call the API.")
+KEY_COLUMNS = ("id", "name", "prefix", "scopes", "created:created_at", "expires_at", "revoked_at")
+
+
+@keys_app.command(name="list")
+def list_keys(
+    tenant: TenantId,
+    /,
+    *,
+    user: UserId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """A user's keys, by their first characters, revoked ones among them."""
+    with control(options, context) as plane:
+        answer = plane.get("tenants", tenant, "users", resolve_user(plane, tenant, user), "keys")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    print_rows(answer["keys"], KEY_COLUMNS, context, none="there are no keys")
+
+
+@keys_app.command(name="create")
+def create_key(
+    tenant: TenantId,
+    /,
+    *,
+    name: Annotated[str, Parameter(help="To tell it from others.")] = "key",
+    scope: Annotated[
+        tuple[str, ...], Parameter(help="read, write, keys; all unless named. Repeatable.")
+    ] = (),
+    expires: Annotated[
+        str | None, Parameter(metavar="TIME", help="As 2027-01-31T12:00:00Z; else never.")
+    ] = None,
+    user: UserId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Make a key for a user. It is shown this once."""
+    wanted: dict[str, Any] = {"name": name, "scopes": list(scope), "expires_at": expires}
+    given = {field: value for field, value in wanted.items() if value}
+    with control(options, context) as plane:
+        owner = resolve_user(plane, tenant, user)
+        answer = plane.post("tenants", tenant, "users", owner, "keys", **given)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    context.say(f"key {answer['id']} of user {owner}, shown this once:")
+    context.stdout.write(f"{answer['key']}\n".encode())
+    context.stdout.flush()
+
+
+@keys_app.command
+def revoke(
+    tenant: TenantId,
+    key: Annotated[str, Parameter(help="The key's id, as list shows it.")],
+    /,
+    *,
+    user: UserId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """End a key at once."""
+    with control(options, context) as plane:
+        owner = resolve_user(plane, tenant, user)
+        answer = plane.post("tenants", tenant, "users", owner, "keys", key, "revoke")
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        context.say(f"key {answer['prefix']}… is revoked")
+
+
+tenants_app = App(
+    name="tenants", help="Who owns jobs and pays for them: make, limit, credit, erase."
+)
+tenants_app.command(keys_app)
+TENANT_COLUMNS = (
+    "id",
+    "name",
+    "pool",
+    "retention_days",
+    "max_queued",
+    "created:created_at",
+    "erased_at",
+)
 USER_COLUMNS = ("id", "email", "name", "is_active", "balance", "created:created_at")
 PAUSE_SECONDS = 1.0
 WAIT_SECONDS_MAX = 600.0
 
 
-@app.command(name="list")
-def list_tenants(*, asking: Asking = USUALLY, world: InWorld) -> None:
+@tenants_app.command(name="list")
+def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All tenants."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("tenants")
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
     none = "there are no tenants yet: comfyfleet admin tenants create NAME"
-    print_rows(answer["tenants"], COLUMNS, world, none=none)
+    print_rows(answer["tenants"], TENANT_COLUMNS, context, none=none)
 
 
-@app.command
-def create(
+@tenants_app.command(name="create")
+def create_tenant(
     name: Annotated[str, Parameter(help="For people; the id is what counts.")],
     /,
     *,
     email: Annotated[str | None, Parameter(help="Of its first user.")] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Make a tenant with its first user, in the pool with the fewest. The key is shown this once."""
     body = {} if email is None else {"email": email}
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.post("tenants", name=name, **body)
-    if asking.as_json:
-        print_json(answer, world)
+    if options.as_json:
+        print_json(answer, context)
         return
-    world.say(f"tenant {answer['id']} ({name}) with user {answer['user_id']}")
-    world.say("the user's key, shown this once:")
-    world.stdout.write(f"{answer['key']}\n".encode())
-    world.stdout.flush()
+    context.say(f"tenant {answer['id']} ({name}) with user {answer['user_id']}")
+    context.say("the user's key, shown this once:")
+    context.stdout.write(f"{answer['key']}\n".encode())
+    context.stdout.flush()
 
 
-@app.command
-def show(tenant: TenantId, /, *, asking: Asking = USUALLY, world: InWorld) -> None:
+@tenants_app.command(name="show")
+def show_tenant(
+    tenant: TenantId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
     """A tenant, its limits, and its users with their balances."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("tenants", tenant)
         users, problem = _users(plane, tenant)
-    if asking.as_json:
-        print_json({**answer, "users": users}, world)
+    if options.as_json:
+        print_json({**answer, "users": users}, context)
     else:
-        print_fields(answer, world)
+        print_fields(answer, context)
     if problem is not None:
         raise Unavailable(
             f"its users and balances are in the pool {answer['pool']}: {problem.message}",
             hint="The control plane's log says why.",
         )
-    if not asking.as_json:
-        world.out.print()
-        print_rows(users or (), USER_COLUMNS, world, none="it has no users")
+    if not options.as_json:
+        context.out.print()
+        print_rows(users or (), USER_COLUMNS, context, none="it has no users")
 
 
-def _users(plane: Control, tenant: str) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
+def _users(plane: ApiClient, tenant: str) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
     """With their balances; or None, and why their pool can't be read."""
     try:
         users = plane.get("tenants", tenant, "users")["users"]
@@ -85,7 +543,7 @@ def _users(plane: Control, tenant: str) -> tuple[list[dict[str, Any]] | None, Un
     return [{**user, "balance": wallet["balance"]} for user, wallet in pairs], None
 
 
-@app.command
+@tenants_app.command
 def limits(
     tenant: TenantId,
     /,
@@ -95,8 +553,8 @@ def limits(
     max_queued: Annotated[
         int | None, Parameter(help="At most so many jobs may wait; else as the settings say.")
     ] = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Set the range of a tenant's priorities, and how many of its jobs may wait."""
     wanted = {
@@ -104,30 +562,30 @@ def limits(
         "max_priority": max_priority,
         "max_queued": max_queued,
     }
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.put("tenants", tenant, "limits", **wanted)
     most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
     said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
-    _done(answer, said, asking, world)
+    _done(answer, said, options, context)
 
 
-@app.command
+@tenants_app.command
 def retention(
     tenant: TenantId,
     days: Annotated[int | None, Parameter(help="Without it, as the settings say.")] = None,
     /,
     *,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Set after how many days a tenant's media and files go. The ledger stays."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.put("tenants", tenant, "retention", retention_days=days)
     kept = "as the settings say" if days is None else f"for {days} days"
-    _done(answer, f"tenant {tenant}: media and files are kept {kept}", asking, world)
+    _done(answer, f"tenant {tenant}: media and files are kept {kept}", options, context)
 
 
-@app.command
+@tenants_app.command
 def quota(
     tenant: TenantId,
     most_bytes: Annotated[
@@ -136,20 +594,20 @@ def quota(
     /,
     *,
     as_settings: Annotated[bool, Parameter(help="No quota of its own any more.")] = False,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """How many bytes a tenant stores, and how many it may; or set that."""
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         if as_settings or most_bytes is not None:
             given = None if as_settings else most_bytes
             plane.put("tenants", tenant, "quota", max_storage_bytes=given)
         answer = plane.get("tenants", tenant, "storage")
     said = f"{answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used"
-    _done(answer, f"tenant {tenant}: {said}", asking, world)
+    _done(answer, f"tenant {tenant}: {said}", options, context)
 
 
-@app.command
+@tenants_app.command
 def credit(
     tenant: TenantId,
     amount: Annotated[int, Parameter(help="In tokens.")],
@@ -159,12 +617,12 @@ def credit(
         str, Parameter(metavar="ID", help="The payment provider's id: the same one counts once.")
     ],
     user: UserId = None,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Credit a payment to a user's wallet, once however often it is told."""
-    with control(asking, world) as plane:
-        owner = user_of(plane, tenant, user)
+    with control(options, context) as plane:
+        owner = resolve_user(plane, tenant, user)
         answer = plane.post(
             "tenants",
             tenant,
@@ -174,10 +632,10 @@ def credit(
             amount=amount,
             provider_transaction_id=payment,
         )
-    _done(answer, f"user {owner} has {answer['balance']} tokens", asking, world)
+    _done(answer, f"user {owner} has {answer['balance']} tokens", options, context)
 
 
-@app.command
+@tenants_app.command
 def erase(
     tenant: TenantId,
     /,
@@ -188,14 +646,14 @@ def erase(
     wait: Annotated[
         bool, Parameter(negative="--no-wait", help="Come back when all is gone.")
     ] = True,
-    asking: Asking = USUALLY,
-    world: InWorld,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
 ) -> None:
     """Remove a tenant's private data: files, media, prompts, properties, events, webhooks, keys.
 
     Active jobs are cancelled and refunded. The ledger stays. Asked again, it goes on where it was.
     """
-    with control(asking, world) as plane:
+    with control(options, context) as plane:
         answer = plane.get("tenants", tenant)
         if not yes:
             raise InvalidInput(
@@ -206,10 +664,10 @@ def erase(
         if wait:
             answer = _erased(plane, tenant)
     said = "is erased; its ledger is kept" if answer["erased_at"] else "is being erased"
-    _done(answer, f"tenant {tenant} {said}", asking, world)
+    _done(answer, f"tenant {tenant} {said}", options, context)
 
 
-def _erased(plane: Control, tenant: str) -> dict[str, Any]:
+def _erased(plane: ApiClient, tenant: str) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while time.monotonic() < deadline:
         answer = plane.get("tenants", tenant)
@@ -222,8 +680,8 @@ def _erased(plane: Control, tenant: str) -> dict[str, Any]:
     )
 
 
-def _done(answer: dict[str, Any], said: str, asking: Asking, world: World) -> None:
-    if asking.as_json:
-        print_json(answer, world)
+def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(answer, context)
     else:
-        world.say(said)
+        context.say(said)

@@ -2,42 +2,27 @@
 
 from collections.abc import Mapping
 
-from comfyfleet.engine.node import NodeType
-from comfyfleet.engine.nodes import (
-    batching,
-    compositing,
-    filtering,
-    loading,
-    logic,
-    masking,
-    models,
-    own,
-    resizing,
-    saving,
-    streaming,
-    texts,
-    transforming,
-    videos,
-)
+from comfyfleet.engine.node import EngineNodeType
+from comfyfleet.engine.nodes import diagnostics, files, geometry, images, values
 
 KINDS = (
-    loading,
-    saving,
-    streaming,
-    models,
-    resizing,
-    transforming,
-    filtering,
-    compositing,
-    batching,
-    masking,
-    logic,
-    texts,
-    videos,
-    own,
+    files.LOADERS,
+    files.SAVERS,
+    files.STREAMERS,
+    files.MODEL_NODES,
+    geometry.RESIZERS,
+    geometry.TRANSFORMERS,
+    images.FILTERS,
+    images.COMPOSITORS,
+    images.BATCHERS,
+    images.MASK_NODES,
+    values.LOGIC,
+    values.TEXTS,
+    files.VIDEO_NODES,
+    diagnostics.NODES,
 )
 
 
-def registry() -> Mapping[str, NodeType]:
+def registry() -> Mapping[str, EngineNodeType]:
     """All node types by class_type."""
-    return {node.name: node for kind in KINDS for node in kind.NODES}
+    return {node.name: node for kind in KINDS for node in kind}

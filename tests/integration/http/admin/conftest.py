@@ -8,16 +8,16 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
 
 
 @pytest.fixture
-async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(databases: Databases, tmp_path: Path) -> AsyncIterator[ControlPlane]:
     async with plane_on(databases, tmp_path) as plane:
         yield plane
 
 
 @pytest.fixture
-async def client(plane: Plane) -> AsyncIterator[httpx.AsyncClient]:
+async def client(plane: ControlPlane) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(plane) as client:
         yield client

@@ -10,11 +10,11 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.planekit import client_of, plane_on
 
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.kernel.errors import Unauthenticated
-from comfyfleet.plane import Plane
-from comfyfleet.tenants.keys import service as keys
-from comfyfleet.tenants.keys.model import Caller
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import Caller
 
 
 async def make(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
@@ -32,13 +32,13 @@ def wallet_path(made: dict[str, Any]) -> str:
     return f"/api/admin/tenants/{made['id']}/wallets/{made['user_id']}"
 
 
-async def caller(plane: Plane, key: str) -> Caller:
-    async with plane.central.look() as tx:
-        return await keys.authenticate(tx, key, now=utc_now())
+async def caller(plane: ControlPlane, key: str) -> Caller:
+    async with plane.central.read() as tx:
+        return await tenants.authenticate_key(tx, key, now=utc_now())
 
 
 async def test_a_tenant_comes_with_a_user_and_a_key_that_works(
-    plane: Plane, client: httpx.AsyncClient
+    plane: ControlPlane, client: httpx.AsyncClient
 ) -> None:
     made = await make(client, email="Ada@example.com")
     who = await caller(plane, made["key"])
@@ -69,7 +69,7 @@ async def test_new_tenants_go_to_the_pool_with_the_fewest(
 
 
 async def test_a_name_that_is_refused_leaves_no_user_behind(
-    plane: Plane, client: httpx.AsyncClient
+    plane: ControlPlane, client: httpx.AsyncClient
 ) -> None:
     refused = await client.post("/api/admin/tenants", json={"name": " "})
     assert refused.status_code == 422
@@ -98,12 +98,12 @@ async def test_a_payment_is_credited_once(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_credit_whose_audit_was_cut_off_is_audited_at_the_repeat(
-    plane: Plane, client: httpx.AsyncClient
+    plane: ControlPlane, client: httpx.AsyncClient
 ) -> None:
-    from comfyfleet.ledger import service as ledger
+    from comfyfleet.server.tenants import wallet as ledger
 
     made = await make(client)
-    async with plane.pools["main"].begin() as tx:
+    async with plane.pools["main"].transaction() as tx:
         await ledger.credit(tx, UUID(made["id"]), UUID(made["user_id"]), 5, "pi_9", now=utc_now())
     paid = {"amount": 5, "provider_transaction_id": "pi_9"}
     again = await client.post(f"{wallet_path(made)}/credits", json=paid)
@@ -150,7 +150,9 @@ async def test_the_wallet_of_another_tenants_user_is_not_there(client: httpx.Asy
         assert answer.status_code == 404, answer.text
 
 
-async def test_keys_are_made_listed_and_revoked(plane: Plane, client: httpx.AsyncClient) -> None:
+async def test_keys_are_made_listed_and_revoked(
+    plane: ControlPlane, client: httpx.AsyncClient
+) -> None:
     made = await make(client)
     wanted = {"name": "website", "scopes": ["read"]}
     answer = await client.post(f"{user_path(made)}/keys", json=wanted)
@@ -178,7 +180,7 @@ async def test_a_key_can_not_have_expired_before_it_is_made(client: httpx.AsyncC
 
 
 async def test_a_user_who_is_deactivated_has_no_key_any_more(
-    plane: Plane, client: httpx.AsyncClient
+    plane: ControlPlane, client: httpx.AsyncClient
 ) -> None:
     made = await make(client)
     assert (await client.post(f"{user_path(made)}/deactivate")).json()["is_active"] is False

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.planekit.fleet import PROPERTIES, Yard, yard_on
 
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
 
 EFFECT = {
     "slug": "negative",
@@ -19,7 +19,7 @@ EFFECT = {
 
 
 @pytest.fixture
-async def yard(plane: Plane) -> AsyncIterator[Yard]:
+async def yard(plane: ControlPlane) -> AsyncIterator[Yard]:
     async with yard_on(plane) as yard:
         yield yard
 

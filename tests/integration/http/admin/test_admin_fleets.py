@@ -8,11 +8,11 @@ from tests.fleetkit.making import a_worker
 from tests.fleetkit.prompts import PROMPT
 from tests.planekit import client_of
 
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.switch_costs import Change, Run, RunKind
-from comfyfleet.fleets import service as fleets
-from comfyfleet.plane import Plane
-from comfyfleet.wire.messages import BackendFacts
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 
 FLEET = {"slug": "gpus", "stage": "production"}
 ALL = BackendFacts(node_types=tuple(sorted({node["class_type"] for node in PROMPT.values()})))
@@ -30,8 +30,8 @@ async def make_workflow(client: httpx.AsyncClient, slug: str = "photo", **more: 
     assert (await client.post("/api/admin/workflows", json=body)).status_code == 201
 
 
-async def join(plane: Plane, worker_id: str, backend: BackendFacts | None = None) -> None:
-    async with plane.central.begin() as tx:
+async def join(plane: ControlPlane, worker_id: str, backend: BackendFacts | None = None) -> None:
+    async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, "gpus", "production")
         await a_worker(tx, fleet, worker_id, backend=backend, now=plane.clock())
 
@@ -43,7 +43,7 @@ async def assign(client: httpx.AsyncClient, *slugs: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("key", [None, "not-the-admin-key"])
-async def test_without_the_admin_key_nothing_is_told(plane: Plane, key: str | None) -> None:
+async def test_without_the_admin_key_nothing_is_told(plane: ControlPlane, key: str | None) -> None:
     async with client_of(plane, key) as stranger:
         for path in ("fleets", "workflows", "workers", "tenants", "audit"):
             assert (await stranger.get(f"/api/admin/{path}")).status_code == 401
@@ -51,11 +51,11 @@ async def test_without_the_admin_key_nothing_is_told(plane: Plane, key: str | No
 
 
 async def test_a_fleets_secret_is_shown_once_and_stored_hashed(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     made = await make_fleet(client)
     assert made.keys() == {"slug", "stage", "secret"}
-    async with plane.central.look() as tx:
+    async with plane.central.read() as tx:
         fleets.check_secret(await fleets.get(tx, "gpus", "production"), made["secret"])
     for path in ("fleets", "fleets/gpus/production", "audit"):
         assert made["secret"] not in (await client.get(f"/api/admin/{path}")).text
@@ -69,7 +69,9 @@ async def test_a_fleet_is_made_once(client: httpx.AsyncClient) -> None:
     assert (bad.status_code, bad.json()["error"]["details"]["field"]) == (422, "slug")
 
 
-async def test_a_secret_is_rotated_and_a_cap_set(client: httpx.AsyncClient, plane: Plane) -> None:
+async def test_a_secret_is_rotated_and_a_cap_set(
+    client: httpx.AsyncClient, plane: ControlPlane
+) -> None:
     made = await make_fleet(client)
     rotated = (await client.post("/api/admin/fleets/gpus/production/rotate-secret")).json()
     assert rotated["secret"] != made["secret"]
@@ -84,7 +86,7 @@ async def test_a_secret_is_rotated_and_a_cap_set(client: httpx.AsyncClient, plan
 
 
 async def test_with_no_worker_known_an_assignment_is_taken_with_a_warning(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await make_fleet(client)
     await make_workflow(client)
@@ -96,7 +98,7 @@ async def test_with_no_worker_known_an_assignment_is_taken_with_a_warning(
 
 
 async def test_with_workers_known_and_none_able_it_is_refused_with_what_is_missing(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await make_fleet(client)
     await make_workflow(client, required_capabilities=["big"])
@@ -123,7 +125,7 @@ async def test_with_workers_known_and_none_able_it_is_refused_with_what_is_missi
 
 
 async def test_one_able_worker_is_enough_and_the_others_are_told(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await make_fleet(client)
     await make_workflow(client)
@@ -155,16 +157,16 @@ async def test_an_assignment_replaces_the_one_before(client: httpx.AsyncClient) 
 
 
 async def test_a_fleet_shows_what_switches_of_its_models_cost(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await make_fleet(client)
     await make_workflow(client)
-    async with plane.central.begin() as tx:
+    async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, "gpus", "production")
         for model, switch in (("flux", 1.43), ("sdxl", 2.4)):
             kind = RunKind(fleet.id, model, 1)
-            told = {Change.SAME: 1.4, Change.SWITCHED: switch}
-            runs = [Run(kind, *each) for each in told.items() for _ in range(9)]
+            told = {ModelChange.SAME: 1.4, ModelChange.SWITCHED: switch}
+            runs = [TimedRun(kind, *each) for each in told.items() for _ in range(9)]
             await dispatch.add_runs(tx, runs, now=plane.clock())
     shown = (await client.get("/api/admin/fleets/gpus/production")).json()["model_switches"]
     assert shown == [

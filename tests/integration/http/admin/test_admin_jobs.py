@@ -12,9 +12,9 @@ from tests.jobskit.many import add_dispatches, add_jobs, dispatch_row, job_row
 from tests.planekit import client_of, plane_on
 from tests.planekit.fleet import Yard
 
-from comfyfleet.db import open_database
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.loops.upkeep import check_ledger
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import open_database
+from comfyfleet.server.maintenance.sweeps import check_ledger
 
 
 class Scene(Yard):
@@ -173,8 +173,8 @@ async def test_a_pool_that_is_down_keeps_no_other_from_being_verified(
         wallet = f"tenants/{tenant_id}/wallets/{users.json()['users'][0]['id']}"
         body = {"amount": 5, "provider_transaction_id": "x"}
         await scene.admin.post(f"/api/admin/{wallet}/credits", json=body)
-        pool = await scene.plane.sides.pool_of(tenant_id)
-        async with pool.begin() as tx:
+        pool = await scene.plane.context.pool_of(tenant_id)
+        async with pool.transaction() as tx:
             await tx.exec_driver_sql("UPDATE token_wallets SET balance = balance + 1")
         paths.append(f"/api/admin/ledger?tenant_id={tenant_id}")
     away = open_database("postgresql://nobody@127.0.0.1:1/none")

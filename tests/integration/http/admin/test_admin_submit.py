@@ -6,11 +6,11 @@ from uuid import UUID
 import httpx
 from tests.fleetkit.prompts import OBJECT_INFO
 
-from comfyfleet.fleets import objectinfo
-from comfyfleet.fleets import service as fleets
-from comfyfleet.jobs import submitting
-from comfyfleet.plane import Plane
-from comfyfleet.tenants.model import DEFAULT_TENANT
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.tenants.model import DEFAULT_TENANT
 
 WORKFLOW = {
     "nodes": [
@@ -42,10 +42,10 @@ WORKFLOW = {
 PROPERTIES = [{"name": "what", "type": "text", "placeholder": "{{what}}"}]
 
 
-async def a_fleet_with_workflow(client: httpx.AsyncClient, plane: Plane) -> None:
+async def a_fleet_with_workflow(client: httpx.AsyncClient, plane: ControlPlane) -> None:
     await client.post("/api/admin/fleets", json={"slug": "gpus"})
-    key, content_hash = await objectinfo.keep(plane.store, OBJECT_INFO)
-    async with plane.central.begin() as tx:
+    key, content_hash = await object_info.store_object_info(plane.store, OBJECT_INFO)
+    async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, "gpus", "production")
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)
     await register(client)
@@ -59,16 +59,18 @@ async def register(client: httpx.AsyncClient) -> None:
     assert (await client.post("/api/admin/workflows", json=body)).status_code == 201
 
 
-async def submitted(client: httpx.AsyncClient, plane: Plane, **body: Any) -> list[dict[str, Any]]:
+async def submitted(
+    client: httpx.AsyncClient, plane: ControlPlane, **body: Any
+) -> list[dict[str, Any]]:
     answer = await client.post("/api/admin/jobs", json={"workflow_slug": "words", **body})
     assert answer.status_code == 201, answer.text
     ids = [UUID(each) for each in answer.json()["ids"]]
-    jobs = [await submitting.get(plane.sides, DEFAULT_TENANT, each) for each in ids]
+    jobs = [await submit.get_job(plane.context, DEFAULT_TENANT, each) for each in ids]
     return [dict(job.asked.prompt) for job in jobs]
 
 
 async def test_words_are_chosen_anew_for_each_job_but_never_those_of_the_user(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await a_fleet_with_workflow(client, plane)
     prompts = await submitted(client, plane, properties={"what": "{a|b} // c"}, count=40)
@@ -80,7 +82,7 @@ async def test_words_are_chosen_anew_for_each_job_but_never_those_of_the_user(
 
 
 async def test_a_job_keeps_the_version_that_it_was_submitted_with(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await a_fleet_with_workflow(client, plane)
     answer = await client.post(
@@ -92,7 +94,7 @@ async def test_a_job_keeps_the_version_that_it_was_submitted_with(
 
 
 async def test_a_value_that_does_not_fit_is_named_and_nothing_is_queued(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await a_fleet_with_workflow(client, plane)
     for wrong, named in (({"what": 5}, "what"), ({}, "what"), ({"who": "x"}, "who")):

@@ -9,19 +9,19 @@ import pytest
 from tests.dbkit.dispatches import parked
 from tests.fleetkit.making import a_fleet, a_worker, a_workflow, key_of
 
-from comfyfleet.audit import service as audit
-from comfyfleet.dispatch import service as dispatch
-from comfyfleet.dispatch.model import Lane, NewDispatch, Waiter
-from comfyfleet.fleets import service as fleets
-from comfyfleet.fleets.model import Sighting
-from comfyfleet.kernel.errors import Unauthenticated
-from comfyfleet.plane import Plane
-from comfyfleet.tenants.model import DEFAULT_TENANT
-from comfyfleet.wire.messages import BackendFacts, Reading
+from comfyfleet.api.worker import BackendFacts, Reading
+from comfyfleet.errors import Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Sighting
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import NewDispatch, QueueLane, Waiter
+from comfyfleet.server.tenants.model import DEFAULT_TENANT
 
 
-async def join(plane: Plane, *worker_ids: str) -> None:
-    async with plane.central.begin() as tx:
+async def join(plane: ControlPlane, *worker_ids: str) -> None:
+    async with plane.central.transaction() as tx:
         fleet = await a_fleet(tx)
         for worker_id in worker_ids:
             facts = BackendFacts(kind="ComfyUI", gpu="A GPU")
@@ -32,17 +32,17 @@ async def act(client: httpx.AsyncClient, worker_id: str, what: str) -> httpx.Res
     return await client.post(f"/api/admin/workers/{worker_id}/{what}")
 
 
-async def authenticated(plane: Plane, key: str) -> bool:
-    async with plane.central.look() as tx:
+async def authenticated(plane: ControlPlane, key: str) -> bool:
+    async with plane.central.read() as tx:
         try:
-            await fleets.authenticate(tx, key)
+            await fleets.authenticate_worker(tx, key)
         except Unauthenticated:
             return False
     return True
 
 
 async def test_workers_are_listed_in_pages_and_by_fleet(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await join(plane, "a", "b", "c")
     first = (await client.get("/api/admin/workers?limit=2")).json()
@@ -58,15 +58,15 @@ async def test_workers_are_listed_in_pages_and_by_fleet(
 
 
 async def test_a_worker_is_shown_with_its_backend_and_its_readings(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await join(plane, "gpu-7")
-    async with plane.central.begin() as tx:
+    async with plane.central.transaction() as tx:
         worker = await fleets.get_worker(tx, "gpu-7")
         sighting = Sighting(
             capabilities=frozenset({"video"}), reading=Reading(gpu_load_percent=97.5)
         )
-        await fleets.seen(tx, worker, sighting, now=plane.clock())
+        await fleets.record_sighting(tx, worker, sighting, now=plane.clock())
     shown = (await client.get("/api/admin/workers/gpu-7")).json()
     assert (shown["backend"]["gpu"], shown["reading"]["gpu_load_percent"]) == ("A GPU", 97.5)
     found = (await client.get("/api/admin/workers/gpu-7/readings")).json()["readings"]
@@ -76,7 +76,9 @@ async def test_a_worker_is_shown_with_its_backend_and_its_readings(
     assert "key_hash" not in shown
 
 
-async def test_a_worker_is_drained_and_let_go(client: httpx.AsyncClient, plane: Plane) -> None:
+async def test_a_worker_is_drained_and_let_go(
+    client: httpx.AsyncClient, plane: ControlPlane
+) -> None:
     await join(plane, "gpu-7")
     assert (await act(client, "gpu-7", "drain")).json()["state"] == "draining"
     assert (await act(client, "gpu-7", "undrain")).json()["state"] == "online"
@@ -85,11 +87,11 @@ async def test_a_worker_is_drained_and_let_go(client: httpx.AsyncClient, plane: 
 
 
 async def test_a_revoked_worker_is_out_at_once_and_its_jobs_are_queued_again(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await join(plane, "gpu-7")
-    async with plane.central.begin() as tx:
-        lane = Lane(await a_workflow(tx), "production", "self_hosted")
+    async with plane.central.transaction() as tx:
+        lane = QueueLane(await a_workflow(tx), "production", "self_hosted")
         new = NewDispatch(DEFAULT_TENANT, uuid4(), lane)
         await dispatch.enqueue(tx, [new], now=plane.clock())
     lease = await plane.queue.lease(Waiter("gpu-7", frozenset({lane})), wait_seconds=5)
@@ -97,7 +99,7 @@ async def test_a_revoked_worker_is_out_at_once_and_its_jobs_are_queued_again(
     answer = (await act(client, "gpu-7", "revoke")).json()
     assert (answer["state"], answer["requeued"]) == ("revoked", 1)
     assert not await authenticated(plane, key_of("gpu-7"))
-    async with plane.central.look() as tx:
+    async with plane.central.read() as tx:
         row = await dispatch.get(tx, lease.dispatch_id)
     assert (row.status, row.attempts, row.last_error) == ("queued", 0, "Requeued: revoked")
     await act(client, "gpu-7", "approve")
@@ -105,17 +107,17 @@ async def test_a_revoked_worker_is_out_at_once_and_its_jobs_are_queued_again(
 
 
 async def test_a_worker_that_waits_asks_anew_when_something_was_decided_about_it(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await join(plane, "gpu-7")
-    lanes = frozenset({Lane(1, "production", "self_hosted")})
+    lanes = frozenset({QueueLane(1, "production", "self_hosted")})
     waiting = asyncio.create_task(plane.queue.lease(Waiter("gpu-7", lanes), wait_seconds=60))
     await parked(plane.queue, 1)
     await act(client, "gpu-7", "drain")
     assert await asyncio.wait_for(waiting, 5) is None
 
 
-async def test_a_rotated_key_is_shown_once(client: httpx.AsyncClient, plane: Plane) -> None:
+async def test_a_rotated_key_is_shown_once(client: httpx.AsyncClient, plane: ControlPlane) -> None:
     await join(plane, "gpu-7")
     rotated = await client.post("/api/admin/workers/gpu-7/rotate-token", json={"now": True})
     answer = rotated.json()
@@ -147,10 +149,10 @@ async def test_a_tenant_is_made_and_kept_within_limits(client: httpx.AsyncClient
 
 
 @pytest.fixture
-async def audited(plane: Plane) -> None:
-    async with plane.central.begin() as tx:
+async def audited(plane: ControlPlane) -> None:
+    async with plane.central.transaction() as tx:
         for number in range(5):
-            await audit.record(
+            await notifications.record_audit(
                 tx,
                 actor="sweep",
                 action="expire",

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from tests.fleetkit.prompts import OBJECT_INFO, PROMPT
 
-from comfyfleet.fleets import objectinfo
-from comfyfleet.fleets import service as fleets
-from comfyfleet.plane import Plane
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "workflows"
 PROPERTIES = [
@@ -32,16 +32,16 @@ async def register(client: httpx.AsyncClient, **changes: Any) -> httpx.Response:
     return await client.post("/api/admin/workflows", json=body)
 
 
-async def report_object_info(client: httpx.AsyncClient, plane: Plane) -> None:
+async def report_object_info(client: httpx.AsyncClient, plane: ControlPlane) -> None:
     await client.post("/api/admin/fleets", json={"slug": "gpus"})
-    key, content_hash = await objectinfo.keep(plane.store, OBJECT_INFO)
-    async with plane.central.begin() as tx:
+    key, content_hash = await object_info.store_object_info(plane.store, OBJECT_INFO)
+    async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, "gpus", "production")
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)
 
 
 async def test_a_prompt_is_registered_and_shown_with_what_it_needs(
-    client: httpx.AsyncClient, plane: Plane
+    client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     await report_object_info(client, plane)
     answer = await register(client, price_tokens=5, required_capabilities=["big"])

@@ -11,9 +11,9 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.fleet import PROMPT, Yard, yard_on
 
-from comfyfleet.fleets import service as fleets
-from comfyfleet.loops.assigning import Assigning
-from comfyfleet.plane.figures import DRAINING, IDLE, OFFLINE, read_figures
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.maintenance.embedded_fleet import AutoAssign
+from comfyfleet.server.metrics import DRAINING, IDLE, OFFLINE, read_figures
 
 ALL_TYPES = ["LoadImage", "ImageInvert", "SaveImage"]
 
@@ -48,16 +48,16 @@ async def test_a_capability_that_no_worker_has_is_refused_of_every_fleet(yard: Y
 async def test_what_is_assigned_by_itself_can_be_run(yard: Yard) -> None:
     await yard.assign()
     await yard.register_workflow("large", required_capabilities=["80gb"])
-    sweep = Assigning(yard.plane, "gpu", "production")
+    sweep = AutoAssign(yard.plane, "gpu", "production")
     await yard.register("w1", backend={"node_types": ALL_TYPES})
     await yard.register("w2", backend={"node_types": ["LoadImage"]})
     await sweep()
-    async with yard.plane.central.look() as tx:
+    async with yard.plane.central.read() as tx:
         fleet = await fleets.get(tx, "gpu", "production")
         assert [each.slug for each in await fleets.assigned_to(tx, fleet)] == ["invert"]
     await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
     await sweep()
-    async with yard.plane.central.look() as tx:
+    async with yard.plane.central.read() as tx:
         assert len(await fleets.assigned_to(tx, fleet)) == 2
 
 
@@ -66,7 +66,7 @@ async def test_of_workers_that_can_run_the_same_one_is_looked_at(yard: Yard) -> 
     await yard.register("w2", backend={"node_types": ALL_TYPES})
     await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
     await yard.register("w4", backend={"node_types": ["LoadImage"]})
-    async with yard.plane.central.look() as tx:
+    async with yard.plane.central.read() as tx:
         fleet = await fleets.get(tx, "gpu", "production")
         an_hour_ago = yard.plane.clock() - timedelta(hours=1)
         those = await fleets.one_of_each_kind(tx, fleet, seen_since=an_hour_ago)
@@ -79,7 +79,7 @@ async def test_workers_are_counted_by_state_where_they_are_kept(yard: Yard) -> N
         await yard.register(name, max_concurrency=2)
     await yard.act("workers/w3/drain")
     plane = yard.plane
-    async with plane.central.look() as tx:
+    async with plane.central.read() as tx:
         now = await read_figures(tx, now=plane.clock(), offline_after_seconds=90)
         later = plane.clock() + timedelta(minutes=5)
         then = await read_figures(tx, now=later, offline_after_seconds=90)

@@ -13,10 +13,10 @@ from tests.jobskit.sides import ByHand
 from tests.planekit import client_of, plane_on
 from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, shop_on
 
-from comfyfleet.http.app import create_app
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.webhooks import service as webhooks
-from comfyfleet.webhooks.model import Answer, WebhookEvent
+from comfyfleet.clock import utc_now
+from comfyfleet.server.http.app import create_app
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import WebhookEvent, WebhookResponse
 
 
 async def test_an_effect_tells_all_that_a_form_needs(shop: Shop, ada: Customer) -> None:
@@ -166,10 +166,12 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
 
 async def note_answer(shop: Shop, customer: Customer, status: int) -> None:
     now = shop.plane.clock()
-    pool = await shop.plane.sides.pool_of(customer.tenant_id)
-    async with pool.begin() as tx:
-        for delivery, _ in await webhooks.take_due(tx, now=now, limit=10):
-            await webhooks.note(tx, delivery, Answer(status=status), now=now, chance=0)
+    pool = await shop.plane.context.pool_of(customer.tenant_id)
+    async with pool.transaction() as tx:
+        for delivery, _ in await notifications.take_due_deliveries(tx, now=now, limit=10):
+            await notifications.record_attempt(
+                tx, delivery, WebhookResponse(status=status), now=now, chance=0
+            )
 
 
 async def test_a_webhook_needs_a_url_that_can_be_called(ada: Customer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.planekit.customers import PRICE, TOKENS, Customer, Shop
 from tests.storagekit.serving import free_listener, served, url_of
 
-from comfyfleet.http.app import create_app
+from comfyfleet.server.http.app import create_app
 
 
 @dataclass
@@ -105,7 +105,7 @@ async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However often it goes, also in the middle of a look."""
-    monkeypatch.setattr("comfyfleet.http.public.events.LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("comfyfleet.server.http.public.jobs.LOOK_AGAIN_SECONDS", 0.0)
     job_id = await ada.job(shop.draw)
     listener = free_listener()
     headers = {"Authorization": f"Bearer {ada.key}"}
@@ -125,7 +125,7 @@ async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
 async def test_silence_is_filled_with_comments(
     shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.http.public.events.HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr("comfyfleet.server.http.public.jobs.HEARTBEAT_SECONDS", 0.0)
     job_id = await ada.job(shop.draw)
     following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
     await asyncio.sleep(1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.planekit.customers import Customer, Shop, png
 
-from comfyfleet.graphs.going import hear
+from comfyfleet.server.graphs.runner import read_outbox
 
 GRAPH: dict[str, Any] = {
     "name": "two",
@@ -60,7 +60,7 @@ async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer)
         shown = (await ada.get(f"graph-runs/{run_id}"))["progress"]["running_nodes"]
         assert [(each["node_id"], each["backend_id"]) for each in shown] == [("draw", None)]
         await worker.deliver(job)
-        await hear(shop.plane.graphs, shop.plane.pools["main"])
+        await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
     events = [each for each in await following if each]
     assert events[-1].startswith("event: end\n")
     last = json.loads(events[-1].partition("data: ")[2])
@@ -177,7 +177,7 @@ async def test_progress_is_told_while_something_changes(shop: Shop, ada: Custome
             await worker.of(job, "heartbeat", started=True, progress=said)
             await asyncio.sleep(1.2)
         await worker.deliver(job)
-        await hear(shop.plane.graphs, shop.plane.pools["main"])
+        await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
     texts = [each for each in (await following).text.split("\n\n") if each.startswith("event")]
     events = [json.loads(each.partition("data: ")[2]) for each in texts]
     seen = [each["running_nodes"] for each in events if each["running_nodes"]]
@@ -238,7 +238,7 @@ async def test_a_deleted_graph_leaves_its_runs(shop: Shop, ada: Customer) -> Non
     assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 404
     assert (await ada.get("graphs"))["graphs"] == []
     await shop.work()
-    await hear(shop.plane.graphs, shop.plane.pools["main"])
+    await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
     assert (await ada.get(f"graph-runs/{run['id']}"))["status"] == "completed"
     assert (await ada.get("graph-runs"))["runs"][0]["name"] == "two"
     assert await made(ada) != graph_id
@@ -273,7 +273,7 @@ async def test_an_answer_without_a_backend_says_which_there_are(shop: Shop, ada:
     async with shop.yard.worker("w1"), shop.yard.worker("w2") as lost:
         graph_id = await made(ada, asking)
         await lost.say("deregister", worker_id="w2")
-        shop.plane.graphs.world._at = None
+        shop.plane.graphs.environment._at = None
         run = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()
         assert run["status"] == "waiting_for_user", run
         path = f"/api/graph-runs/{run['id']}/answer"

@@ -10,7 +10,7 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png, shop_on
 
-from comfyfleet.kernel.clock import utc_now
+from comfyfleet.clock import utc_now
 
 # What a busy machine may add to all that is measured.
 SLOW_SECONDS = 30.0
@@ -259,7 +259,7 @@ async def test_what_is_left_is_estimated_from_the_effects_history(
                 expected = None if typical is None else max(0.0, typical - seconds)
                 assert await left() == pytest.approx(expected, abs=SLOW_SECONDS)
                 assert (await worker.deliver(job)).status_code == 200
-            await plane.sides.deferred.flush()
+            await plane.context.deferred.flush()
             assert await left() is None
             clock.added_seconds = 0.0
 

@@ -13,14 +13,14 @@ from tests.dbkit.databases import Databases
 from tests.planekit import plane_on
 from tests.planekit.customers import Customer, Shop, png, shop_on
 
-from comfyfleet.fetching.outward import Outward
+from comfyfleet.transport.fetch import PublicHttpClient
 
 PUBLIC_ADDRESS = "93.184.216.34"
 
 
 async def stored(shop: Shop, customer: Customer) -> list[str]:
     prefix = f"tenants/{customer.tenant_id}/files/"
-    await shop.plane.sides.deferred.flush()
+    await shop.plane.context.deferred.flush()
     return [key async for key in shop.plane.store.keys(prefix)]
 
 
@@ -166,8 +166,8 @@ class Outside:
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         return self.answer(request)
 
-    def outward(self) -> Outward:
-        return Outward(resolver=self.resolve, transport=httpx.MockTransport(self))
+    def outward(self) -> PublicHttpClient:
+        return PublicHttpClient(resolver=self.resolve, transport=httpx.MockTransport(self))
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.planekit.customers import Customer, Shop, png
 
-from comfyfleet.http.public import candidates
-from comfyfleet.loops.pipelines import carry_on
+from comfyfleet.server.http.public import pipelines
+from comfyfleet.server.maintenance.sweeps import advance_pipelines
 
 LIVE_SECONDS = 6.0  # long enough for all that happens while somebody reads
 DOCUMENT = """
@@ -45,7 +45,7 @@ async def work_off(shop: Shop) -> None:
     async with shop.yard.worker() as worker:
         for number in range(20):
             for _, pool in shop.plane.pools.items():
-                await carry_on(shop.plane.sides, pool)
+                await advance_pipelines(shop.plane.context, pool)
             polled = await worker.poll(wait_seconds=0)
             if polled["job"] is None:
                 return
@@ -129,7 +129,7 @@ async def told(customer: Customer, run_id: str, *, after: int = 0) -> list[Any]:
 async def test_the_stream_tells_what_happened_and_to_whom(
     shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", 0.2)
     run_id = await started(ada, base=1)
     await work_off(shop)
     (one,) = (await ada.get(f"pipeline-runs/{run_id}/candidates", step=0))["candidates"]
@@ -166,16 +166,16 @@ async def test_the_stream_tells_what_happened_and_to_whom(
 async def test_the_stream_tells_failures_votes_and_what_comes_while_it_is_read(
     shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", 0.2)
     run_id = await started(ada, base=2)
-    await carry_on(shop.plane.sides, shop.plane.pools["main"])
+    await advance_pipelines(shop.plane.context, shop.plane.pools["main"])
     await shop.fail("RuntimeError: out of memory")
-    await carry_on(shop.plane.sides, shop.plane.pools["main"])
+    await advance_pipelines(shop.plane.context, shop.plane.pools["main"])
     events = await told(ada, run_id)
     failed = next(data for _, kind, data in events if kind == "job_failed")
     assert (failed["step"], failed["job_id"]) == (0, events[1][2]["job_id"])
     assert failed["error"]
-    monkeypatch.setattr(candidates, "STREAM_SECONDS_MAX", LIVE_SECONDS)
+    monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", LIVE_SECONDS)
     reading = asyncio.create_task(told(ada, run_id, after=events[-1][0]))
     await post(ada, f"pipeline-runs/{run_id}/retry", job_id=failed["job_id"])
     await work_off(shop)

@@ -8,12 +8,11 @@ from tests.dbkit.plans import statements_of
 from tests.planekit import client_of
 from tests.planekit.customers import Customer, Shop, png
 
-from comfyfleet.db import Database, Tx
-from comfyfleet.db.tenant import ai_jobs, graph_runs
-from comfyfleet.graphs.going import hear
-from comfyfleet.http import metrics
-from comfyfleet.loops.pipelines import carry_on
-from comfyfleet.plane import store
+from comfyfleet.server.db import Database, Tx, metrics_queries
+from comfyfleet.server.db.tenant_tables import ai_jobs, graph_runs
+from comfyfleet.server.graphs.runner import read_outbox
+from comfyfleet.server.http import health
+from comfyfleet.server.maintenance.sweeps import advance_pipelines
 
 GRAPH: dict[str, Any] = {
     "name": "secret-graph",
@@ -28,7 +27,7 @@ PIPELINE = {"name": "secret-pipeline", "steps": [{"name": "Base", "workflow": "d
 
 async def read(shop: Shop, monkeypatch: Any) -> tuple[dict[tuple[str, ...], float], str]:
     """(name, values of its labels, which are sorted by their names) → value."""
-    monkeypatch.setattr(metrics, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(health, "FRESH_SECONDS", -1.0)
     async with client_of(shop.plane, None) as client:
         answer = await client.get("/metrics")
     found = {
@@ -62,7 +61,7 @@ async def test_runs_are_counted_by_state_and_outcome(
     assert found["graph_runs_ended_total", "completed"] == 0
     await shop.work(png())
     await shop.fail()
-    await hear(plane.graphs, plane.pools["main"])
+    await read_outbox(plane.graphs, plane.pools["main"])
     statuses = [(await ada.get(f"graph-runs/{each['id']}"))["status"] for each in runs]
     left = [each["id"] for each, status in zip(runs, statuses, strict=True) if status == "running"]
     for run_id in left:
@@ -84,7 +83,7 @@ async def test_pipelines_are_counted_by_what_became_of_their_jobs(
     pipeline = await made(ada, "pipelines", **PIPELINE)
     body = {"base_candidates": 4, "limits": {"concurrent_jobs": 4}}
     run = await made(ada, f"pipelines/{pipeline['id']}/runs", **body)
-    await carry_on(plane.sides, pool)
+    await advance_pipelines(plane.context, pool)
     found, _ = await read(shop, monkeypatch)
     assert found["pipeline_runs", "main", "active"] == 1
     assert found["run_jobs", "pipeline", "main", "queued"] == 4
@@ -95,7 +94,7 @@ async def test_pipelines_are_counted_by_what_became_of_their_jobs(
         found, _ = await read(shop, monkeypatch)
         assert found["run_jobs", "pipeline", "main", "queued"] == 1
     for _ in range(2):  # heard twice, counted once
-        await carry_on(plane.sides, pool)
+        await advance_pipelines(plane.context, pool)
     await made(ada, f"pipeline-runs/{run['id']}/pause")
     found, _ = await read(shop, monkeypatch)
     assert (found["pipeline_runs", "main", "active"], found["pipeline_runs", "main", "paused"]) == (
@@ -120,12 +119,12 @@ async def test_an_index_answers_whoever_watches(shop: Shop, ada: Customer) -> No
     for _ in range(3):
         await made(ada, f"graphs/{graph['id']}/runs")
     await shop.work(png())
-    await hear(shop.plane.graphs, pool)
-    async with pool.begin() as tx:
+    await read_outbox(shop.plane.graphs, pool)
+    async with pool.transaction() as tx:
         await copy_completed(tx, ai_jobs)
         await copy_completed(tx, graph_runs)
     await require_partial_indexes(pool)
-    async with pool.begin() as tx:
+    async with pool.transaction() as tx:
         await tx.exec_driver_sql("ANALYZE")
     await require_partial_indexes(pool)
 
@@ -143,10 +142,10 @@ async def copy_completed(tx: Tx, table: Table) -> None:
 
 async def require_partial_indexes(pool: Database) -> None:
     """Those that hold only what has not ended."""
-    async with pool.look() as tx:
+    async with pool.read() as tx:
         for asked, index in (
-            (store.jobs_of_runs, "INDEX ai_jobs_active"),
-            (store.graph_runs_going_on, "INDEX graph_runs_going_on"),
+            (metrics_queries.jobs_of_runs, "INDEX ai_jobs_active"),
+            (metrics_queries.active_graph_runs, "INDEX graph_runs_going_on"),
         ):
             with statements_of(tx) as sent:
                 assert sum((await asked(tx)).values()) == 2

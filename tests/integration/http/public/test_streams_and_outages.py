@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.dbkit.databases import Databases
 
-from comfyfleet.db.engine import open_database
-from comfyfleet.http.public.streams import until_away
+from comfyfleet.server.db.database import open_database
+from comfyfleet.server.http.streams import until_unavailable
 
 
 async def test_a_stream_that_loses_its_database_ends_without_a_traceback(
@@ -17,12 +17,12 @@ async def test_a_stream_that_loses_its_database_ends_without_a_traceback(
 
     async def lines() -> AsyncIterator[str]:
         yield "retry: 1000\n\n"
-        async with database.look() as tx:
+        async with database.read() as tx:
             await tx.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
         yield "never"
 
     with caplog.at_level(logging.INFO):
-        assert [each async for each in until_away(lines())] == ["retry: 1000\n\n"]
+        assert [each async for each in until_unavailable(lines())] == ["retry: 1000\n\n"]
     await database.close()
     assert [each.exc_info for each in caplog.records] == [None]
     assert "is away" in caplog.text

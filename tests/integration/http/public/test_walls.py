@@ -16,9 +16,9 @@ import pytest
 from tests.planekit import ADMIN_KEY, client_of, documented_routes
 from tests.planekit.customers import TOKENS, Customer, Shop, png
 
-from comfyfleet.kernel.clock import utc_now
-from comfyfleet.loops.pipelines import carry_on
-from comfyfleet.tenants.keys import service as keys
+from comfyfleet.clock import utc_now
+from comfyfleet.server.maintenance.sweeps import advance_pipelines
+from comfyfleet.server.tenants import service
 
 FACES = ("/api/admin/", "/api/worker/")
 # A graph is its tenant's, not one user's: whoever works there may run it; who made it may change it.
@@ -134,11 +134,11 @@ async def runs_of(shop: Shop, ada: Customer) -> dict[str, str]:
     limits = {"concurrent_jobs": 2}
     path = f"pipelines/{pipeline['id']}/runs"
     run = await made(ada, path, base_candidates=2, limits=limits)
-    pool = await shop.plane.sides.pool_of(ada.tenant_id)
-    await carry_on(shop.plane.sides, pool)
+    pool = await shop.plane.context.pool_of(ada.tenant_id)
+    await advance_pipelines(shop.plane.context, pool)
     for colour in (1, 2):
         await shop.work(png(colour=colour))
-    await carry_on(shop.plane.sides, pool)
+    await advance_pipelines(shop.plane.context, pool)
     found = (await ada.get(f"pipeline-runs/{run['id']}/candidates"))["candidates"]
     one, two = (each["id"] for each in found)
     vote = await made(ada, f"pipeline-runs/{run['id']}/vote", winner=one, loser=two)
@@ -316,7 +316,7 @@ async def test_nor_one_that_is_written_into_a_graph_or_a_pipeline(
         path = f"pipelines/{pipeline['id']}/runs"
         studio = (await made(other, path, base_candidates=1))["id"]
         for _, pool in shop.plane.pools.items():
-            await carry_on(shop.plane.sides, pool)
+            await advance_pipelines(shop.plane.context, pool)
         seen = await other.get(f"pipeline-runs/{studio}")
         assert "there is no file" in seen["trouble"]
         assert await other.balance() == TOKENS
@@ -358,8 +358,8 @@ async def test_only_a_good_key_of_a_customer_opens_a_customers_route(
     soon = utc_now() + timedelta(seconds=0.01)
     expired, _ = await shop.key(owner.tenant_id, owner.user_id, expires_at=soon)
     revoked, key = await shop.key(owner.tenant_id, owner.user_id)
-    async with shop.plane.central.begin() as tx:
-        await keys.revoke(tx, owner.tenant_id, owner.user_id, key.id, now=utc_now())
+    async with shop.plane.central.transaction() as tx:
+        await service.revoke_key(tx, owner.tenant_id, owner.user_id, key.id, now=utc_now())
     of_worker = (await shop.yard.register("w1")).json()["token"]
     before = await estate.seen()
     wanted = [(None, 401), ("cf_nonsense", 401), (expired, 401), (revoked, 401)]

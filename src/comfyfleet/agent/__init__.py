@@ -1,1 +1,0 @@
-"""The worker beside a backend: poll, run one lease, heartbeat, heal."""

@@ -1,0 +1,1 @@
+"""Models of the API, shared by the server, workers and clients."""

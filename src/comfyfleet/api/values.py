@@ -1,0 +1,157 @@
+"""Values that nodes of a run showed, files in API messages, and which texts every database can store. Pure."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+NAME_CHARACTERS_MAX = 200
+ROW_ID_MAX = 2**63 - 1
+# A number that a database can keep: of a row, or of bytes.
+RowId: TypeAlias = Annotated[int, Field(ge=0, le=ROW_ID_MAX)]
+WANTED_MAX = 500
+
+
+class Message(BaseModel):
+    """Unknown fields are let through: either side may be a little newer than the other."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Asset(Message):
+    """A file that the worker hands to its backend; the name it gets there goes to `binding`."""
+
+    name: str
+    filename: str
+    url: str
+    content_hash: str | None = None
+    size: int | None = None
+    binding: str | None = None  # node.input
+    placeholder: str | None = None  # or a text that stands somewhere in the prompt
+    is_primary_input: bool = False
+
+
+class OutputSlot(Message):
+    """Where one output goes."""
+
+    name: str
+    method: Literal["PUT"] = "PUT"
+    url: str
+    headers: dict[str, str] = Field(default_factory=dict)
+
+
+class WantedOutput(Message):
+    name: str = Field(min_length=1, max_length=NAME_CHARACTERS_MAX)
+    content_type: str = "application/octet-stream"
+
+
+class DeliveredOutput(Message):
+    name: str = Field(min_length=1, max_length=NAME_CHARACTERS_MAX)
+    size: RowId
+    content_type: str = "application/octet-stream"
+    content_hash: str | None = None
+    filename: str | None = None  # as the backend named it
+    node_id: str | None = None
+    kind: str | None = None  # images, gifs, audio … as the node sorted it
+    width: int | None = Field(default=None, ge=0)  # of a picture
+    height: int | None = Field(default=None, ge=0)
+    is_stripped: bool = False  # of prompts and workflows; else we do it
+
+
+def problem_with_text(text: str) -> str | None:
+    if "\0" in text:
+        return "the text holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "the text holds half a character (a lone surrogate)"
+    return None
+
+
+def is_storable(text: str) -> bool:
+    return problem_with_text(text) is None
+
+
+VALUES_MAX = 200
+VALUES_BYTES_MAX = 256 * 1024
+VALUE_BYTES_MAX = 64 * 1024
+VALUE_DEPTH_MAX = 32
+_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+
+
+class ShownValue(Message):
+    """One value. `name` is the node's word for it, often `text`."""
+
+    node_id: str = Field(max_length=NAME_CHARACTERS_MAX)
+    name: str = Field(max_length=NAME_CHARACTERS_MAX)
+    value: Any = None
+
+    @field_validator("value")
+    @classmethod
+    def _clean(cls, value: Any) -> Any:
+        return clean(value)
+
+
+def clean(value: Any, depth: int = 0) -> Any:
+    """As every database can keep it: no NUL, no half characters, no number that JSON lacks."""
+    if depth > VALUE_DEPTH_MAX:
+        return None
+    match value:
+        case str():
+            return _storable(value)
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case None | bool() | int():
+            return value
+        case list() | tuple():
+            return [clean(each, depth + 1) for each in value]
+        case dict():
+            return {_storable(str(key)): clean(each, depth + 1) for key, each in value.items()}
+    return _storable(str(value))
+
+
+def _storable(text: str) -> str:
+    if is_storable(text):
+        return text
+    return text.encode(errors="replace").decode().replace("\0", _UNKNOWN_CHARACTER)
+
+
+def size_of(value: Any) -> int:
+    """In bytes, as JSON."""
+    return len(json.dumps(value).encode())
+
+
+def fitting(values: Iterable[ShownValue]) -> Iterator[ShownValue]:
+    """Those that a `complete` may carry: long texts are cut, what is too much is left out."""
+    room = VALUES_BYTES_MAX
+    for count, each in enumerate(map(_cut, values)):
+        size = size_of(each.model_dump())
+        if count >= VALUES_MAX or size > room:
+            return
+        if size_of(each.value) <= VALUE_BYTES_MAX:
+            room -= size
+            yield each
+
+
+def _cut(shown: ShownValue) -> ShownValue:
+    if not isinstance(shown.value, str) or size_of(shown.value) <= VALUE_BYTES_MAX:
+        return shown
+    # A character takes up to 12 bytes of JSON; the longest part that surely fits is found by halves.
+    fits, long = 0, len(shown.value)
+    while long - fits > 1:
+        middle = (fits + long) // 2
+        if size_of(shown.value[:middle]) <= VALUE_BYTES_MAX:
+            fits = middle
+        else:
+            long = middle
+    return shown.model_copy(update={"value": shown.value[:fits]})
+
+
+def text_of(values: Sequence[ShownValue]) -> str | None:
+    """All texts of the first node that showed any, each on a line of its own."""
+    texts = [each for each in values if isinstance(each.value, str)]
+    if not texts:
+        return None
+    return "\n".join(each.value for each in texts if each.node_id == texts[0].node_id)

@@ -1,0 +1,318 @@
+"""Messages of the worker protocol, under /api/worker: register, poll, heartbeat, complete, fail, requeue, deregister."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+from uuid import UUID
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+
+from comfyfleet.api.values import (
+    VALUES_BYTES_MAX,
+    VALUES_MAX,
+    WANTED_MAX,
+    Asset,
+    DeliveredOutput,
+    Message,
+    OutputSlot,
+    RowId,
+    ShownValue,
+    WantedOutput,
+    size_of,
+)
+
+PROTOCOL_VERSION = 1
+WAIT_SECONDS_MAX = 60
+CONCURRENCY_MAX = 64
+HELD_MAX = 2 * CONCURRENCY_MAX
+LOAD_MAX = 1000
+LACKING_MAX = 100
+OBJECT_INFO_BYTES_MAX = 64 * 1024**2
+WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
+FILLED_IN_MAX = 500
+FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
+Provider: TypeAlias = Literal["self_hosted", "cloud"]
+# The run before had the heavy model too; one before that had it; none had since the backend began.
+ModelChange: TypeAlias = Literal["same", "switched", "first"]
+RequeueReason: TypeAlias = Literal[
+    "spot",
+    "rebalance",
+    "shutdown",
+    "drain",
+    "recall",
+    "backend_down",
+    "backend_fault",
+    "out_of_memory",
+    "backend_lacks",
+]
+
+
+REASONS = frozenset(get_args(RequeueReason))
+# The word for any other reason.
+OTHER_REASON = "other"
+REASON_CHARACTERS_MAX = 500
+
+
+def _names(value: Any) -> Any:
+    """A list of names, or an object of which those with a true value are meant."""
+    if isinstance(value, Mapping):
+        return tuple(name for name, is_there in value.items() if is_there)
+    return value
+
+
+Capabilities: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+class Reading(Message):
+    """The machine's state at one moment; what can't be read is left out."""
+
+    gpu_name: str | None = None
+    gpu_load_percent: float | None = None
+    gpu_memory_used_bytes: RowId | None = None
+    gpu_memory_total_bytes: RowId | None = None
+    gpu_temperature_celsius: float | None = None
+    cpu_percent: float | None = None
+    memory_used_bytes: RowId | None = None
+    memory_total_bytes: RowId | None = None
+    disk_free_bytes: RowId | None = None
+
+
+class BackendFacts(Message):
+    """What a backend is and has."""
+
+    kind: str = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
+    version: str = ""
+    gpu: str | None = None
+    gpu_memory_bytes: RowId | None = None
+    node_types: tuple[str, ...] = ()
+    # input "CheckpointLoaderSimple.ckpt_name" → the files it offers
+    model_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    object_info_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    object_info_size: int | None = Field(default=None, ge=1, le=OBJECT_INFO_BYTES_MAX)
+
+
+class Register(Message):
+    worker_id: WorkerId
+    fleet_slug: str | None = None  # the secret tells, if it is that of one fleet only
+    stage: str = "production"
+    max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
+    capabilities: Capabilities = ()
+    workflow_slugs: tuple[str, ...] | None = Field(default=None, min_length=1)
+    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    protocol_version: int = Field(default=PROTOCOL_VERSION, ge=1, le=2**31 - 1)
+    backend: BackendFacts | None = None
+
+
+class Registered(Message):
+    worker_id: str
+    token: str
+    workflows_assigned: tuple[str, ...]
+    lease_seconds: int = 900
+    heartbeat_seconds: int = 30
+    # Where the worker may PUT its backend's object_info, if the fleet's is another one.
+    object_info_upload: OutputSlot | None = None
+
+
+class HeldLease(Message):
+    dispatch_id: RowId
+    lease_token: UUID
+
+
+class Poll(Message):
+    worker_id: WorkerId
+    capabilities: Capabilities | None = None
+    current_load: int = Field(default=0, ge=0, le=LOAD_MAX)
+    max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
+    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
+    held: tuple[HeldLease, ...] | None = Field(default=None, max_length=HELD_MAX)
+    models_loaded: tuple[str, ...] | None = None  # heavy models, most recently used first
+    model_set: str | None = None
+    reading: Reading | None = None
+    backend: BackendFacts | None = None  # when it has changed since register
+    is_brief: bool = False  # the job's fields that repeat others may be left out
+
+
+class Job(Message):
+    """One lease with all that is needed to run it."""
+
+    dispatch_id: RowId
+    job_id: UUID
+    lease_token: UUID
+    lease_number: int
+    attempt: int
+    lease_expires_at: datetime
+    lease_seconds: int
+    provider: Provider
+    workflow_slug: str
+    prompt: dict[str, Any]
+    output_node_id: str | None = None
+    assets: tuple[Asset, ...] = ()
+    outputs: tuple[OutputSlot, ...] = ()
+    run_limit_seconds: int = 3600
+    max_output_bytes: int = 4 * 1024**3
+    extra_data: dict[str, Any] = Field(default_factory=dict)
+    model_key: str | None = None
+    model_set: str | None = None
+    strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
+    # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
+    # and `workflow` (the prompt), `assets`, `output_node_id`.
+    input_url: str | None = None
+    output_url: str | None = None
+    output_headers: dict[str, str] | None = None
+    input_payload: dict[str, Any] | None = None
+
+
+def with_plain_fields(job: Job) -> Job:
+    """With those fields that say the same once more, for workers of a few lines."""
+    primary = next((each for each in job.assets if each.is_primary_input), None)
+    slot = job.outputs[0] if job.outputs else None
+    payload = {
+        "workflow": job.prompt,
+        "assets": [each.model_dump(mode="json") for each in job.assets],
+        "output_node_id": job.output_node_id,
+    }
+    plain = {
+        "input_url": primary.url if primary else None,
+        "output_url": slot.url if slot else None,
+        "output_headers": slot.headers if slot else None,
+        "input_payload": payload,
+    }
+    return job.model_copy(update=plain)
+
+
+class Polled(Message):
+    job: Job | None = None
+    reason: str | None = None
+    drain: bool = False
+    # Where the worker may PUT its backend's object_info, if it told one that the fleet's is not.
+    object_info_upload: OutputSlot | None = None
+    new_token: str | None = None  # the worker's new key: to be used from now on
+
+
+class Progress(Message):
+    percent: float | None = Field(default=None, ge=0, le=100)
+    node: str | None = None
+    step: int | None = None
+    steps: int | None = None
+    preview: str | None = Field(default=None, max_length=700_000)  # a data: URL of a small picture
+
+
+class Heartbeat(Message):
+    dispatch_id: RowId
+    lease_token: UUID
+    started: bool = False
+    progress: Progress | None = None
+    want_outputs: tuple[WantedOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    want_assets: tuple[str, ...] = Field(default=(), max_length=WANTED_MAX)
+    reading: Reading | None = None
+    # Held back for so long unless there is an order: a prefetched job is asked back at once.
+    wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
+    # What the worker put into the prompt before it sent it, by node and input; told once.
+    filled_in: FilledIn | None = None
+
+
+class HeartbeatAnswer(Message):
+    lease_expires_at: datetime | None = None
+    cancelled: bool = False
+    drain: bool = False
+    recall: bool = False
+    outputs: tuple[OutputSlot, ...] = ()
+    assets: tuple[Asset, ...] = ()
+    new_token: str | None = None  # the worker's new key: to be used from now on
+
+    @property
+    def is_without_orders(self) -> bool:
+        is_ordered = self.cancelled or self.drain or self.recall or self.new_token is not None
+        return not (is_ordered or self.outputs or self.assets)
+
+
+def _poll_or_none(value: Any, parsed: ValidatorFunctionWrapHandler) -> Poll | None:
+    """A result counts, whatever is asked for besides."""
+    try:
+        poll: Poll | None = parsed(value)
+    except ValidationError:
+        return None
+    return poll
+
+
+class Complete(Message):
+    dispatch_id: RowId
+    lease_token: UUID
+    provider_job_id: str | None = None
+    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    execution_seconds: float | None = Field(default=None, ge=0)
+    # Whether the backend had to switch to the job's heavy model; none: not known.
+    model_change: ModelChange | None = None
+    filled_in: FilledIn | None = None  # if no heartbeat has told it
+    # What nodes showed as text, number, boolean or JSON; the output node's first.
+    values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
+    # What the worker would say to /poll next, with `held` as it is when this lease has ended.
+    poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
+
+    @field_validator("values")
+    @classmethod
+    def _bounded(cls, values: tuple[ShownValue, ...]) -> tuple[ShownValue, ...]:
+        if size_of([each.model_dump() for each in values]) > VALUES_BYTES_MAX + 2 * VALUES_MAX:
+            raise ValueError(f"the values are more than {VALUES_BYTES_MAX:,} bytes of JSON")
+        return values
+
+
+class Fail(Message):
+    dispatch_id: RowId
+    lease_token: UUID
+    error: str | dict[str, Any]
+    provider_job_id: str | None = None
+    filled_in: FilledIn | None = None  # if no heartbeat has told it
+
+
+class Lacking(Message):
+    """What a backend said that it doesn't have, when it refused a prompt."""
+
+    node_types: tuple[str, ...] = Field(default=(), max_length=LACKING_MAX)
+    # `Class.input` and the file that it doesn't offer
+    models: tuple[tuple[str, str], ...] = Field(default=(), max_length=LACKING_MAX)
+
+
+class Requeue(Message):
+    dispatch_id: RowId
+    lease_token: UUID
+    reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)  # a known one, or any words
+    detail: str | None = None
+    code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
+    lacking: Lacking | None = None  # with `backend_lacks`
+
+
+class Deregister(Message):
+    worker_id: WorkerId
+
+
+class Done(Message):
+    """The answer to complete, fail, requeue and deregister; the same again when said again."""
+
+    ok: bool = True
+
+
+class Completed(Done):
+    """The answer to complete. `next` answers its `poll`; without it, the worker has to poll.
+
+    `polls_on`: a poll of this worker waits here, and no longer counts the lease that has ended. Without
+    it, a poll that waits to prefetch does so until the worker asks anew.
+    """
+
+    next: Polled | None = None
+    polls_on: bool = False
+
+
+def reason_of(said: Requeue) -> tuple[str, str | None]:
+    """A reason that we know, and the detail; any other words are a detail of `other`."""
+    if said.reason in REASONS:
+        return said.reason, said.detail
+    return OTHER_REASON, ": ".join(filter(None, (said.reason, said.detail)))

@@ -1,1 +1,0 @@
-"""Many jobs of one effect under one id."""

@@ -1,0 +1,598 @@
+"""`comfyfleet admin workflows | effects`: what jobs can name, and values of properties as people write them."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, control
+from comfyfleet.cli.context import (
+    FILE_HELP,
+    CliContext,
+    InjectedContext,
+    open_file,
+    read_file,
+    read_structure,
+    require_file,
+)
+from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.errors import FleetError, InvalidInput
+from comfyfleet.server.catalog.model import PROPERTY_TYPES
+from comfyfleet.workflow.files import parse_json
+
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+MEDIA = ("image", "video", "audio")
+
+
+def parse_values(
+    texts: Sequence[str], properties: Sequence[Mapping[str, Any]], slug: str
+) -> dict[str, Any]:
+    """`name=value` each. What the control plane must check anyway is left to it."""
+    known = {str(each["name"]): each for each in properties}
+    values = {}
+    for text in texts:
+        name, value = _split(text, "--set", "name=value")
+        if name not in known:
+            raise _unknown(name, known, slug)
+        values[name] = _read(name, value, str(known[name].get("type")))
+    return values
+
+
+def parse_files(
+    texts: Iterable[str], properties: Sequence[Mapping[str, Any]], slug: str
+) -> dict[str, Path]:
+    """`name=path` each; the files must be there before anything is sent."""
+    known = {str(each["name"]): each for each in properties if each.get("type") in MEDIA}
+    files = {}
+    for text in texts:
+        name, path = _split(text, "--file", "input=PATH")
+        if name not in known:
+            raise _unknown(name, known, slug)
+        files[name] = require_file(Path(path))
+    return files
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise InvalidInput(f"{option} {text!r} sets nothing: write {option} {form}")
+    return name.strip(), value
+
+
+def _read(name: str, text: str, kind: str) -> Any:
+    if kind in ("text", ""):
+        return text
+    if kind in MEDIA:
+        raise InvalidInput(f"{name} takes a file: --file {name}=PATH", field=name)
+    if kind == "boolean":
+        return _truth(name, text)
+    if kind in ("number", "integer", "seed"):
+        return _number(name, text)
+    return text
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in TRUE + FALSE:
+        raise InvalidInput(f"{name} must be true or false, not {text!r}", field=name)
+    return text.lower() in TRUE
+
+
+def _number(name: str, text: str) -> int | float:
+    try:
+        value = parse_json(text.encode(), what=name)
+    except FleetError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{name} must be a number, not {text!r}", field=name)
+    return value
+
+
+def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
+    there = ", ".join(known) or "none"
+    return InvalidInput(
+        f"workflow {slug} has no such property as {name}; there is: {there}",
+        hint=f"comfyfleet admin workflows show {slug}",
+        field=name,
+    )
+
+
+workflows_app = App(
+    name="workflows", help="Workflows that jobs can name: register, pause, activate."
+)
+WorkflowSlug = Annotated[str, Parameter(help="The workflow's slug.")]
+PROPERTIES_BYTES_MAX = 4 * 1024 * 1024
+WORKFLOW_COLUMNS = (
+    "slug",
+    "version",
+    "active:is_active",
+    "paused:is_paused",
+    "price:price_tokens",
+    "fleets",
+    "created:created_at",
+)
+WORKER_COLUMNS = (
+    "worker:worker_id",
+    "fleet",
+    "can run:can_run",
+    "missing nodes:node_types",
+    "missing models:models",
+    "missing capabilities:capabilities",
+)
+PROPERTY_COLUMNS = ("name", "type", "binding", "placeholder", "default", "required", "description")
+PROPERTY_HELP = (
+    "NAME:TYPE=NODE.INPUT, such as prompt:text=6.text or input:image=10.image. "
+    "TYPE is text, number, integer, boolean, choice, seed, image, video or audio. Repeatable."
+)
+
+FROM_HELP = (
+    "A file (YAML or JSON) that says it all for several workflows: a slug each, with its file, properties, "
+    "output_node_id, price_tokens. With SLUG only that one is taken."
+)
+FROM_FIELDS = frozenset(
+    {
+        "file",  # else workflows/SLUG.json or SLUG.json, beside it
+        "properties",
+        "output_node_id",
+        "required_capabilities",
+        "run_limit_seconds",
+        "price_tokens",
+        "fleet",
+        "break_effects",
+    }
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class WorkflowTermsOptions:
+    """What is said of a workflow as a whole."""
+
+    output: Annotated[
+        str | None, Parameter(metavar="NODE", help="The node whose files are the result.")
+    ] = None
+    capability: Annotated[
+        tuple[str, ...], Parameter(help="What a worker must have to run it. Repeatable.")
+    ] = ()
+    run_limit: Annotated[
+        int | None, Parameter(metavar="SECONDS", help="How long a job may run.")
+    ] = None
+    price: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: for nothing."),
+    ] = None
+    break_effects: Annotated[
+        bool, Parameter(help="Though published effects don't fit it; they refuse jobs then.")
+    ] = False
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "output_node_id": self.output,
+            "required_capabilities": sorted(self.capability) or None,
+            "run_limit_seconds": self.run_limit,
+            "price_tokens": self.price,
+            "break_effects": self.break_effects or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+NO_TERMS = WorkflowTermsOptions()
+
+
+@workflows_app.command(name="list")
+def list_workflows(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
+    """All registered workflows."""
+    with control(options, context) as plane:
+        answer = plane.get("workflows")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    none = "there are no workflows yet: comfyfleet admin workflows register SLUG FILE"
+    print_rows(answer["workflows"], WORKFLOW_COLUMNS, context, none=none)
+
+
+@workflows_app.command(name="show")
+def show_workflow(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """One workflow: its versions, its properties, what it needs."""
+    with control(options, context) as plane:
+        answer = plane.get("workflows", slug)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    properties = answer.pop("properties", [])
+    print_fields(answer, context)
+    if properties:
+        context.out.print()
+        print_rows(properties, PROPERTY_COLUMNS, context, none="")
+
+
+@workflows_app.command
+def workers(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Which workers of its fleets can run it, and what is missing where."""
+    with control(options, context) as plane:
+        answer = plane.get("workflows", slug, "workers")
+    if options.as_json:
+        print_json(answer, context)
+        return
+    rows = [{**each, **each["missing"]} for each in answer["workers"]]
+    none = f"no worker is in a fleet that runs {slug}: comfyfleet admin fleets assign"
+    print_rows(rows, WORKER_COLUMNS, context, none=none)
+
+
+@workflows_app.command
+def register(
+    slug: Annotated[str | None, Parameter(help="The workflow's slug.")] = None,
+    file: Annotated[str | None, Parameter(help=FILE_HELP, allow_leading_hyphen=True)] = None,
+    /,
+    *,
+    property_: Annotated[
+        tuple[str, ...],
+        Parameter(name="--property", metavar="NAME:TYPE=NODE.INPUT", help=PROPERTY_HELP),
+    ] = (),
+    properties: Annotated[
+        Path | None,
+        Parameter(
+            metavar="JSON", help="A file with a list of properties, with all that they have."
+        ),
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        Parameter(name="--from", metavar="YAML", help=FROM_HELP),
+    ] = None,
+    needs: WorkflowTermsOptions = NO_TERMS,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Register a workflow, or a new version of one, from any file that ComfyUI saved.
+
+    ```
+    comfyfleet admin workflows register soften soften.json --property input:image=1.image
+    comfyfleet admin workflows register --from examples/properties.yaml
+    ```
+    """
+    if from_ is not None:
+        if file or property_ or properties or needs != NO_TERMS:
+            raise InvalidInput("--from says all of a workflow: leave out what else is given")
+        bodies = read_registrations(from_, slug, context)
+    elif slug is None or file is None:
+        raise InvalidInput("name the workflow's slug and its file, or --from a file of several")
+    else:
+        named = [*_from_file(properties), *map(parse_property, property_)]
+        bodies = [{"slug": slug, **needs.body(), **_document(file, context), "properties": named}]
+    with control(options, context) as plane:
+        answers = [plane.post("workflows", **body) for body in bodies]
+    if options.as_json:
+        print_json(answers[0] if from_ is None else {"workflows": answers}, context)
+        return
+    for answer in answers:
+        _registered(answer, context)
+
+
+def _document(file: str, context: CliContext) -> dict[str, Any]:
+    opened = open_file(file, context.stdin)
+    for note in opened.notes:
+        context.warn(note)
+    return {"document": opened.workflow or opened.prompt}
+
+
+def read_registrations(path: Path, only: str | None, context: CliContext) -> list[dict[str, Any]]:
+    """What a file says of each workflow, or of one: slug, document, properties and terms."""
+    found = read_structure(path)
+    if not isinstance(found, dict) or not found:
+        raise InvalidInput(f"{path} must map the slugs of workflows to what they are")
+    if only is not None and only not in found:
+        close = difflib.get_close_matches(only, map(str, found)) or sorted(map(str, found))
+        raise InvalidInput(f"{path} has no workflow {only}; it has {', '.join(close)}")
+    return [
+        _registration(path, str(slug), entry, context)
+        for slug, entry in found.items()
+        if only in (None, slug)
+    ]
+
+
+def _registration(path: Path, slug: str, entry: Any, context: CliContext) -> dict[str, Any]:
+    fields = {} if entry is None else entry
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{path}: {slug} must be an object with properties")
+    unknown = sorted(map(str, fields.keys() - FROM_FIELDS))
+    if unknown:
+        known = ", ".join(sorted(FROM_FIELDS))
+        raise InvalidInput(f"{path}: {slug} has {unknown[0]}, which is none of {known}")
+    named = (
+        [str(fields["file"])] if "file" in fields else [f"workflows/{slug}.json", f"{slug}.json"]
+    )
+    beside = [path.parent / name for name in named]
+    file = next((each for each in beside if each.is_file()), beside[0])
+    rest = {name: value for name, value in fields.items() if name != "file"}
+    return {"slug": slug, **rest, **_document(str(file), context)}
+
+
+@workflows_app.command
+def offer(
+    slug: WorkflowSlug,
+    /,
+    *,
+    price: Annotated[int, Parameter(metavar="TOKENS", help="What a job costs; 0: nothing.")],
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Let customers use a workflow in graphs and pipelines, at a price."""
+    with control(options, context) as plane:
+        answer = plane.patch("workflows", slug, price_tokens=price)
+    _done(answer, f"workflow {slug} is offered at {price} tokens", options, context)
+
+
+@workflows_app.command(name="withdraw")
+def withdraw_workflow(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Offer a workflow no more; effects of it stay, and graph runs that go on."""
+    with control(options, context) as plane:
+        answer = plane.patch("workflows", slug, is_withdrawn=True)
+    _done(answer, f"workflow {slug} is not offered", options, context)
+
+
+@workflows_app.command
+def activate(
+    slug: WorkflowSlug,
+    /,
+    *,
+    version: Annotated[int | None, Parameter(help="The version that new jobs get.")] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Let new jobs use a workflow, or another version of it."""
+    body = {} if version is None else {"version": version}
+    with control(options, context) as plane:
+        answer = plane.post("workflows", slug, "activate", **body)
+    _done(answer, f"workflow {slug} is active", options, context)
+
+
+@workflows_app.command
+def deactivate(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Take a workflow out of use; its jobs that wait stay where they are."""
+    with control(options, context) as plane:
+        answer = plane.post("workflows", slug, "deactivate")
+    _done(answer, f"workflow {slug} is not active", options, context)
+
+
+@workflows_app.command
+def pause(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Hand out no more jobs of a workflow; those that run are let end."""
+    with control(options, context) as plane:
+        answer = plane.post("workflows", slug, "pause")
+    _done(answer, f"workflow {slug} is paused", options, context)
+
+
+@workflows_app.command
+def resume(
+    slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Hand out jobs of a paused workflow again."""
+    with control(options, context) as plane:
+        answer = plane.post("workflows", slug, "resume")
+    _done(answer, f"workflow {slug} goes on", options, context)
+
+
+def parse_property(text: str) -> dict[str, str]:
+    name, colon, rest = text.partition(":")
+    kind, equals, binding = rest.partition("=")
+    if not (name and colon and kind and equals and binding):
+        raise InvalidInput(
+            f"--property {text!r} must be NAME:TYPE=NODE.INPUT, such as prompt:text=6.text",
+            hint="comfyfleet inspect FILE shows what a workflow takes, and under which names.",
+        )
+    if kind.strip() not in PROPERTY_TYPES:
+        close = difflib.get_close_matches(kind.strip(), PROPERTY_TYPES, n=1)
+        raise InvalidInput(
+            f"--property {text!r}: there is no type {kind.strip()}; there are {', '.join(PROPERTY_TYPES)}",
+            **({"hint": f"Did you mean {close[0]}?"} if close else {}),
+        )
+    return {"name": name.strip(), "type": kind.strip(), "binding": binding.strip()}
+
+
+def _from_file(path: Path | None) -> list[Any]:
+    if path is None:
+        return []
+    found = parse_json(read_file(path, bytes_max=PROPERTIES_BYTES_MAX), what=str(path))
+    if not isinstance(found, list):
+        raise InvalidInput(
+            f"{path} must be a list of properties",
+            hint=json.dumps([{"name": "prompt", "type": "text", "binding": "6.text"}]),
+        )
+    return found
+
+
+def _registered(answer: dict[str, Any], context: CliContext) -> None:
+    for warning in answer.get("warnings", ()):
+        context.warn(warning)
+    for note in answer.get("notes", ()):
+        context.say(note)
+    context.say(f"workflow {answer['slug']} has version {answer['version']}")
+
+
+def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        context.say(said)
+
+
+effects_app = App(
+    name="effects", help="What customers pick: a workflow with a price and values of its own."
+)
+EffectSlug = Annotated[str, Parameter(help="The effect's slug.")]
+EFFECT_COLUMNS = (
+    "slug",
+    "workflow:workflow_slug",
+    "price:price_tokens",
+    "published",
+    "typical_seconds",
+    "title",
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class EffectFields:
+    """All that customers see of an effect; what is left out stays as it is."""
+
+    title: Annotated[str | None, Parameter(help="For people; else the slug.")] = None
+    description: Annotated[str | None, Parameter(help="For people.")] = None
+    preview_url: Annotated[
+        str | None, Parameter(metavar="URL", help="A picture or video of the result.")
+    ] = None
+    price: Annotated[int | None, Parameter(metavar="TOKENS", help="What a job costs.")] = None
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            metavar="NAME=VALUE",
+            help="In place of the workflow's default. Repeatable.",
+        ),
+    ] = ()
+    lock: Annotated[
+        tuple[str, ...],
+        Parameter(
+            metavar="NAME", help="A property that customers neither see nor set. Repeatable."
+        ),
+    ] = ()
+    stage: Annotated[str | None, Parameter(help="Of the fleets that run it.")] = None
+    provider: Annotated[
+        Literal["self_hosted", "cloud"] | None, Parameter(help="Which kind of backend runs it.")
+    ] = None
+    max_upload: Annotated[
+        int | None, Parameter(metavar="BYTES", help="Of the media sent to it.")
+    ] = None
+    media_type: Annotated[
+        tuple[str, ...], Parameter(help="Such as image/png; else all of its kind. Repeatable.")
+    ] = ()
+
+    keep_metadata: Annotated[
+        bool | None, Parameter(help="Results carry the prompt and workflow that made them.")
+    ] = None
+
+    def body(self, plane: ApiClient, workflow: str) -> dict[str, Any]:
+        wanted: dict[str, Any] = {
+            "title": self.title,
+            "description": self.description,
+            "preview_url": self.preview_url,
+            "price_tokens": self.price,
+            "locked": list(self.lock) or None,
+            "stage": self.stage,
+            "provider": self.provider,
+            "max_upload_bytes": self.max_upload,
+            "media_types": list(self.media_type) or None,
+            "keep_metadata": self.keep_metadata,
+        }
+        if self.set_:
+            properties = plane.get("workflows", workflow)["properties"]
+            wanted["overrides"] = parse_values(self.set_, properties, workflow)
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+NO_FIELDS = EffectFields()
+
+
+@effects_app.command(name="list")
+def list_effects(
+    *,
+    workflow: Annotated[str | None, Parameter(help="Only of this one.")] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """All effects, published or not."""
+    with control(options, context) as plane:
+        answer = plane.get("effects", workflow=workflow)
+    if options.as_json:
+        print_json(answer, context)
+        return
+    none = "there are no effects yet: comfyfleet admin effects create SLUG WORKFLOW"
+    print_rows(answer["effects"], EFFECT_COLUMNS, context, none=none)
+
+
+@effects_app.command(name="show")
+def show_effect(
+    slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """One effect: its price, its values, how long it takes."""
+    with control(options, context) as plane:
+        answer = plane.get("effects", slug)
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        print_fields(answer, context)
+
+
+@effects_app.command
+def create(
+    slug: EffectSlug,
+    workflow: Annotated[str, Parameter(help="The slug of the workflow behind it.")],
+    /,
+    *,
+    publish_: Annotated[
+        bool, Parameter(name="--publish", help="Let customers see it at once.")
+    ] = False,
+    fields: EffectFields = NO_FIELDS,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Make an effect of a registered workflow."""
+    with control(options, context) as plane:
+        body = fields.body(plane, workflow)
+        answer = plane.post(
+            "effects", slug=slug, workflow_slug=workflow, published=publish_, **body
+        )
+    seen = "is published" if publish_ else f"is made: comfyfleet admin effects publish {slug}"
+    _done(answer, f"effect {slug} ({answer['id']}) {seen}", options, context)
+
+
+@effects_app.command
+def change(
+    slug: EffectSlug,
+    /,
+    *,
+    fields: EffectFields = NO_FIELDS,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Change what is named, and nothing else. --set replaces all values of its own."""
+    if fields == NO_FIELDS:
+        raise InvalidInput(
+            "nothing is named that is to change", hint="comfyfleet admin effects change --help"
+        )
+    with control(options, context) as plane:
+        workflow = plane.get("effects", slug)["workflow_slug"]
+        answer = plane.patch("effects", slug, **fields.body(plane, workflow))
+    _done(answer, f"effect {slug} is changed; jobs that were submitted are not", options, context)
+
+
+@effects_app.command
+def publish(
+    slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Let customers see and use an effect."""
+    with control(options, context) as plane:
+        answer = plane.post("effects", slug, "publish")
+    _done(answer, f"effect {slug} is published", options, context)
+
+
+@effects_app.command(name="withdraw")
+def withdraw_effect(
+    slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Take an effect out of the catalogue; jobs that were submitted go on."""
+    with control(options, context) as plane:
+        answer = plane.post("effects", slug, "withdraw")
+    _done(answer, f"effect {slug} is withdrawn", options, context)

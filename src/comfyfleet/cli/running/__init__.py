@@ -1,1 +1,0 @@
-"""Parts of `comfyfleet run`: where, what goes in, how far it is, what came out."""

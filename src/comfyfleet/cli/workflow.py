@@ -1,0 +1,561 @@
+"""`comfyfleet convert` and `comfyfleet inspect`, and the options of every command that takes a workflow: where its node
+types come from, values that are set, and parts that are switched on and off."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from cyclopts import Group, Parameter, validators
+
+from comfyfleet.cli.context import (
+    FILE_HELP,
+    HOW_TO_SAVE,
+    STANDARD_STREAM,
+    CliContext,
+    InjectedContext,
+    counted,
+    open_file,
+    read_file,
+    read_object_info,
+    write_file,
+)
+from comfyfleet.cli.tables import plain_text, sections
+from comfyfleet.errors import FleetError, InvalidInput, ServerUnavailable
+from comfyfleet.workflow import Conversion, convert_with_report
+from comfyfleet.workflow.edit import SHORTHANDS, Edit, parse_assignment, set_shorthands, set_values
+from comfyfleet.workflow.edit.node_modes import Switched, switch
+from comfyfleet.workflow.edit.segments import keep_segments
+from comfyfleet.workflow.files import Opened, open_document
+from comfyfleet.workflow.inspect import Inspection
+from comfyfleet.workflow.inspect import inspect as inspect_document
+from comfyfleet.workflow.model import Prompt
+from comfyfleet.workflow.object_info import remote_lists
+from comfyfleet.workflow.report import Warning
+
+SERVER_VARIABLE = "COMFYUI_BASE_URL"
+OR_A_FILE = "Or save what it knows while it runs, and use --object-info FILE."
+
+GROUP = Group(
+    "Node types",
+    help="A workflow names node types; what inputs they have only a ComfyUI server knows.",
+    validator=validators.mutually_exclusive,
+    sort_key=2,
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class NodeTypeOptions:
+    object_info: Annotated[
+        Path | None,
+        Parameter(
+            group=GROUP,
+            metavar="FILE",
+            help="What the server answers at /object_info, saved as JSON or JSON.gz.",
+        ),
+    ] = None
+    server: Annotated[
+        str | None,
+        Parameter(
+            group=GROUP,
+            metavar="URL",
+            help=f"Address of a running ComfyUI, asked once. By default that in ${SERVER_VARIABLE}.",
+        ),
+    ] = None
+
+
+NO_NODE_TYPES = NodeTypeOptions()
+
+
+@dataclass(frozen=True)
+class KnownTypes:
+    """Node types, and the lists of choices that a server keeps elsewhere."""
+
+    object_info: Mapping[str, Any]
+    remote_choices: Mapping[str, list[Any]]
+
+
+def find_types(options: NodeTypeOptions, opened: Opened, context: CliContext) -> KnownTypes | None:
+    """None if neither a file nor a server is given. A file that is given goes before the environment."""
+    if options.object_info is not None:
+        return KnownTypes(read_object_info(options.object_info), {})
+    url = options.server or context.environ.get(SERVER_VARIABLE)
+    if not url:
+        return None
+    try:
+        return types_of_server(url, opened, context)
+    except ServerUnavailable as error:
+        hint = f"{error.details.get('hint', '')} {OR_A_FILE}".strip()
+        raise ServerUnavailable(error.message, **{**error.details, "hint": hint}) from error
+
+
+def types_of_server(url: str, opened: Opened, context: CliContext) -> KnownTypes:
+    object_info = context.servers.object_info(url)
+    return KnownTypes(object_info, dict(_remote_choices(url, opened, object_info, context)))
+
+
+def _remote_choices(
+    url: str, opened: Opened, object_info: Mapping[str, Any], context: CliContext
+) -> Iterator[tuple[str, list[Any]]]:
+    for route, remote in remote_lists(opened, object_info).items():
+        # A route is a path on that server; a full address may be anywhere.
+        if not route.startswith("/"):
+            context.warn(f"the choices at {route} are not fetched: it is not on the server")
+            continue
+        try:
+            yield route, context.servers.choices(url, remote)
+        except FleetError as error:
+            context.warn(f"the choices at {route} could not be fetched: {error.message}")
+
+
+def require_types(known: KnownTypes | None) -> KnownTypes:
+    if known is None:
+        raise InvalidInput(
+            "a workflow can't be converted without the node types of a server",
+            hint=f"Add --server http://127.0.0.1:8188, or set {SERVER_VARIABLE}, or add "
+            f"--object-info FILE. {HOW_TO_SAVE}",
+        )
+    return known
+
+
+VALUES = Group("Values", sort_key=3)
+USUAL_VALUES = Group(
+    "The usual values",
+    help="Found by following the graph; what was set is said, and what was not found.",
+    sort_key=4,
+)
+RANDOM = "random"  # as a seed: a new one each time
+_HELP = {each.name: each.help for each in SHORTHANDS} | {
+    "seed": f"seed of the noise; `{RANDOM}` takes a new one"
+}
+_ALIASES = {each.name: each.aliases for each in SHORTHANDS}
+
+
+def shorthand(name: str, *options: str) -> Parameter:
+    """Its words are those of the one table of shorthands; `options` where its name is taken."""
+    return Parameter(
+        name=[f"--{each}" for each in options or (name, *_ALIASES[name])],
+        group=USUAL_VALUES,
+        metavar="VALUE",
+        help=f"{_HELP[name][:1].upper()}{_HELP[name][1:]}.",
+        allow_leading_hyphen=True,
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ShorthandOptions:
+    """One for each shorthand, under its name."""
+
+    prompt: Annotated[str | None, shorthand("prompt")] = None
+    negative: Annotated[str | None, shorthand("negative")] = None
+    lyrics: Annotated[str | None, shorthand("lyrics")] = None
+    seed: Annotated[str | None, shorthand("seed")] = None
+    steps: Annotated[str | None, shorthand("steps")] = None
+    cfg: Annotated[str | None, shorthand("cfg")] = None
+    guidance: Annotated[str | None, shorthand("guidance")] = None
+    sampler: Annotated[str | None, shorthand("sampler")] = None
+    scheduler: Annotated[str | None, shorthand("scheduler")] = None
+    denoise: Annotated[str | None, shorthand("denoise")] = None
+    size: Annotated[str | None, shorthand("size")] = None
+    width: Annotated[str | None, shorthand("width")] = None
+    height: Annotated[str | None, shorthand("height")] = None
+    batch: Annotated[str | None, shorthand("batch")] = None
+    frames: Annotated[str | None, shorthand("frames")] = None
+    duration: Annotated[str | None, shorthand("duration")] = None
+    fps: Annotated[str | None, shorthand("fps")] = None
+    model: Annotated[str | None, shorthand("model")] = None
+    lora: Annotated[str | None, shorthand("lora")] = None
+    image: Annotated[str | None, shorthand("image")] = None
+    video: Annotated[str | None, shorthand("video")] = None
+    audio: Annotated[str | None, shorthand("audio")] = None
+    prefix: Annotated[str | None, shorthand("prefix")] = None
+
+    def given(self) -> dict[str, str]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+Assignments: TypeAlias = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        group=VALUES,
+        metavar="NODE.INPUT=VALUE",
+        help="Set a value; NODE is an id, a title, or a class that occurs once; for a subgraph, INPUT is what it shows. Repeatable.",
+        allow_leading_hyphen=True,
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SettingOptions:
+    set_: Assignments = ()
+    usual: ShorthandOptions = ShorthandOptions()
+
+    def __bool__(self) -> bool:
+        return bool(self.set_ or self.usual.given())
+
+
+NO_SETTINGS = SettingOptions()
+
+
+def apply_settings(
+    converted: Conversion, known: KnownTypes | None, settings: SettingOptions, context: CliContext
+) -> Prompt:
+    """Shorthands first: what is named exactly wins."""
+    prompt, exposed = converted.prompt, converted.exposed
+    object_info: Mapping[str, Any] = known.object_info if known else {}
+    shorthands = settings.usual.given()
+    if shorthands.get("seed") == RANDOM:
+        shorthands["seed"] = str(context.new_seed())
+    if shorthands:
+        prompt = _report_settings(
+            set_shorthands(prompt, object_info, shorthands, exposed=exposed), context
+        )
+    assignments = [parse_assignment(text) for text in settings.set_]
+    if not assignments:
+        return prompt
+    return _report_settings(set_values(prompt, object_info, assignments, exposed=exposed), context)
+
+
+def _report_settings(edit: Edit, context: CliContext) -> Prompt:
+    """What was set is said, so that a person can see what was understood."""
+    for done in edit.done:
+        context.say(f"set {done}")
+    for warning in edit.warnings:
+        context.warn(warning)
+    return edit.prompt
+
+
+PARTS = Group(
+    "Parts",
+    help="PART is a node's id, a title, or a group; `Extend 6-8` or `Extend *` for several of them; `group:NAME` and the like where it could mean two things. Repeatable.",
+    sort_key=5,
+)
+
+
+@Parameter(name="*", group=PARTS)
+@dataclass(frozen=True)
+class SwitchOptions:
+    bypass: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="PART", help="Let what comes in pass by these nodes."),
+    ] = ()
+    mute: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="PART", help="Leave out these nodes; nothing comes out of them."),
+    ] = ()
+    enable: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="PART", help="Execute these nodes, whatever the file says."),
+    ] = ()
+    segments: Annotated[
+        int | None,
+        Parameter(
+            metavar="N",
+            help="Of a chain of numbered parts (Extend 1, Extend 2 …) run the first N, whether they are on or off in the file, and close the chain behind them.",
+        ),
+    ] = None
+    chain: Annotated[
+        str | None,
+        Parameter(metavar="NAME", help="Which chain --segments means, if there are several."),
+    ] = None
+
+    def __bool__(self) -> bool:
+        return bool(self.bypass or self.mute or self.enable or self.segments is not None)
+
+
+NO_SWITCHES = SwitchOptions()
+
+
+def apply_switches(
+    opened: Opened, known: KnownTypes | None, switches: SwitchOptions, context: CliContext
+) -> Opened:
+    """The workflow with its parts switched; a prompt that was saved beside it is of no use then."""
+    document = _workflow_of(opened)
+    object_info = require_types(known).object_info
+    if switches.bypass or switches.mute or switches.enable:
+        switched = switch(
+            document, bypass=switches.bypass, mute=switches.mute, enable=switches.enable
+        )
+        document = _report_switches(switched, context)
+    if switches.segments is not None:
+        kept = keep_segments(
+            document, switches.segments, chain=switches.chain, object_info=object_info
+        )
+        document = _report_switches(kept, context)
+    return replace(opened, workflow=document, prompt=None)
+
+
+def _workflow_of(opened: Opened) -> dict[str, Any]:
+    if opened.workflow is None:
+        raise InvalidInput(
+            "a prompt has no parts to switch: what was muted or bypassed is gone from it",
+            hint="Use the workflow that it was made of, or a picture that was saved with it.",
+        )
+    return opened.workflow
+
+
+def _report_switches(switched: Switched, context: CliContext) -> dict[str, Any]:
+    for done in switched.done:
+        context.say(done)
+    for warning in switched.warnings:
+        context.warn(warning)
+    return switched.document
+
+
+CONVERSION = Group("Conversion", sort_key=6)
+# The person switched these off and knows it: one line for all of them.
+PROMPT_BYTES_MAX = 64 * 1024 * 1024
+SWITCHED_OFF = ("muted", "bypassed")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OutputOptions:
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"],
+            metavar="OUT",
+            help="Write to this file instead of stdout. There, only a prompt is replaced.",
+        ),
+    ] = None
+    force: Annotated[bool, Parameter(help="Replace what is in OUT, whatever it is.")] = False
+
+
+TO_STDOUT = OutputOptions()
+
+
+@Parameter(name="*", group=CONVERSION)
+@dataclass(frozen=True)
+class ConversionOptions:
+    strict: Annotated[
+        bool,
+        Parameter(
+            help="Fail if the server lacks a node type or nothing feeds an input that a node needs, and list all of these."
+        ),
+    ] = False
+    unknown: Annotated[
+        Literal["drop", "keep"],
+        Parameter(
+            help="Without --strict, nodes of types that the server lacks are left out, or sent as the editor does.",
+        ),
+    ] = "drop"
+    reachable_only: Annotated[
+        bool,
+        Parameter(help="Leave out nodes that no output node needs."),
+    ] = False
+    seed_rng: Annotated[
+        int | None,
+        Parameter(metavar="N", help="Choose among {a|b} in texts the same way each time."),
+    ] = None
+
+
+CONVERSION_DEFAULTS = ConversionOptions()
+
+
+def convert(
+    file: Annotated[str, Parameter(help=FILE_HELP, allow_leading_hyphen=True)],
+    /,
+    *,
+    into: OutputOptions = TO_STDOUT,
+    node_types: NodeTypeOptions = NO_NODE_TYPES,
+    settings: SettingOptions = NO_SETTINGS,
+    switches: SwitchOptions = NO_SWITCHES,
+    conversion: ConversionOptions = CONVERSION_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Turn a workflow into the prompt that ComfyUI's own editor would send.
+
+    The prompt goes to stdout as JSON; what there is to say goes to stderr.
+
+    ```
+    comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
+    comfyfleet convert flow.json --object-info object_info.json --set 3.seed=7
+    comfyfleet convert flow.json --prompt "a fox" --seed 7 --bypass Upscale
+    curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
+    ```
+
+    `comfyfleet inspect FILE` shows what can be set.
+    """
+    opened = open_file(file, context.stdin)
+    for note in opened.notes:
+        context.warn(note)
+    output = _checked_output(into, file)
+    # What is named must be there, whether it is needed or not.
+    needs_types = bool(opened.workflow or settings or node_types.object_info)
+    known = find_types(node_types, opened, context) if needs_types else None
+    if switches:
+        opened = apply_switches(opened, known, switches, context)
+    _write(make_prompt(opened, known, settings, conversion, context).prompt, output, context)
+
+
+def make_prompt(
+    opened: Opened,
+    known: KnownTypes | None,
+    settings: SettingOptions,
+    conversion: ConversionOptions,
+    context: CliContext,
+) -> Conversion:
+    """Converted, with the values set, and told what there is to say about it."""
+    converted = _converted(opened, known, conversion, context)
+    prompt = apply_settings(converted, known, settings, context)
+    _tell(_still_true(converted, prompt), context)
+    return converted._replace(prompt=prompt)
+
+
+def _converted(
+    opened: Opened, known: KnownTypes | None, conversion: ConversionOptions, context: CliContext
+) -> Conversion:
+    if opened.workflow is None:
+        return Conversion(opened.prompt or {}, ())
+    if known is None and opened.prompt is not None:
+        context.warn("without node types the prompt is taken that was saved beside the workflow")
+        return Conversion(opened.prompt, ())
+    known = require_types(known)
+    return convert_with_report(
+        opened.workflow,
+        known.object_info,
+        now=context.now(),
+        rng=random.Random(conversion.seed_rng),  # noqa: S311 (it picks words, not keys)
+        unknown=conversion.unknown,
+        strict=conversion.strict,
+        reachable_only=conversion.reachable_only,
+        remote_choices=known.remote_choices,
+    )
+
+
+def _still_true(converted: Conversion, prompt: dict[str, Any]) -> list[Warning]:
+    """A value that the server would refuse may have been set to another one since."""
+    return [
+        each
+        for each in converted.warnings
+        if each.code != "refused_value"
+        or converted.prompt[each.node_id]["inputs"][each.input]
+        == prompt[each.node_id]["inputs"].get(each.input)
+    ]
+
+
+def _tell(warnings: Iterable[Warning], context: CliContext) -> None:
+    switched_off = 0
+    for each in warnings:
+        if each.code in SWITCHED_OFF:
+            switched_off += 1
+        else:
+            context.warn(each.message)
+    if switched_off:
+        context.say(f"{counted(switched_off, 'node is', 'nodes are')} left out: muted or bypassed")
+
+
+def print_prompt(prompt: Prompt, context: CliContext) -> None:
+    context.stdout.write(_json_of(prompt))
+    context.stdout.flush()
+
+
+def _json_of(prompt: Prompt) -> bytes:
+    return json.dumps(prompt, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _checked_output(into: OutputOptions, source: str) -> Path | None:
+    """Before the work: what a person drew must not be replaced by what was made of it."""
+    output = into.output
+    if output is None or str(output) == STANDARD_STREAM:
+        return None
+    if into.force or not output.is_file():
+        return output
+    if source != STANDARD_STREAM and output.samefile(source):
+        raise _would_replace(output, "it is what is converted")
+    if not _is_prompt(output):
+        raise _would_replace(output, "there is a file of that name, and it is no prompt")
+    return output
+
+
+def _is_prompt(path: Path) -> bool:
+    try:
+        data = read_file(path, bytes_max=PROMPT_BYTES_MAX)
+        found = open_document(data)
+    except FleetError:
+        return False
+    return found.kind == "json" and found.prompt is not None and found.workflow is None
+
+
+def _would_replace(path: Path, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is not overwritten: {why}", hint="Name another -o, or add --force to replace it."
+    )
+
+
+def _write(prompt: Prompt, output: Path | None, context: CliContext) -> None:
+    if output is None:
+        print_prompt(prompt, context)
+        return
+    write_file(output, _json_of(prompt))
+    context.say(f"wrote {counted(len(prompt), 'node', 'nodes')} to {output}")
+
+
+def inspect(
+    file: Annotated[
+        str,
+        Parameter(help=FILE_HELP, allow_leading_hyphen=True),
+    ],
+    /,
+    *,
+    node_types: NodeTypeOptions = NO_NODE_TYPES,
+    as_json: Annotated[bool, Parameter(name="--json", help="Print JSON for programs.")] = False,
+    everything: Annotated[
+        bool, Parameter(name="--all", help="Show every value and every row.")
+    ] = False,
+    context: InjectedContext,
+) -> None:
+    """Show what a workflow takes, makes and needs, and what of that a server lacks.
+
+    ```
+    comfyfleet inspect cat.png
+    comfyfleet inspect flow.json --server http://127.0.0.1:8188
+    comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @tsv'
+    ```
+    """
+    opened = open_file(file, context.stdin)
+    known = find_types(node_types, opened, context)
+    if known is None:
+        found = inspect_document(opened)
+    else:
+        found = inspect_document(opened, known.object_info, remote_choices=known.remote_choices)
+    for note in found.notes:
+        context.warn(note)
+    if as_json:
+        _print_json(found, context)
+    else:
+        _print_tables(file, found, everything=everything, context=context)
+
+
+def _print_json(found: Inspection, context: CliContext) -> None:
+    context.stdout.write(json.dumps(asdict(found), indent=2, ensure_ascii=False).encode() + b"\n")
+    context.stdout.flush()
+
+
+def _print_tables(name: str, found: Inspection, *, everything: bool, context: CliContext) -> None:
+    context.out.print(plain_text(f"{name}: {_summary(found)}\n"), soft_wrap=True)
+    for section in sections(found, everything=everything):
+        context.out.print(section, soft_wrap=True)
+    # Not wrapped by us, so that it can be copied from the terminal.
+    context.out.print(plain_text(_next_step(name, found), "dim"), soft_wrap=True)
+
+
+def _summary(found: Inspection) -> str:
+    kind = "" if found.file_kind == "json" else f" in {found.file_kind.upper()}"
+    nodes = counted(found.nodes, "node", "nodes")
+    return f"a {found.form}{kind}; {nodes} to run"
+
+
+def _next_step(name: str, found: Inspection) -> str:
+    if found.missing is None:
+        return "Add --server URL or --object-info FILE to see types and ranges, and what is missing there."
+    settable = next((each.address for each in found.takes if each.role and each.address), None)
+    change = f" --set {settable}=…" if settable else ""
+    return f"Convert it with: comfyfleet convert {name}{change}"

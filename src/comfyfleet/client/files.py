@@ -1,0 +1,149 @@
+"""Files uploaded and downloaded in pieces: no file is ever held in memory as a whole."""
+
+import asyncio
+import mimetypes
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeAlias
+
+import httpx
+
+from comfyfleet.client.model import UploadTarget
+from comfyfleet.client.transport import (
+    CONNECT_SECONDS,
+    RETRYABLE_STATUSES,
+    TRANSFER_SECONDS,
+    ApiCalls,
+    error_from_response,
+)
+from comfyfleet.errors import InvalidInput, ServerUnavailable
+from comfyfleet.transport import open_file
+
+CHUNK_BYTES = 256 * 1024
+ANYTHING = "application/octet-stream"
+# Bytes that went, and how many there are in all if that is known.
+Transferred: TypeAlias = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSource:
+    """What is uploaded: a file, or bytes that are at hand."""
+
+    filename: str
+    content_type: str
+    size: int
+    path: Path | None = None
+    content: bytes = b""
+
+    async def pieces(self, told: Transferred | None) -> AsyncIterator[bytes]:
+        sent = 0
+        async for piece in self._pieces():
+            yield piece
+            sent += len(piece)
+            if told:
+                told(sent, self.size)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        if self.path is None:
+            for start in range(0, self.size, CHUNK_BYTES):
+                yield self.content[start : start + CHUNK_BYTES]
+            return
+        with await open_file(self.path) as file:
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield piece
+
+
+def upload_source(
+    given: Path | str | bytes, *, filename: str | None = None, content_type: str | None = None
+) -> UploadSource:
+    path = None if isinstance(given, bytes) else Path(given)
+    name = filename or (path.name if path else "")
+    if not name:
+        raise InvalidInput(
+            "bytes need a filename: its ending tells what they are", field="filename"
+        )
+    kind = content_type or mimetypes.guess_type(name)[0] or ANYTHING
+    if isinstance(given, bytes):
+        return UploadSource(name, kind, len(given), content=given)
+    return UploadSource(name, kind, Path(given).stat().st_size, path=path)
+
+
+async def upload_file(
+    calls: ApiCalls, slot: UploadTarget, source: UploadSource, told: Transferred | None
+) -> None:
+    """Without the key: the URL is all the right that it takes. The same bytes again do no harm."""
+    # An explicit length: a store refuses uploads whose end it can't foresee.
+    headers = {**slot.headers, "Content-Length": str(source.size)}
+    for attempt in range(1, calls.patience.attempts_max + 1):
+        is_last = attempt == calls.patience.attempts_max
+        try:
+            response = await calls.client.request(
+                slot.method,
+                slot.url,
+                headers=headers,
+                content=source.pieces(told),
+                timeout=httpx.Timeout(TRANSFER_SECONDS, connect=CONNECT_SECONDS),
+            )
+        except httpx.TransportError as error:
+            if is_last:
+                raise _connection_lost(error) from error
+        else:
+            if response.is_success:
+                return
+            if is_last or response.status_code not in RETRYABLE_STATUSES:
+                raise error_from_response(response)
+        await calls.patience.back_off(attempt)
+
+
+async def download_file(
+    calls: ApiCalls, url: str, path: Path, told: Transferred | None = None
+) -> Path:
+    """Under another name until it is whole, so that what is there is never half a file."""
+    part = path.with_name(f".{path.name}.part")
+    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    try:
+        for attempt in range(1, calls.patience.attempts_max + 1):
+            try:
+                await _fetch_once(calls, url, part, told)
+                break
+            except httpx.TransportError as error:
+                if attempt == calls.patience.attempts_max:
+                    raise _connection_lost(error) from error
+            await calls.patience.back_off(attempt)
+        os.replace(part, path)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+    return path
+
+
+async def _fetch_once(calls: ApiCalls, url: str, part: Path, told: Transferred | None) -> None:
+    timeout = httpx.Timeout(TRANSFER_SECONDS, connect=CONNECT_SECONDS)
+    async with calls.client.stream("GET", url, timeout=timeout) as response:
+        if not response.is_success:
+            await response.aread()
+            raise error_from_response(response)
+        with part.open("wb") as file:
+            await _write(response, file, told)
+
+
+async def _write(response: httpx.Response, file: IO[bytes], told: Transferred | None) -> None:
+    total = _length(response.headers)
+    got = 0
+    async for piece in response.aiter_bytes(CHUNK_BYTES):
+        await asyncio.to_thread(file.write, piece)
+        got += len(piece)
+        if told:
+            told(got, total)
+
+
+def _length(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("content-length", "")
+    return int(text) if text.isdigit() else None
+
+
+def _connection_lost(error: httpx.TransportError) -> ServerUnavailable:
+    return ServerUnavailable(f"the file did not get through: {str(error) or type(error).__name__}")

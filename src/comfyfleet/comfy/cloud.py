@@ -1,0 +1,234 @@
+"""Comfy Cloud as a backend: API v2 where the server has it, else v1."""
+
+import asyncio
+import contextlib
+import ssl
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from comfyfleet.comfy.answers import mapping_in, shorten, unexpected_answer
+from comfyfleet.comfy.backend import (
+    BackendAbilities,
+    Cancellation,
+    CloudSettings,
+    Description,
+    Fetched,
+    OutputFile,
+    Outputs,
+    Prompt,
+    Submitted,
+    Uploaded,
+)
+from comfyfleet.comfy.calls import (
+    BackendCall,
+    BackendCalls,
+    CallMeter,
+    CallTally,
+    Runtime,
+    parse_answer,
+)
+from comfyfleet.comfy.cloud_calls import (
+    call_repeatable,
+    is_loopback,
+    parse_error_body,
+    storage_transport,
+)
+from comfyfleet.comfy.cloud_v1 import CloudSocket, CloudV1
+from comfyfleet.comfy.cloud_v2 import CloudV2
+from comfyfleet.comfy.events import Event
+from comfyfleet.errors import AccessDenied, InvalidValue, NotOffered, UnexpectedAnswer
+
+Api = Literal["v1", "v2"]
+
+UNKNOWN_JOB_ID = "00000000-0000-0000-0000-000000000000"
+NO_SUCH_ROUTE = frozenset({404, 405, 501})
+
+
+async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
+    """Raises AccessDenied, ServerUnavailable and UnexpectedAnswer; nothing is settled then."""
+    call = BackendCall("GET", "/jobs/{id}", f"/jobs/{UNKNOWN_JOB_ID}")
+    try:
+        response = await call_repeatable(v2, call)
+    except AccessDenied:
+        # A door before all routes may know the keys of v1 only.
+        return await _by_v1(v1)
+    # Both say 404: v2 for the job, in its envelope; v1 for the route.
+    if parse_error_body(response.content).has_envelope:
+        return "v2"
+    if response.status_code in NO_SUCH_ROUTE:
+        return await _by_v1(v1)
+    with v2.reading(call.operation):
+        raise unexpected_answer(
+            f"{call.operation} was answered {response.status_code}", response.text
+        )
+
+
+async def _by_v1(v1: BackendCalls) -> Api:
+    call = BackendCall("GET", "/prompt")
+    response = await call_repeatable(v1, call)
+    with v1.reading(call.operation):
+        if response.status_code != 200:
+            raise unexpected_answer("this is no Comfy Cloud", shorten(response.text))
+        what = "the length of the queue"
+        mapping_in(mapping_in(parse_answer(call, response), what).get("exec_info"), what)
+    return "v1"
+
+
+V1_ABILITIES = BackendAbilities(frees=False)
+V2_ABILITIES = BackendAbilities(
+    describes=False,
+    frees=False,
+    tells_nodes=False,
+    tells_texts=False,
+    tells_folders=False,
+    tells_parts=False,
+    tells_kinds=False,
+)
+
+
+class ComfyCloud:
+    """See Backend. Which API is found out at the first call and kept, unless that call failed.
+
+    The key is sent to the origin of `base_url` and to nobody else.
+    """
+
+    def __init__(
+        self,
+        settings: CloudSettings,
+        *,
+        meter: CallMeter | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        _refuse_to_show_the_key(settings)
+        around = runtime or Runtime()
+        # Made once: to read all certificates takes longer than a request.
+        trust = httpx.create_ssl_context()
+        self._storage = storage_transport(httpx.URL(settings.base_url), trust)
+        calls = partial(_calls, settings, trust, meter or CallTally(), around)
+        self._v1_calls = calls("api", {"X-API-Key": settings.key})
+        bearer = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
+        self._v2_calls = calls("api/v2", bearer)
+        socket = CloudSocket(self._v1_calls, settings.key, around.new_id())
+        self._v1 = CloudV1(self._v1_calls, self._storage, socket)
+        self._v2 = CloudV2(self._v2_calls, self._storage)
+        self._known: Api | None = None
+        self._probing = asyncio.Lock()
+
+    async def __aenter__(self) -> "ComfyCloud":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._v1.aclose()
+        await self._v2.aclose()
+        await self._storage.aclose()
+
+    async def api(self) -> Api:
+        """Which of the two this server has."""
+        async with self._probing:
+            if self._known is None:
+                self._known = await detect_api(self._v1_calls, self._v2_calls)
+            return self._known
+
+    async def abilities(self) -> BackendAbilities:
+        if await self.api() == "v1":
+            return V1_ABILITIES
+        return replace(V2_ABILITIES, describes=await self._describes())
+
+    async def describe(self) -> Description:
+        """v2 has no word for it; a server may have v1's beside it. Raises NotOffered if not."""
+        try:
+            return await self._v1.describe()
+        except UnexpectedAnswer as error:
+            if error.details.get("status") in NO_SUCH_ROUTE:
+                raise NotOffered("this server does not tell which nodes it has") from error
+            raise
+
+    async def queue_length(self) -> int:
+        return await (await self._chosen()).queue_length()
+
+    async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
+        return await (await self._chosen()).upload(path, name=name)
+
+    async def submit(
+        self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        _check_id(prompt_id)
+        chosen = await self._chosen()
+        return await chosen.submit(prompt, prompt_id=prompt_id, extra_data=extra_data)
+
+    async def adopt(self, prompt_id: str) -> Submitted | None:
+        return await (await self._chosen()).adopt(prompt_id)
+
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+        """Each run once at a time."""
+        async with contextlib.aclosing((await self._chosen()).follow(run_id)) as events:
+            async for event in events:
+                yield event
+
+    async def outputs(self, run_id: str) -> Outputs:
+        return await (await self._chosen()).outputs(run_id)
+
+    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+        return await (await self._chosen()).fetch(file, to)
+
+    async def cancel(self, run_id: str) -> Cancellation:
+        return await (await self._chosen()).cancel(run_id)
+
+    async def free(self) -> None:
+        """Nothing: the cloud's machines are its own business."""
+
+    async def _describes(self) -> bool:
+        try:
+            await self.describe()
+        except NotOffered:
+            return False
+        return True
+
+    async def _chosen(self) -> CloudV1 | CloudV2:
+        return self._v1 if await self.api() == "v1" else self._v2
+
+
+def _refuse_to_show_the_key(settings: CloudSettings) -> None:
+    """Over plain http everybody on the way can read it; on this machine there is no way."""
+    base = httpx.URL(settings.base_url)
+    if settings.key and base.scheme != "https" and not is_loopback(base):
+        raise InvalidValue(
+            f"the key is not sent to {settings.base_url} without encryption: use https",
+            base_url=settings.base_url,
+        )
+
+
+def _calls(
+    settings: CloudSettings,
+    trust: ssl.SSLContext,
+    meter: CallMeter,
+    around: Runtime,
+    path: str,
+    headers: Mapping[str, str],
+) -> BackendCalls:
+    limits = settings.limits
+    client = httpx.AsyncClient(
+        base_url=f"{settings.base_url.rstrip('/')}/{path}",
+        headers=headers,
+        timeout=httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds),
+        verify=trust,
+    )
+    return BackendCalls(client, limits=limits, meter=meter, runtime=around)
+
+
+def _check_id(prompt_id: str) -> None:
+    try:
+        is_known_form = str(uuid.UUID(prompt_id)) == prompt_id
+    except ValueError:
+        is_known_form = False
+    if not is_known_form:
+        raise InvalidValue(f"{prompt_id!r} is no lower-case UUID", prompt_id=prompt_id)

@@ -1,0 +1,731 @@
+"""Comfy API v2 (Comfy Cloud, Serverless, comfy-api-proxy; checked against comfy-api-proxy 0.1.6): assets, jobs,
+submit and live events."""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import mimetypes
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+from urllib.parse import quote, unquote
+
+import blake3
+import httpx
+
+from comfyfleet.comfy.answers import (
+    list_in,
+    mapping_in,
+    parse_json,
+    refusal_from,
+    shorten,
+    text_at,
+    unexpected_answer,
+)
+from comfyfleet.comfy.backend import (
+    Cancellation,
+    Description,
+    Fetched,
+    OutputFile,
+    Outputs,
+    Prompt,
+    Submitted,
+    Uploaded,
+)
+from comfyfleet.comfy.calls import NETWORK_ERRORS, BackendCall, BackendCalls, parse_answer
+from comfyfleet.comfy.cloud_calls import (
+    RETRY_AFTER_SECONDS_MAX,
+    CloudErrorBody,
+    call_by_id,
+    call_once,
+    call_repeatable,
+    download,
+    is_marked,
+    parse_error_body,
+    require_own_link,
+    retry_after_seconds,
+    with_marker,
+)
+from comfyfleet.comfy.events import (
+    Cancelled,
+    End,
+    Event,
+    Failed,
+    NodeDone,
+    NodeStarted,
+    Preview,
+    Progress,
+    Reconnected,
+    Started,
+    Succeeded,
+)
+from comfyfleet.comfy.follow import (
+    cancellation_from,
+    confirm_cancelled,
+    follow_cloud_run,
+    retry_unexpected,
+)
+from comfyfleet.comfy.messages import Inbox, Message, RunOver
+from comfyfleet.comfy.run_location import Absent, Executing, InHistory, InQueue, RunLocation
+from comfyfleet.errors import (
+    CreditsExhausted,
+    FileGone,
+    InvalidInput,
+    LimitExceeded,
+    NotOffered,
+    OutcomeUnknown,
+    PromptRefused,
+    RunLost,
+    ServerUnavailable,
+    UnexpectedAnswer,
+)
+from comfyfleet.transport import open_file
+from comfyfleet.transport.sse import EventParser, ServerEvent
+
+V2JobStatus = Literal[
+    "queued", "running", "succeeded", "failed", "expired", "canceling", "canceled"
+]
+T = TypeVar("T")
+
+STATUSES = frozenset(get_args(V2JobStatus))
+ENDED = frozenset({"succeeded", "failed", "expired", "canceled"})
+
+
+@dataclass(frozen=True, slots=True)
+class V2JobOutput:
+    """A file that a job made; `url` is good until it expires, `asset_id` as long as the job is."""
+
+    node_id: str
+    name: str
+    kind: str
+    asset_id: str
+    url: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class V2JobFault:
+    code: str
+    message: str
+    node_id: str | None
+    class_type: str | None
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class V2JobProgress:
+    """A whole snapshot, never a difference."""
+
+    value: float
+    node_id: str | None
+    step: int | None
+    steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class V2Job:
+    job_id: str
+    status: V2JobStatus
+    outputs: tuple[V2JobOutput, ...]
+    fault: V2JobFault | None
+    events_url: str | None
+    cancel_url: str | None
+    queue_position: int | None
+    is_reused: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ENDED
+
+
+def parse_job(answer: object) -> V2Job:
+    job = mapping_in(answer, "a job")
+    urls = job.get("urls")
+    links: Mapping[str, Any] = urls if isinstance(urls, Mapping) else {}
+    fault = job.get("error")
+    return V2Job(
+        job_id=text_at(job, "id", "a job"),
+        status=parse_status(job),
+        outputs=_parse_outputs(job.get("outputs")),
+        fault=None if fault is None else _parse_fault(fault),
+        events_url=_optional(links.get("events"), str),
+        cancel_url=_optional(links.get("cancel"), str),
+        queue_position=_optional(job.get("queue_position"), int),
+        is_reused=job.get("outputs_reused") is True,
+    )
+
+
+def parse_status(holder: Mapping[str, Any]) -> V2JobStatus:
+    """Words that v2 does not have are in flight: only the four ends end a job."""
+    status = text_at(holder, "status", "a job")
+    return cast(V2JobStatus, status) if status in STATUSES else "running"
+
+
+def _parse_outputs(answer: object) -> tuple[V2JobOutput, ...]:
+    rows = [] if answer is None else list_in(answer, "a list of outputs")
+    return tuple(parse_output(row) for row in rows)
+
+
+def parse_output(answer: object) -> V2JobOutput:
+    output = mapping_in(answer, "an output")
+    return V2JobOutput(
+        node_id=text_at(output, "node_id", "an output"),
+        name=text_at(output, "name", "an output"),
+        kind=_optional(output.get("type"), str) or "file",
+        asset_id=text_at(output, "id", "an output"),
+        url=text_at(output, "url", "an output"),
+        # Some servers say 0 for what they have not measured.
+        size_bytes=_optional(output.get("size_bytes"), int) or None,
+    )
+
+
+def parse_progress(answer: object) -> V2JobProgress:
+    progress = mapping_in(answer, "progress")
+    value = progress.get("value")
+    return V2JobProgress(
+        value=float(value) if isinstance(value, int | float) else 0.0,
+        node_id=_optional(progress.get("current_node"), str),
+        step=_optional(progress.get("step"), int),
+        steps=_optional(progress.get("steps"), int),
+    )
+
+
+def _parse_fault(answer: object) -> V2JobFault:
+    fault = mapping_in(answer, "an error of a job")
+    return V2JobFault(
+        code=_optional(fault.get("code"), str) or "failed",
+        message=_optional(fault.get("message"), str) or "",
+        node_id=_optional(fault.get("node_id"), str),
+        class_type=_optional(fault.get("class_type"), str),
+        traceback=_optional(fault.get("traceback"), str),
+    )
+
+
+def _optional(value: object, kind: type[T]) -> T | None:
+    """What is only told to people is left out when it is odd, rather than ending a run."""
+    return value if isinstance(value, kind) else None
+
+
+# A loader's input is a text to everybody else: the reference is made of it when it is submitted.
+SCHEME = "comfy-asset://"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudAsset:
+    asset_id: str
+    file_path: str
+
+    @property
+    def value(self) -> str:
+        return f"{SCHEME}{quote(self.asset_id, safe='')}/{quote(self.file_path)}"
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        info = {"id": self.asset_id, "file_path": self.file_path}
+        return {"__type": "core/ASSET", "info": info}
+
+
+def content_hash(path: Path) -> str:
+    """Reads the whole file; not for the event loop."""
+    digest = blake3.blake3(max_threads=blake3.blake3.AUTO)
+    digest.update_mmap(path)
+    return f"blake3:{digest.hexdigest()}"
+
+
+def parse_asset(answer: object, file_path: str) -> CloudAsset:
+    asset = mapping_in(answer, "an asset")
+    told = asset.get("file_path")
+    return CloudAsset(
+        text_at(asset, "id", "an asset"), told if isinstance(told, str) else file_path
+    )
+
+
+def parse_asset_value(value: object) -> CloudAsset | None:
+    if not isinstance(value, str) or not value.startswith(SCHEME):
+        return None
+    asset_id, _, file_path = value.removeprefix(SCHEME).partition("/")
+    return CloudAsset(unquote(asset_id), unquote(file_path))
+
+
+def with_references(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt with a reference in place of each value that an upload has returned."""
+    return {node_id: _referring(node) for node_id, node in prompt.items()}
+
+
+def _referring(node: Any) -> Any:
+    if not isinstance(node, Mapping) or not isinstance(inputs := node.get("inputs"), Mapping):
+        return node
+    return {**node, "inputs": {name: _value(value) for name, value in inputs.items()}}
+
+
+def _value(value: Any) -> Any:
+    asset = parse_asset_value(value)
+    return value if asset is None else asset.reference
+
+
+KNOWN = BackendCall("POST", "/assets/from-hash")
+DEFAULT_TYPE = "application/octet-stream"
+
+
+async def upload_asset(calls: BackendCalls, path: Path, name: str | None) -> Uploaded:
+    """The name that comes back stands for the asset; what a loader gets is made of it at submit."""
+    file_path = Path(name or path.name).name
+    try:
+        told_hash = await asyncio.to_thread(content_hash, path)
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
+    asset = await _known(calls, told_hash, file_path)
+    if asset is None:
+        asset = await _sent(calls, path, told_hash, file_path)
+    return Uploaded(asset.value)
+
+
+async def _known(calls: BackendCalls, told_hash: str, file_path: str) -> CloudAsset | None:
+    """Whatever the server has against it: the bytes can be sent all the same."""
+    body = {"hash": told_hash, "file_path": file_path}
+    call = BackendCall("POST", "/assets/from-hash", json=body)
+    response = await call_repeatable(calls, call)
+    if response.status_code not in (200, 201):
+        return None
+    return _parse_uploaded(calls, call, response, file_path)
+
+
+async def _sent(calls: BackendCalls, path: Path, told_hash: str, file_path: str) -> CloudAsset:
+    content_type = mimetypes.guess_type(file_path)[0] or DEFAULT_TYPE
+    fields = {"content_type": content_type, "file_path": file_path, "expected_hash": told_hash}
+    with await open_file(path) as file:
+        call = BackendCall("POST", "/assets", files={"file": (file_path, file)}, data=fields)
+        response = await call_repeatable(calls, call)
+    error_body = parse_error_body(response.content)
+    if response.status_code == 413:
+        raise LimitExceeded(f"{file_path} is larger than the server takes: {error_body.message}")
+    if response.status_code in (400, 409, 422):
+        raise InvalidInput(f"the server does not take {file_path}: {error_body.message}")
+    return _parse_uploaded(calls, call, response, file_path)
+
+
+def _parse_uploaded(
+    calls: BackendCalls, call: BackendCall, response: httpx.Response, file_path: str
+) -> CloudAsset:
+    with calls.reading(call.operation):
+        if response.status_code not in (200, 201):
+            raise unexpected_answer(
+                f"{call.operation} was answered {response.status_code}", shorten(response.text)
+            )
+        return parse_asset(parse_json(response.content, "an asset"), file_path)
+
+
+JOBS_SEARCHED_MAX = 100
+SETTLING_SECONDS = 0.1
+JOB_ROUTE = "/jobs/{id}"
+WORKFLOW_ROUTE = "/jobs/{id}/workflow"
+# A node's own words for what it made, as far as v2 lets them be guessed.
+KEYS = {"image": "images", "file": "files", "latent": "latents"}
+
+
+async def fetch_job(calls: BackendCalls, run_id: str) -> V2Job | None:
+    call = call_by_id("GET", JOB_ROUTE, run_id)
+    response = await call_repeatable(calls, call)
+    if response.status_code == 404:
+        return None
+    with calls.reading(call.operation):
+        return parse_job(parse_answer(call, response))
+
+
+async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
+    """comfy-api-proxy asks for ended jobs, then for the others: one that ends meanwhile seems gone.
+
+    So that a job has expired must be told twice.
+    """
+    job = await fetch_job(calls, run_id)
+    if job is None or job.status != "expired":
+        return job
+    await calls.runtime.sleep(SETTLING_SECONDS)
+    return await fetch_job(calls, run_id)
+
+
+async def fetch_jobs(
+    calls: BackendCalls, statuses: Sequence[str] = ()
+) -> tuple[tuple[V2Job, ...], bool]:
+    """The newest, and whether these are all."""
+    params = {"limit": str(JOBS_SEARCHED_MAX)}
+    if statuses:
+        params["status"] = ",".join(statuses)
+    call = BackendCall("GET", "/jobs", params=params)
+    response = await call_repeatable(calls, call)
+    if response.status_code in (404, 405, 501):
+        raise NotOffered("this server does not list its jobs")
+    with calls.reading(call.operation):
+        answer = mapping_in(parse_answer(call, response), "a list of jobs")
+        jobs = tuple(map(parse_job, list_in(answer.get("jobs"), "'jobs'")))
+        return jobs, len(jobs) < JOBS_SEARCHED_MAX and not answer.get("truncated")
+
+
+async def search_by_marker(calls: BackendCalls, prompt_id: str) -> tuple[V2Job | None, bool]:
+    """The job that carries our sign, and whether all jobs could be searched."""
+    jobs, is_complete = await fetch_jobs(calls)
+    for job in jobs:
+        workflow = await _workflow_of(calls, job.job_id)
+        if workflow is None:
+            is_complete = False
+        elif is_marked(workflow, prompt_id):
+            return job, True
+    return None, is_complete
+
+
+async def _workflow_of(calls: BackendCalls, job_id: str) -> Mapping[str, Any] | None:
+    call = call_by_id("GET", WORKFLOW_ROUTE, job_id)
+    response = await call_repeatable(calls, call)
+    if response.status_code == 404:
+        return None
+    with calls.reading(call.operation):
+        return mapping_in(parse_answer(call, response), "the workflow of a job")
+
+
+def location_of(job: V2Job, *, was_cancelled: bool) -> RunLocation:
+    match job.status:
+        case "queued":
+            return InQueue(None, job.queue_position or 0, None)
+        case "running" | "canceling":
+            return Executing(None)
+    reused = reused_nodes(job)
+    return InHistory(_end(job, reused, was_cancelled=was_cancelled), reused, {})
+
+
+def _end(job: V2Job, reused: tuple[str, ...], *, was_cancelled: bool) -> End:
+    match job.status:
+        case "succeeded":
+            return Succeeded(job.job_id, reused)
+        case "canceled":
+            return Cancelled(job.job_id)
+        case "expired" if was_cancelled:
+            # A server that forgets what it takes out of its queue says so.
+            return Cancelled(job.job_id)
+        case "expired":
+            return Failed(job.job_id, "the server gave the job up", retryable=True)
+    return _failure(job)
+
+
+def _failure(job: V2Job) -> Failed:
+    fault = job.fault
+    if fault is None:
+        return Failed(job.job_id, "the server says that the job failed, and no more")
+    trace = tuple((fault.traceback or "").splitlines())
+    message = fault.message.strip() or fault.code
+    return Failed(job.job_id, message, fault.node_id, fault.class_type, fault.code, trace)
+
+
+def reused_nodes(job: V2Job) -> tuple[str, ...]:
+    """v2 tells that something was reused, not what: any output may be an old one."""
+    nodes = (output.node_id for output in job.outputs) if job.is_reused else ()
+    return tuple(dict.fromkeys(nodes))
+
+
+def outputs_of(job: V2Job) -> Outputs:
+    files = tuple(_file(output, job.is_reused) for output in job.outputs)
+    return Outputs(files, (), reused_nodes(job))
+
+
+def _file(output: V2JobOutput, reused: bool) -> OutputFile:
+    key = KEYS.get(output.kind, output.kind)
+    return OutputFile(output.node_id, key, output.name, reused=reused, reference=output.asset_id)
+
+
+ROUTE = "/jobs/{id}/events"
+
+
+class EventListener:
+    """Puts what the stream of one run tells into an inbox, until the run is over.
+
+    Never raises: where no stream can be had, the run is polled.
+    """
+
+    def __init__(self, calls: BackendCalls, run_id: str, inbox: Inbox) -> None:
+        self._calls = calls
+        self._run_id = run_id
+        self._inbox = inbox
+        self._node_id: str | None = None
+        self._done: set[str] = set()
+        self._is_over = False
+        self._was_cut = False
+
+    async def listen(self, link: str | None) -> None:
+        """A stream that is cut is opened again, unless it told nothing too often."""
+        own = call_by_id("GET", ROUTE, self._run_id)
+        call = own if link is None else replace(own, path=link)
+        failures = 0
+        while not self._is_over and failures <= self._calls.limits.max_retries:
+            if failures:
+                await self._calls.runtime.back_off(failures)
+            has_told = await self._read_stream(call)
+            failures = 1 if has_told else failures + 1
+
+    async def _read_stream(self, call: BackendCall) -> bool:
+        """Whether anything was told before the stream ended."""
+        has_told = False
+        try:
+            async with self._calls.stream(call) as response:
+                if not await self._is_stream(response):
+                    return False
+                if self._was_cut:
+                    self._inbox.put(Reconnected(self._run_id))
+                self._was_cut = False
+                parser = EventParser()
+                async for piece in response.aiter_bytes():
+                    for event in parser.feed(piece):
+                        has_told = True
+                        self._take(event)
+        except (*NETWORK_ERRORS, LimitExceeded):
+            self._was_cut = True
+            return has_told
+        # comfy-api-proxy closes the stream of a run that ends even when it can't tell the end yet.
+        self._inbox.put(RunOver(self._run_id))
+        return has_told
+
+    async def _is_stream(self, response: httpx.Response) -> bool:
+        """Too many streams: later there may be a place. Anything else: there is none for us."""
+        if response.status_code == 200:
+            return True
+        seconds = retry_after_seconds(response.headers)
+        if response.status_code == 429 and seconds is not None:
+            await self._calls.runtime.sleep(min(seconds, RETRY_AFTER_SECONDS_MAX))
+        else:
+            self._is_over = response.status_code < 500 or response.status_code == 501
+        return False
+
+    def _take(self, event: ServerEvent) -> None:
+        try:
+            with self._calls.reading(f"events: {event.name}"):
+                messages = tuple(self._messages(event))
+        except UnexpectedAnswer:
+            # Counted and logged; what it may have told is found by polling.
+            return
+        for message in messages:
+            self._inbox.put(message)
+
+    def _messages(self, event: ServerEvent) -> Iterator[Message]:
+        data = parse_json(event.data, "an event")
+        match event.name:
+            case "status":
+                yield from self._status(data)
+            case "progress":
+                yield from self._progress(data)
+            case "preview":
+                yield _preview(self._run_id, data)
+            case "output":
+                yield from self._output(data)
+
+    def _status(self, data: object) -> Iterator[Message]:
+        status = parse_status(mapping_in(data, "a status"))
+        if status in ENDED:
+            self._is_over = True
+            yield RunOver(self._run_id)
+        elif status == "running":
+            yield Started(self._run_id)
+
+    def _progress(self, data: object) -> Iterator[Message]:
+        progress = parse_progress(data)
+        node_id = progress.node_id
+        if node_id is None:
+            return
+        if node_id != self._node_id:
+            self._node_id = node_id
+            yield NodeStarted(self._run_id, node_id, node_id)
+        if progress.step is not None and progress.steps:
+            yield Progress(self._run_id, node_id, progress.step, progress.steps)
+
+    def _output(self, data: object) -> Iterator[Message]:
+        node_id = parse_output(data).node_id
+        if node_id not in self._done:
+            self._done.add(node_id)
+            yield NodeDone(self._run_id, node_id)
+
+
+def _preview(run_id: str, data: object) -> Preview:
+    what = "a preview"
+    preview = mapping_in(data, what)
+    text = text_at(preview, "data_base64", what)
+    try:
+        picture = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise unexpected_answer("a preview should be base64", text) from error
+    node_id = preview.get("node_id")
+    content_type = text_at(preview, "content_type", what)
+    return Preview(run_id, str(node_id) if node_id else None, content_type, picture)
+
+
+# v2 refuses a submit with any other.
+EXTRA_DATA_KEYS = ("api_key_comfy_org",)
+REPEATED = "idempotency_key_reuse"
+
+
+async def submit_prompt(
+    calls: BackendCalls, prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]
+) -> Submitted:
+    call = _call(prompt, prompt_id, extra_data)
+    trouble: OutcomeUnknown | UnexpectedAnswer | None = None
+    for attempt in range(calls.limits.max_retries + 1):
+        if attempt:
+            await calls.runtime.back_off(attempt)
+        try:
+            response = await call_once(calls, call)
+        except OutcomeUnknown as error:
+            # Safe to repeat: under one key the server takes one submit only.
+            trouble = error
+            continue
+        if parse_error_body(response.content).code == REPEATED:
+            break
+        try:
+            return Submitted(_parse_submitted(calls, call, response, prompt))
+        except UnexpectedAnswer as error:
+            trouble = error
+            break
+    return await _find_again(calls, prompt_id, trouble)
+
+
+def _call(prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]) -> BackendCall:
+    body: dict[str, Any] = {"workflow": with_references(with_marker(prompt, prompt_id))}
+    if kept := {key: extra_data[key] for key in EXTRA_DATA_KEYS if key in extra_data}:
+        body["extra_data"] = kept
+    return BackendCall("POST", "/jobs", json=body, headers={"Idempotency-Key": prompt_id})
+
+
+def _parse_submitted(
+    calls: BackendCalls, call: BackendCall, response: httpx.Response, prompt: Prompt
+) -> str:
+    error_body = parse_error_body(response.content)
+    told = error_body.message or error_body.code
+    if response.status_code == 402:
+        raise CreditsExhausted(f"the cloud wants to be paid first: {told}")
+    if response.status_code in (400, 422) and error_body.has_envelope:
+        raise _refused(error_body, prompt)
+    with calls.reading(call.operation):
+        if response.status_code not in (200, 201):
+            raise UnexpectedAnswer(
+                f"{call.operation} was answered {response.status_code}: {told}",
+                status=response.status_code,
+            )
+        return parse_job(parse_json(response.content, "a job")).job_id
+
+
+def _refused(error_body: CloudErrorBody, prompt: Prompt) -> PromptRefused:
+    node_errors = error_body.details.get("node_errors") or {}
+    error = {"type": error_body.code, "message": error_body.message}
+    return refusal_from({"error": error, "node_errors": node_errors}, prompt)
+
+
+async def _find_again(
+    calls: BackendCalls, prompt_id: str, error: OutcomeUnknown | UnexpectedAnswer | None
+) -> Submitted:
+    """It was received: by the refusal of its repeat, or as far as we know."""
+    if error is not None and 400 <= int(error.details.get("status") or 0) < 500:
+        raise error
+    for attempt in range(1, calls.limits.max_retries + 2):
+        try:
+            job, _ = await search_by_marker(calls, prompt_id)
+        except NotOffered:
+            break
+        except (ServerUnavailable, UnexpectedAnswer):
+            job = None
+        if job is not None:
+            return Submitted(job.job_id, adopted=True)
+        await calls.runtime.back_off(attempt)
+    raise OutcomeUnknown(
+        "the prompt was sent and not confirmed, and no job of the account carries its sign; "
+        "it may still appear: adopt it later by its id",
+        prompt_id=prompt_id,
+    ) from error
+
+
+CANCELLED_KEPT_MAX = 1000
+
+
+class CloudV2:
+    """See Backend. `calls` have the key; `storage` must not."""
+
+    def __init__(self, calls: BackendCalls, storage: httpx.AsyncBaseTransport) -> None:
+        self._calls = calls
+        self._storage = storage
+        self._cancelled: deque[str] = deque(maxlen=CANCELLED_KEPT_MAX)
+
+    async def aclose(self) -> None:
+        await self._calls.client.aclose()
+
+    async def describe(self) -> Description:
+        raise NotOffered("Comfy API v2 does not tell which nodes there are")
+
+    async def queue_length(self) -> int:
+        jobs, _ = await fetch_jobs(self._calls, ("queued", "running"))
+        return len(jobs)
+
+    async def upload(self, path: Path, *, name: str | None = None) -> Uploaded:
+        return await upload_asset(self._calls, path, name)
+
+    async def submit(
+        self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        return await submit_prompt(self._calls, prompt, prompt_id, extra_data or {})
+
+    async def adopt(self, prompt_id: str) -> Submitted | None:
+        job, is_complete = await search_by_marker(self._calls, prompt_id)
+        if job is not None:
+            return Submitted(job.job_id, adopted=True)
+        if not is_complete:
+            raise OutcomeUnknown("not all jobs can be searched for the run", prompt_id=prompt_id)
+        return None
+
+    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+        inbox = Inbox()
+        events = follow_cloud_run(run_id, inbox, lambda: self._look(run_id), self._calls)
+        async with self._listening(run_id, inbox), contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    async def outputs(self, run_id: str) -> Outputs:
+        job = await fetch_settled_job(self._calls, run_id)
+        if job is None or not job.is_over:
+            raise RunLost(f"the server has no ended run {run_id}", run_id=run_id)
+        return outputs_of(job)
+
+    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+        """By its asset: the addresses that a job tells expire."""
+        if file.reference is None:
+            raise FileGone(f"{file.filename} is no output of this backend", file=file)
+        call = call_by_id("GET", "/assets/{id}/content", file.reference)
+        return await download(self._calls, self._storage, call, to)
+
+    async def cancel(self, run_id: str) -> Cancellation:
+        location = await self._look(run_id)
+        if isinstance(location, Absent):
+            return Cancellation.NOT_FOUND
+        if (certain := cancellation_from(location)) is not None:
+            return certain
+        self._cancelled.append(run_id)
+        await call_repeatable(self._calls, call_by_id("POST", "/jobs/{id}/cancel", run_id))
+        return await confirm_cancelled(self._calls, run_id, lambda: self._look(run_id))
+
+    async def free(self) -> None:
+        """v2 has no word for it."""
+
+    async def _look(self, run_id: str) -> RunLocation:
+        job = await fetch_settled_job(self._calls, run_id)
+        if job is None:
+            return Absent()
+        return location_of(job, was_cancelled=run_id in self._cancelled)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, run_id: str, inbox: Inbox) -> AsyncIterator[None]:
+        job = await retry_unexpected(lambda: fetch_job(self._calls, run_id), self._calls)
+        link = None if job is None or job.events_url is None else job.events_url
+        address = None if link is None else str(require_own_link(self._calls.client.base_url, link))
+        listener = EventListener(self._calls, run_id, inbox)
+        listening = asyncio.create_task(listener.listen(address), name="comfy-cloud-events")
+        try:
+            yield
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening

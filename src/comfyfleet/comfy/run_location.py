@@ -1,0 +1,130 @@
+"""Where a run is on a ComfyUI server: its queue and its history, read as one answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from comfyfleet.comfy.answers import list_in, mapping_at, mapping_in, unexpected_answer
+from comfyfleet.comfy.calls import BackendCall, BackendCalls
+from comfyfleet.comfy.events import Cached, Cancelled, End, Failed, Succeeded
+from comfyfleet.comfy.messages import parse_log
+
+QUEUE = BackendCall("GET", "/queue")
+HISTORY_ROUTE = "/history/{id}"
+
+
+@dataclass(frozen=True, slots=True)
+class InQueue:
+    """`ahead`: prompts that run before it. `running`: the run that is at work meanwhile."""
+
+    client_id: str | None
+    ahead: int
+    running: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Executing:
+    client_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InHistory:
+    end: End
+    cached: tuple[str, ...]
+    outputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Never taken, deleted, or forgotten in a restart."""
+
+
+RunLocation: TypeAlias = InQueue | Executing | InHistory | Absent
+
+
+async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
+    """Queue first, then history: a run moves from one to the other at once, never back."""
+    answer = await calls.ask_json(QUEUE)
+    with calls.reading(QUEUE.operation):
+        location = _in_queue(answer, run_id)
+    return location or await find_in_history(calls, run_id) or Absent()
+
+
+async def find_in_history(calls: BackendCalls, run_id: str) -> InHistory | None:
+    call = BackendCall("GET", HISTORY_ROUTE, f"/history/{run_id}")
+    answer = await calls.ask_json(call)
+    with calls.reading(call.operation):
+        return parse_history(answer, run_id)
+
+
+async def submitted_prompt(
+    calls: BackendCalls, run_id: str
+) -> tuple[Mapping[str, Any], Sequence[str]] | None:
+    """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
+    queue = await calls.ask_json(QUEUE)
+    history = await calls.ask_json(BackendCall("GET", HISTORY_ROUTE, f"/history/{run_id}"))
+    with calls.reading(QUEUE.operation):
+        data = mapping_in(queue, "the queue")
+        waiting = [*(data.get("queue_running") or []), *(data.get("queue_pending") or [])]
+        ended_as = mapping_in(history, "the history").get(run_id) or {}
+    rows = (*waiting, ended_as.get("prompt") if isinstance(ended_as, dict) else None)
+    for row in rows:
+        match row:
+            case [_, found, dict(prompt), _, [*outputs], *_] if found == run_id:
+                return prompt, [str(each) for each in outputs]
+    return None
+
+
+def _in_queue(answer: object, run_id: str) -> InQueue | Executing | None:
+    data = mapping_in(answer, "the queue")
+    running = [_row(row) for row in list_in(data.get("queue_running"), "'queue_running'")]
+    pending = [_row(row) for row in list_in(data.get("queue_pending"), "'queue_pending'")]
+    for row in running:
+        if row[1] == run_id:
+            return Executing(_client_id(row))
+    for row in pending:
+        if row[1] == run_id:
+            # Pending rows are a heap: their order in the list says nothing.
+            ahead = len(running) + sum(other[0] < row[0] for other in pending)
+            return InQueue(_client_id(row), ahead, running[0][1] if running else None)
+    return None
+
+
+def _row(row: object) -> Sequence[Any]:
+    items = list_in(row, "a row of the queue")
+    if len(items) < 2 or not isinstance(items[0], int | float) or not isinstance(items[1], str):
+        raise unexpected_answer("a row of the queue should be [number, prompt id, …]", row)
+    return items
+
+
+def _client_id(row: Sequence[Any]) -> str | None:
+    extra_data = row[3] if len(row) > 3 else None
+    client_id = extra_data.get("client_id") if isinstance(extra_data, dict) else None
+    return client_id if isinstance(client_id, str) else None
+
+
+def parse_history(answer: object, run_id: str) -> InHistory | None:
+    item = mapping_in(answer, "the history").get(run_id)
+    if item is None:
+        return None
+    data = mapping_in(item, "a history item")
+    status = data.get("status")
+    known: Mapping[str, Any] = mapping_in(status, "'status' of a history item") if status else {}
+    log = parse_log(known.get("messages") or [])
+    cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
+    # The server's own verdict may be that of the run before; its messages are of this one.
+    ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
+    end = ends[-1] if ends else _end_by_status(run_id, known)
+    if isinstance(end, Succeeded):
+        end = Succeeded(run_id, cached)
+    return InHistory(end, cached, mapping_at(data, "outputs", "a history item"))
+
+
+def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:
+    """Of a run without messages: what the server says of it."""
+    match status.get("status_str"):
+        case "success":
+            return Succeeded(run_id)
+        case "error":
+            return Failed(run_id, "the server says that the run failed, and no more")
+    raise unexpected_answer("a history item should say success or error", dict(status))

@@ -1,0 +1,300 @@
+"""Websockets to a ComfyUI server, each under a client id of its own, and which run is heard on which of them."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from comfyfleet.comfy.calls import BackendCall, BackendCalls
+from comfyfleet.comfy.events import NodeStarted, NodeText, Preview, Progress, Reconnected, Started
+from comfyfleet.comfy.messages import CURRENT_RUN, Inbox, Message, RunOver, parse_message
+from comfyfleet.comfy.run_location import QUEUE
+from comfyfleet.errors import ServerUnavailable, UnexpectedAnswer
+
+logger = logging.getLogger(__name__)
+
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+RECONNECTS_MAX = 20
+HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+SOCKET = BackendCall("GET", "/ws")
+SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
+
+
+class SocketRefused(ServerUnavailable):
+    """The server answers, and doesn't speak websocket: a proxy is in between, mostly."""
+
+
+class ServerSocket:
+    """Hands each message to the run that it is about, and comes back when the socket is lost.
+
+    A channel that had to come back is `degraded`: the server may drop the new socket together with the
+    old one (both have the same client id) and then tells it nothing. So is one that missed a whole
+    run. Its runs are looked after by polling, and new runs take a new channel.
+    """
+
+    def __init__(self, calls: BackendCalls, client_id: str) -> None:
+        self.client_id = client_id
+        self.degraded = False
+        self._calls = calls
+        self._runs: dict[str, Inbox] = {}
+        self._current = CURRENT_RUN
+        self._returns = 0
+        self._socket: ClientConnection | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._reader is not None and not self._reader.done()
+
+    @property
+    def idle(self) -> bool:
+        return not self._runs
+
+    async def start(self) -> None:
+        """Raises ServerUnavailable after retries, SocketRefused if it is answered otherwise."""
+        self._socket = await self._connect_patiently()
+        self._reader = asyncio.create_task(self._read(), name="comfy-channel")
+
+    def join(self, run_id: str) -> Inbox:
+        return self._runs.setdefault(run_id, Inbox())
+
+    def leave(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+
+    def tell(self, run_id: str, message: Message) -> None:
+        if inbox := self._runs.get(run_id):
+            inbox.put(message)
+
+    async def renew(self) -> None:
+        """Close a degraded socket that tells nothing; the reader then opens another."""
+        if self.degraded and self.open and self._socket is not None:
+            await self._socket.close()
+
+    async def aclose(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def _connect_patiently(self) -> ClientConnection:
+        for attempt in range(self._calls.limits.max_retries + 1):
+            if attempt:
+                await self._calls.runtime.back_off(attempt)
+            try:
+                return await self._connect()
+            except websockets.InvalidHandshake as error:
+                trouble: ServerUnavailable = SocketRefused(
+                    self._calls.unavailable(SOCKET, error).message
+                )
+                if not _may_pass(error):
+                    break
+            except SOCKET_ERRORS as error:
+                trouble = self._calls.unavailable(SOCKET, error)
+        raise trouble
+
+    async def _connect(self) -> ClientConnection:
+        seconds = self._calls.limits.connect_seconds
+        with self._calls.noting(SOCKET):
+            socket = await connect(
+                self._url(),
+                open_timeout=seconds,
+                close_timeout=1,
+                # A node that holds the interpreter answers no ping and is alive all the same.
+                ping_interval=None,
+                compression=None,
+                max_size=FRAME_BYTES_MAX,
+            )
+            try:
+                async with asyncio.timeout(seconds):
+                    await socket.send(HELLO)
+                    # Its first word tells that the server knows us: no event is lost from here on.
+                    self._take(await socket.recv())
+            except BaseException:
+                await socket.close()
+                raise
+            return socket
+
+    def _url(self) -> str:
+        base = self._calls.client.base_url
+        scheme = "wss" if base.scheme == "https" else "ws"
+        url = base.copy_with(scheme=scheme, path=f"{base.path.rstrip('/')}/ws")
+        return f"{url}?clientId={quote(self.client_id)}"
+
+    async def _read(self) -> None:
+        while self._socket is not None:
+            await self._read_until_lost(self._socket)
+            await self._socket.close()
+            self._socket = await self._reconnect()
+
+    async def _read_until_lost(self, socket: ClientConnection) -> None:
+        with contextlib.suppress(*SOCKET_ERRORS):
+            while True:
+                self._take(await socket.recv())
+
+    async def _reconnect(self) -> ClientConnection | None:
+        """None: nobody is waiting, or the server is gone; whoever follows a run finds out itself."""
+        self.degraded = True
+        self._returns += 1
+        if self.idle or self._returns > RECONNECTS_MAX:
+            return None
+        try:
+            if self._returns > 1:
+                await self._calls.runtime.back_off(self._returns - 1)
+            socket = await self._connect_patiently()
+        except ServerUnavailable as error:
+            logger.warning("socket lost for good", extra={"reason": error.message})
+            return None
+        for run_id, inbox in self._runs.items():
+            inbox.put(Reconnected(run_id))
+        return socket
+
+    def _take(self, raw: str | bytes) -> None:
+        try:
+            with self._calls.reading("websocket"):
+                message = parse_message(raw)
+        except UnexpectedAnswer:
+            # Counted and logged. The run goes on: what this may have told is found by polling.
+            return
+        named = self._named(message)
+        if isinstance(named, Started | NodeStarted):
+            self._current = named.run_id
+        self.tell(getattr(named, "run_id", CURRENT_RUN), named)
+        if isinstance(named, RunOver) and named.run_id == self._current:
+            self._current = CURRENT_RUN
+
+    def _named(self, message: Message) -> Message:
+        """Some messages don't say whose they are: they are about the run that is at work."""
+        match message:
+            case NodeStarted(run_id=""):
+                # Said to a socket that comes while one of its runs is at work: which, if many?
+                only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
+                return replace(message, run_id=self._current or only)
+            case (
+                RunOver(run_id="") | Progress(run_id="") | NodeText(run_id="") | Preview(run_id="")
+            ):
+                # Those of other clients reach us, too, but never while a run of ours is at work.
+                return replace(message, run_id=self._current)
+        return message
+
+
+def _may_pass(error: websockets.InvalidHandshake) -> bool:
+    """A server that fails may not the next time; one that knows no such page never will."""
+    return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500
+
+
+# Runs that were submitted and never followed are forgotten at last.
+RUN_SOCKETS_MAX = 1000
+# A server that has refused a WebSocket is asked for one again after so long.
+WITHOUT_SOCKET_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class RunSocket:
+    """How one run is heard. `fresh`: from its beginning, and nobody has listened yet."""
+
+    inbox: Inbox
+    channel: ServerSocket | None
+    fresh: bool
+
+
+class SocketPool:
+    """The channels of one server: one for new runs, others as long as their runs last.
+
+    Never two at once under one client id: when the older closes, the server forgets the newer.
+    """
+
+    def __init__(self, calls: BackendCalls) -> None:
+        self._calls = calls
+        self._channels: dict[str, ServerSocket] = {}
+        self._run_sockets: dict[str, RunSocket] = {}
+        self._current: ServerSocket | None = None
+        self._opening = asyncio.Lock()
+        self._has_no_socket = False
+        self._deaf_until = float("-inf")
+
+    def get(self, run_id: str) -> RunSocket | None:
+        return self._run_sockets.get(run_id)
+
+    async def open(self) -> ServerSocket | None:
+        """The channel for a new run; None: the server has none for us. Raises ServerUnavailable."""
+        async with self._opening:
+            if self._calls.runtime.clock() < self._deaf_until:
+                return None
+            if self._current is not None and self._current.open and not self._current.degraded:
+                return self._current
+            before, self._current = self._current, None
+            await self._close_if_idle(before)
+            channel = ServerSocket(self._calls, self._calls.runtime.new_id())
+            try:
+                await channel.start()
+            except SocketRefused as error:
+                await self._use_no_socket(error)
+                return None
+            self._has_no_socket = False
+            self._current = self._channels[channel.client_id] = channel
+            return channel
+
+    async def _use_no_socket(self, error: SocketRefused) -> None:
+        """If the server answers everything else, runs are looked after by polling."""
+        await self._calls.ask_json(QUEUE)
+        if not self._has_no_socket:
+            logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
+        self._has_no_socket = True
+        self._deaf_until = self._calls.runtime.clock() + WITHOUT_SOCKET_SECONDS
+
+    async def add(self, run_id: str, channel: ServerSocket | None) -> None:
+        inbox = channel.join(run_id) if channel else Inbox()
+        await self._keep(run_id, RunSocket(inbox, channel, fresh=True))
+
+    async def adopt(self, run_id: str, client_id: str | None) -> RunSocket:
+        """Listen for a run that somebody else has submitted, in the place of that client."""
+        channel = await self._channel_of(run_id, client_id) if client_id else None
+        run_socket = RunSocket(channel.join(run_id) if channel else Inbox(), channel, fresh=False)
+        await self._keep(run_id, run_socket)
+        return run_socket
+
+    async def _keep(self, run_id: str, run_socket: RunSocket) -> None:
+        self._run_sockets[run_id] = run_socket
+        while len(self._run_sockets) > RUN_SOCKETS_MAX:
+            await self.drop(next(iter(self._run_sockets)))
+
+    async def _channel_of(self, run_id: str, client_id: str) -> ServerSocket | None:
+        async with self._opening:
+            if known := self._channels.get(client_id):
+                return known
+            channel = ServerSocket(self._calls, client_id)
+            # The server may not have noticed yet that the socket before is gone.
+            channel.degraded = True
+            channel.join(run_id)
+            try:
+                await channel.start()
+            except ServerUnavailable:
+                return None
+            self._channels[client_id] = channel
+            return channel
+
+    async def drop(self, run_id: str) -> None:
+        run_socket = self._run_sockets.pop(run_id, None)
+        if run_socket is None or run_socket.channel is None:
+            return
+        run_socket.channel.leave(run_id)
+        if run_socket.channel is not self._current:
+            await self._close_if_idle(run_socket.channel)
+
+    async def aclose(self) -> None:
+        for channel in [*self._channels.values()]:
+            await channel.aclose()
+        self._channels.clear()
+        self._run_sockets.clear()
+
+    async def _close_if_idle(self, channel: ServerSocket | None) -> None:
+        if channel is not None and channel.idle:
+            self._channels.pop(channel.client_id, None)
+            await channel.aclose()

@@ -1,1 +1,0 @@
-"""The leased queue, central rows only: enqueue, lease, extend, end, expire."""

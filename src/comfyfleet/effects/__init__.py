@@ -1,1 +1,0 @@
-"""Registered workflows: versions, properties, and the prompt that a job runs."""

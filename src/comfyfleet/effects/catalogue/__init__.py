@@ -1,1 +1,0 @@
-"""Effects: published, priced workflows, as customers see them."""

@@ -1,0 +1,279 @@
+"""Requests read within limits and led to their handlers, replies in the form of ComfyUI's web server, and the check for
+foreign origins. Every route exists twice: `/x` and `/api/x`."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from comfyfleet.engine.payloads import InvalidQuery, MalformedBody, RefusedPrompt, UnforeseenInput
+from comfyfleet.errors import LimitExceeded
+
+
+def is_foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sent this on behalf of another site's page."""
+    if headers.get("sec-fetch-site") == "cross-site":
+        return True
+    host, origin = headers.get("host"), headers.get("origin")
+    if origin == "null":  # a page without an origin, such as one in a sandbox
+        return True
+    if not host or not origin:
+        return False
+    return _is_other_site(host.lower(), origin.lower())
+
+
+def _is_other_site(host: str, origin: str) -> bool:
+    try:
+        own, other = urlsplit(f"//{host}"), urlsplit(origin)
+        ports = own.port, other.port
+    except ValueError:
+        return True
+    if not own.hostname or not other.hostname or not _is_loopback(own.hostname):
+        # Elsewhere the browser's own rules protect: a foreign page can't read answers.
+        return False
+    # A side that does not name its port is compared by name only.
+    if None in ports:
+        return own.hostname != other.hostname
+    return own.netloc != other.netloc
+
+
+def is_local_name(host: str | None) -> bool:
+    """Whether a request names this machine by a name that no page of another site can have."""
+    try:
+        named = urlsplit(f"//{host or ''}".lower()).hostname
+    except ValueError:
+        return False
+    return bool(named) and _is_loopback(named or "")
+
+
+def _is_loopback(hostname: str) -> bool:
+    try:
+        return ipaddress.ip_address(hostname).is_loopback
+    except ValueError:
+        return hostname == "localhost" or hostname.endswith(".localhost")
+
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+NOTHING = "application/octet-stream"
+
+
+def json_reply(body: Any, status: int = 200) -> Response:
+    # ASCII with escapes: a lone surrogate that came in as one can go out again.
+    text = json.dumps(body, separators=(",", ":"))
+    return Response(text, status, {"content-type": JSON})
+
+
+def empty_reply(status: int = 200) -> Response:
+    return Response(b"", status, {"content-type": NOTHING})
+
+
+def text_reply(text: str, status: int = 200) -> Response:
+    return Response(text, status, {"content-type": TEXT})
+
+
+def internal_error() -> Response:
+    return text_reply("500 Internal Server Error\n\nServer got itself in trouble", 500)
+
+
+def too_large_reply(limit_bytes: int) -> Response:
+    return text_reply(f"Maximum request body size {limit_bytes} exceeded", 413)
+
+
+def not_allowed_reply(methods: Iterable[str]) -> Response:
+    """ComfyUI's static files match every path, but only for reading."""
+    allowed = ",".join(sorted({"GET", "HEAD", *methods}))
+    headers = {"content-type": TEXT, "allow": allowed}
+    return Response("405: Method Not Allowed", 405, headers)
+
+
+BODY_BYTES_MAX = 100 * 1024 * 1024
+FIELD_BYTES_MAX = 1024 * 1024
+PARTS_MAX = 100
+
+
+class BodyTooLarge(LimitExceeded):
+    code = "body_too_large"
+
+
+def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
+    """The same body, refused once it is too long; a length that is declared may be a lie."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > bytes_max:
+            raise BodyTooLarge(f"the body has more than {bytes_max} bytes")
+        return message
+
+    return receive_limited
+
+
+async def read_json(request: Request) -> object:
+    """The body as JSON, whatever its content type says."""
+    body = await request.body()
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedBody(f"the body is not JSON: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def open_form(request: Request) -> AsyncIterator[FormData]:
+    """The form; its files are there until the end of the block."""
+    try:
+        form = await request.form(
+            max_files=PARTS_MAX, max_fields=PARTS_MAX, max_part_size=FIELD_BYTES_MAX
+        )
+    except MultiPartException as error:
+        raise UnforeseenInput(f"the form can't be read: {error.message}") from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+# What handlers work with: the engine, or whatever has one.
+T = TypeVar("T")
+Handler = Callable[[T, Request], Awaitable[Response]]
+SocketHandler = Callable[[T, WebSocket], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[T]):
+    """`path` may hold `{name}` for one part of it and `{name:path}` for all the rest."""
+
+    method: str
+    path: str
+    handler: Handler[T]
+    prefixes: tuple[str, ...] = ("", "/api")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern(Generic[T]):
+    expression: re.Pattern[str]
+    handlers: dict[str, Handler[T]] = field(default_factory=dict)
+
+
+class Lifespan(Protocol):
+    """What is started and stopped with the server."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Router(Generic[T]):
+    """The ASGI application. `served` is what handlers get, `alive` what runs meanwhile."""
+
+    def __init__(
+        self,
+        served: T,
+        alive: Lifespan,
+        routes: Iterable[Route[T]],
+        sockets: Mapping[str, SocketHandler[T]],
+    ) -> None:
+        self._served = served
+        self._alive = alive
+        self._sockets = sockets
+        self._fixed: dict[str, dict[str, Handler[T]]] = {}
+        self._patterns: dict[str, _Pattern[T]] = {}
+        for route in routes:
+            for prefix in route.prefixes:
+                self._add(prefix + route.path, route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope, limit_body(receive))
+            response = await self._answer(request)
+            await response(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._talk(WebSocket(scope, receive, send))
+        else:
+            await self._live(receive, send)
+
+    def _add(self, path: str, route: Route[T]) -> None:
+        if "{" in path:
+            handlers = self._patterns.setdefault(path, _Pattern(_expression(path))).handlers
+        else:
+            handlers = self._fixed.setdefault(path, {})
+        handlers[route.method] = route.handler
+
+    async def _answer(self, request: Request) -> Response:
+        if is_foreign(request.headers):
+            return empty_reply(403)
+        if request.method == "OPTIONS":
+            return empty_reply()
+        try:
+            return await self._dispatch(request)
+        except RefusedPrompt as refused:
+            return json_reply(refused.body, 400)
+        except InvalidQuery as error:
+            return json_reply({"error": error.message}, 400)
+        except BodyTooLarge:
+            return too_large_reply(BODY_BYTES_MAX)
+        except UnforeseenInput as error:
+            log.info("%s %s: %s", request.method, request.url.path, error.message)
+            return internal_error()
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            return internal_error()
+
+    async def _dispatch(self, request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed: set[str] = set()
+        for handlers in self._matching(request):
+            if handler := handlers.get(method):
+                return await handler(self._served, request)
+            allowed |= handlers.keys()
+        if method == "GET":
+            return empty_reply(404)
+        return not_allowed_reply(allowed)
+
+    def _matching(self, request: Request) -> Iterator[dict[str, Handler[T]]]:
+        path = request.scope["path"]
+        if path in self._fixed:
+            yield self._fixed[path]
+        for pattern in self._patterns.values():
+            if found := pattern.expression.fullmatch(path):
+                request.scope["path_params"] = found.groupdict()
+                yield pattern.handlers
+
+    async def _talk(self, socket: WebSocket) -> None:
+        handler = self._sockets.get(socket.scope["path"])
+        if handler is None or is_foreign(socket.headers):
+            await socket.close()
+        else:
+            await handler(self._served, socket)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._alive.start(asyncio.get_running_loop())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await asyncio.to_thread(self._alive.stop)
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _expression(path: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)(:path)?\}", path)
+    text = re.escape(parts[0])
+    for name, rest, literal in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        text += f"(?P<{name}>{'.+' if rest else '[^/]+'}){re.escape(literal)}"
+    return re.compile(text)

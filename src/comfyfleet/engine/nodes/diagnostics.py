@@ -1,0 +1,205 @@
+"""Nodes for trying out what runs prompts: slow, plain and broken ones; and a blur as slow as on a ComfyUI
+without a GPU.
+
+Clients try out queueing, interrupting and reconnecting while a large blur runs, and count on seconds. Our way
+of computing it is faster, so the rest of the time is slept away: only in an engine that stands in for a
+ComfyUI, never where somebody waits for a picture."""
+
+import contextlib
+import io
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from comfyfleet.engine.image_math import Image, to_bytes
+from comfyfleet.engine.node import (
+    IMAGE,
+    MATCH,
+    Context,
+    EngineNodeType,
+    Folders,
+    Inputs,
+    Interface,
+    NodeResult,
+    choice,
+    flag,
+    integer,
+    match_type,
+    node,
+    split_annotation,
+    text,
+)
+from comfyfleet.engine.saved_files import Saved, content_kind, files_of, missing_file, next_slot
+from comfyfleet.errors import NodeFailed
+
+# What a ComfyUI on two cores does, roughly, and the longest that we make anybody wait.
+OPERATIONS_PER_SECOND = 6e9
+SECONDS_MAX = 2.0
+
+
+HEAVY = "ImageBlur"
+
+
+def with_cpu_pace(nodes: Mapping[str, EngineNodeType]) -> dict[str, EngineNodeType]:
+    """The same node types, with a blur that takes a ComfyUI's time."""
+    blur = nodes[HEAVY]
+
+    def run(context: Context, *, image: Any, blur_radius: int, sigma: float) -> NodeResult:
+        # ComfyUI sums over the whole square for each value.
+        side = 2 * blur_radius + 1 if blur_radius else 0
+        with minimum_duration(image.size * side**2):
+            return blur.run(context, image=image, blur_radius=blur_radius, sigma=sigma)
+
+    return {**nodes, HEAVY: replace(blur, run=run)}
+
+
+@contextlib.contextmanager
+def minimum_duration(
+    operations: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Makes the block last as long as this many operations would.
+
+    Not `context.pause`: an interrupt reaches such a node in ComfyUI only when it has ended.
+    """
+    end = clock() + min(operations / OPERATIONS_PER_SECOND, SECONDS_MAX)
+    yield
+    if (left := end - clock()) > 0:
+        sleep(left)
+
+
+MODULE = "comfyfleet"
+CATEGORY = "comfyfleet"
+STEPS_MAX = 10_000
+STEP_MS_MAX = 600_000
+PREVIEW_SIDE_MAX = 512
+PLACEHOLDER_SIDE = 64
+
+
+@node(
+    Interface(
+        "ComfyfleetSteps",
+        "Take Steps",
+        MODULE,
+        CATEGORY,
+        inputs={
+            "steps": integer(10, 1, STEPS_MAX, 1),
+            "step_ms": integer(100, 0, STEP_MS_MAX, 1),
+            "previews": flag(True),
+        },
+        optional={"image": IMAGE},
+        outputs=("IMAGE",),
+        output_node=True,
+    )
+)
+def take_steps(
+    context: Context, steps: int, step_ms: int, previews: bool, image: Image | None = None
+) -> NodeResult:
+    """As slow as wished, with progress and a preview that becomes brighter at each step."""
+    picture = placeholder() if image is None else image
+    for done in range(1, steps + 1):
+        context.pause(step_ms / 1000)
+        preview = jpeg(picture[0] * (done / steps)) if previews else None
+        context.progress(done, steps, preview)
+    return NodeResult((picture,), {"text": (f"{steps} steps of {step_ms} ms",)})
+
+
+def placeholder() -> Image:
+    """A picture for those who gave none: a ramp in each direction."""
+    ramp = np.linspace(0, 1, PLACEHOLDER_SIDE, dtype=np.float32)
+    across, down = np.meshgrid(ramp, ramp)
+    return np.stack([across, down, 1 - across], axis=-1)[np.newaxis]
+
+
+def jpeg(picture: Image) -> bytes:
+    preview = PIL.Image.fromarray(to_bytes(picture[..., :3]))
+    preview.thumbnail((PREVIEW_SIDE_MAX, PREVIEW_SIDE_MAX))
+    file = io.BytesIO()
+    preview.save(file, "JPEG")
+    return file.getvalue()
+
+
+def _size_and_time(folders: Folders, inputs: Inputs) -> tuple[int, int]:
+    found = folders.locate(inputs["file"]).stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@node(
+    Interface(
+        "ComfyfleetPassFile",
+        "Pass File Through",
+        MODULE,
+        CATEGORY,
+        inputs={"file": choice(image_upload=True), "filename_prefix": text("ComfyUI")},
+        outputs=("STRING",),
+        output_names=("name",),
+        output_node=True,
+    ),
+    choices={"file": files_of()},
+    validate=missing_file("input", "file"),
+    validated=("file",),
+    fingerprint=_size_and_time,
+)
+def pass_file(context: Context, file: str, filename_prefix: str) -> NodeResult:
+    """The same bytes in the output folder; gives its name as a loader would take it."""
+    source = context.folders.locate(file)
+    slot = next_slot(context, filename_prefix)
+    _, name = split_annotation(file)
+    saved = slot.saved(f"{slot.stem}_{slot.counter:05}_{PurePath(name).suffix}")
+    try:
+        shutil.copyfile(source, slot.folder / saved["filename"])
+    except OSError as error:
+        raise NodeFailed(f"{file!r} can't be copied: {error.strerror}") from error
+    path = PurePath(saved["subfolder"], saved["filename"]).as_posix()
+    return NodeResult((f"{path} [output]",), saved_file_ui(saved))
+
+
+def saved_file_ui(saved: Saved) -> dict[str, Any]:
+    """Under the key that ComfyUI's own savers use for such a file."""
+    match content_kind(saved["filename"]):
+        case "image":
+            return {"images": [saved]}
+        case "video":
+            return {"images": [saved], "animated": (True,)}
+        case "audio":
+            return {"audio": [saved]}
+        case _:
+            return {"files": [saved]}
+
+
+@node(
+    Interface(
+        "ComfyfleetFail",
+        "Fail on Demand",
+        MODULE,
+        CATEGORY,
+        inputs={
+            "fail": flag(True),
+            "message": text("failed on demand"),
+            "after_ms": integer(0, 0, STEP_MS_MAX, 1),
+        },
+        optional={"value": match_type("value", "*")},
+        outputs=(MATCH,),
+        output_names=("value",),
+        output_matches=("value",),
+        output_node=True,
+    )
+)
+def fail_on_demand(
+    context: Context, fail: bool, message: str, after_ms: int, value: Any = None
+) -> NodeResult:
+    context.pause(after_ms / 1000)
+    if fail:
+        raise NodeFailed(message)
+    return NodeResult((value,))
+
+
+NODES = (take_steps, pass_file, fail_on_demand)

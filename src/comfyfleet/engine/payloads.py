@@ -1,0 +1,356 @@
+"""Bodies of ComfyUI's protocol: a submitted prompt, parsed with ComfyUI's leniency and its refusals, and queue and
+history seen as jobs, as `/api/jobs` shows them. Pure."""
+
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from comfyfleet.engine.queue import QueuedPrompt, Record
+from comfyfleet.engine.validate import Fault, Prompt, fault
+from comfyfleet.errors import InvalidInput
+
+
+class UnforeseenInput(InvalidInput):
+    """Bad input that ComfyUI does not foresee: it answers 500, so clients expect just that."""
+
+    code = "trouble"
+
+
+class MalformedBody(UnforeseenInput):
+    code = "malformed_body"
+
+
+Job = dict[str, Any]
+
+STATUSES = ("pending", "in_progress", "completed", "failed", "cancelled")
+SORT_KEYS = ("created_at", "execution_duration")
+PREVIEWABLE = frozenset({"images", "video", "audio", "3d", "text"})
+MODEL_EXTENSIONS = (".obj", ".fbx", ".gltf", ".glb", ".usdz")
+TEXT_EXTENSIONS = (".txt", ".md", ".json")
+PREVIEW_TEXT_CHARACTERS_MAX = 1024
+
+
+class InvalidQuery(InvalidInput):
+    """A parameter of a list of jobs that makes no sense."""
+
+    code = "invalid_query"
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    statuses: Sequence[str] = STATUSES
+    workflow_id: str | None = None
+    sort_by: str = "created_at"
+    descending: bool = True
+    limit: int | None = None
+    offset: int = 0
+
+
+def read_query(params: Mapping[str, str]) -> JobQuery:
+    sort_by = params.get("sort_by", "created_at").lower()
+    sort_order = params.get("sort_order", "desc").lower()
+    statuses = read_statuses(params.get("status"))
+    if sort_by not in SORT_KEYS:
+        raise InvalidQuery("sort_by must be 'created_at' or 'execution_duration'")
+    if sort_order not in ("asc", "desc"):
+        raise InvalidQuery("sort_order must be 'asc' or 'desc'")
+    limit = _read_integer(params, "limit")
+    if limit is not None and limit <= 0:
+        raise InvalidQuery("limit must be a positive integer")
+    return JobQuery(
+        statuses=statuses,
+        workflow_id=params.get("workflow_id") or None,
+        sort_by=sort_by,
+        descending=sort_order == "desc",
+        limit=limit,
+        offset=max(_read_integer(params, "offset") or 0, 0),
+    )
+
+
+def read_statuses(text: str | None) -> Sequence[str]:
+    if not text:
+        return STATUSES
+    wanted = [part.strip().lower() for part in text.split(",") if part.strip()]
+    unknown = [status for status in wanted if status not in STATUSES]
+    if unknown:
+        raise InvalidQuery(
+            f"Invalid status value(s): {', '.join(unknown)}. Valid values: {', '.join(STATUSES)}"
+        )
+    return wanted
+
+
+def _read_integer(params: Mapping[str, str], name: str) -> int | None:
+    if name not in params:
+        return None
+    try:
+        return int(params[name])
+    except ValueError as error:
+        raise InvalidQuery(f"{name} must be an integer") from error
+
+
+def list_jobs(
+    query: JobQuery,
+    running: Iterable[QueuedPrompt],
+    waiting: Iterable[QueuedPrompt],
+    history: Mapping[str, Record],
+) -> dict[str, Any]:
+    """The page of jobs that was asked for, and where it lies."""
+    jobs = [job for job in all_jobs(running, waiting, history) if _is_wanted(job, query)]
+    jobs.sort(
+        key=_duration if query.sort_by == "execution_duration" else _age, reverse=query.descending
+    )
+    end = None if query.limit is None else query.offset + query.limit
+    page = jobs[query.offset : end]
+    return {
+        "jobs": page,
+        "pagination": {
+            "offset": query.offset,
+            "limit": query.limit,
+            "total": len(jobs),
+            "has_more": query.offset + len(page) < len(jobs),
+        },
+    }
+
+
+def all_jobs(
+    running: Iterable[QueuedPrompt], waiting: Iterable[QueuedPrompt], history: Mapping[str, Record]
+) -> Iterator[Job]:
+    yield from (waiting_job(item, "in_progress") for item in running)
+    yield from (waiting_job(item, "pending") for item in waiting)
+    yield from (ended_job(prompt_id, entry) for prompt_id, entry in history.items())
+
+
+def _is_wanted(job: Job, query: JobQuery) -> bool:
+    if job["status"] not in query.statuses:
+        return False
+    return query.workflow_id is None or job.get("workflow_id") == query.workflow_id
+
+
+def _age(job: Job) -> int:
+    return int(job.get("create_time", 0))
+
+
+def _duration(job: Job) -> int:
+    start, end = job.get("execution_start_time", 0), job.get("execution_end_time", 0)
+    return int(end - start) if start and end else 0
+
+
+def waiting_job(item: QueuedPrompt, status: str) -> Job:
+    return _without_none(
+        {
+            "id": item.prompt_id,
+            "status": status,
+            "priority": item.number,
+            "create_time": item.extra_data.get("create_time"),
+            "outputs_count": 0,
+            "workflow_id": _workflow_id(item.extra_data),
+        }
+    )
+
+
+def ended_job(prompt_id: str, entry: Record) -> Job:
+    number, _, _, extra_data, _ = entry["prompt"]
+    messages = dict(entry["status"]["messages"])
+    end: Mapping[str, Any] = next((messages[name] for name in END_EVENTS if name in messages), {})
+    count, preview = _summarise(entry["outputs"])
+    return _without_none(
+        {
+            "id": prompt_id,
+            "status": _status(entry, messages),
+            "priority": number,
+            "create_time": extra_data.get("create_time"),
+            "execution_start_time": messages.get("execution_start", {}).get("timestamp"),
+            "execution_end_time": end.get("timestamp"),
+            "execution_error": messages.get("execution_error"),
+            "outputs_count": count,
+            "preview_output": preview,
+            "workflow_id": _workflow_id(extra_data),
+        }
+    )
+
+
+END_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
+
+
+def detailed_job(prompt_id: str, entry: Record) -> Job:
+    _, _, prompt, extra_data, _ = entry["prompt"]
+    return {
+        **ended_job(prompt_id, entry),
+        "outputs": entry["outputs"],
+        "execution_status": entry["status"],
+        "workflow": {"prompt": prompt, "extra_data": extra_data},
+    }
+
+
+def _status(entry: Record, messages: Mapping[str, Any]) -> str:
+    if entry["status"]["status_str"] == "success":
+        return "completed"
+    return "cancelled" if "execution_interrupted" in messages else "failed"
+
+
+def _workflow_id(extra_data: Mapping[str, Any]) -> Any:
+    """The id of the saved workflow, wherever it stops being an object there is none."""
+    found: Any = extra_data
+    for key in ("extra_pnginfo", "workflow", "id"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _without_none(job: Job) -> Job:
+    return {key: value for key, value in job.items() if value is not None}
+
+
+def _summarise(outputs: Mapping[str, Any]) -> tuple[int, Job | None]:
+    """How many files there are, and what to show for the job: a saved file, else anything."""
+    count = 0
+    candidates: list[Job] = []
+    for node_id, media, value in _each_output(outputs):
+        count += isinstance(value, Mapping)
+        shown = _preview_of(media, value)
+        if shown:
+            candidates.append({**shown, "nodeId": node_id, "mediaType": media})
+    saved = (shown for shown in candidates if shown.get("type") == "output")
+    return count, next(saved, candidates[0] if candidates else None)
+
+
+def _each_output(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for node_id, by_media in outputs.items():
+        for media, values in by_media.items():
+            if media != "animated" and isinstance(values, list | tuple):
+                yield from ((node_id, media, value) for value in values)
+
+
+def _preview_of(media: str, value: Any) -> Job | None:
+    if isinstance(value, Mapping):
+        return dict(value) if _is_previewable(media, value) else None
+    if media != "text" or value is None:
+        return None
+    text = str(value)
+    if len(text) <= PREVIEW_TEXT_CHARACTERS_MAX:
+        return {"content": text}
+    return {"content": text[:PREVIEW_TEXT_CHARACTERS_MAX], "truncated": True}
+
+
+def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
+    if media in PREVIEWABLE:
+        return True
+    if str(value.get("format", "")).startswith(("video/", "audio/")):
+        return True
+    name = str(value.get("filename", "")).lower()
+    return name.endswith(MODEL_EXTENSIONS + TEXT_EXTENSIONS)
+
+
+SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
+ABSENT: Final = object()
+
+NO_PROMPT = fault("no_prompt", "No prompt provided", "No prompt provided")
+INVALID_PROMPT_ID = fault(
+    "invalid_prompt_id",
+    "prompt_id must be a valid UUID",
+    "prompt_id must be a UUID string in canonical lowercase hyphenated form; "
+    "omit it to let the server generate one",
+)
+
+
+class RefusedPrompt(InvalidInput):
+    """Nothing of the prompt will run."""
+
+    code = "refused_prompt"
+
+    def __init__(self, error: Fault, node_errors: Mapping[str, Any] | None = None) -> None:
+        super().__init__(error["message"])
+        self.body = {"error": error, "node_errors": node_errors or {}}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSubmission:
+    """A body that holds a prompt in the right shape."""
+
+    prompt: Prompt
+    prompt_id: str | None
+    extra_data: Mapping[str, Any]
+    targets: Collection[str] | None
+
+
+def body_field(body: object, name: str) -> Any:
+    """`body[name]`, or ABSENT. A list or a text has no members, which is no fault by itself."""
+    if isinstance(body, dict):
+        return body.get(name, ABSENT)
+    if isinstance(body, list | str) and name not in body:
+        return ABSENT
+    raise MalformedBody(f"a JSON object is expected, not {type(body).__name__}")
+
+
+def read_number(body: object) -> tuple[float | None, bool]:
+    """The place in the queue that the client wants, and whether it wants to be first."""
+    number = body_field(body, "number")
+    if number is ABSENT:
+        return None, bool(body_field(body, "front")) and body_field(body, "front") is not ABSENT
+    try:
+        return float(number), False
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedBody(f"number: {error}") from error
+
+
+def parse_submission(body: object) -> PromptSubmission:
+    prompt = body_field(body, "prompt")
+    if prompt is ABSENT:
+        raise RefusedPrompt(NO_PROMPT)
+    return PromptSubmission(
+        prompt_id=_read_prompt_id(body_field(body, "prompt_id")),
+        prompt=_read_prompt(prompt),
+        extra_data=_read_extra_data(body),
+        targets=_read_targets(body_field(body, "partial_execution_targets")),
+    )
+
+
+def is_canonical_id(value: object) -> bool:
+    """Whether it is a UUID as ComfyUI wants ids: lower case, with hyphens."""
+    try:
+        return isinstance(value, str) and str(uuid.UUID(value)) == value
+    except ValueError:
+        return False
+
+
+def _read_prompt_id(value: Any) -> str | None:
+    if value is ABSENT or value is None:
+        return None
+    if not is_canonical_id(value):
+        raise RefusedPrompt(INVALID_PROMPT_ID)
+    return str(value)
+
+
+def _read_prompt(value: Any) -> Prompt:
+    if not isinstance(value, dict):
+        raise MalformedBody("prompt must be an object")
+    for node_id, node in value.items():
+        if not _is_node(node):
+            raise MalformedBody(f"node {node_id} is no node")
+    return value
+
+
+def _is_node(node: object) -> bool:
+    if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict):
+        return False
+    named = isinstance(node.get("class_type"), str | int | float | None)
+    return named and isinstance(node.get("_meta", {}), dict)
+
+
+def _read_extra_data(body: object) -> Mapping[str, Any]:
+    given = body_field(body, "extra_data")
+    if given is ABSENT:
+        given = {}
+    if not isinstance(given, dict):
+        raise MalformedBody("extra_data must be an object")
+    client_id = body_field(body, "client_id")
+    extra_data = given if client_id is ABSENT else {**given, "client_id": client_id}
+    return {key: value for key, value in extra_data.items() if key not in SECRETS}
+
+
+def _read_targets(value: Any) -> Collection[str] | None:
+    if value is ABSENT or value is None:
+        return None
+    if not isinstance(value, list | dict | str):
+        raise MalformedBody("partial_execution_targets must be a list")
+    return value

@@ -1,1 +1,0 @@
-"""The routes of a ComfyUI server, by what they are about."""

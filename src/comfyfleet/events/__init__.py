@@ -1,1 +1,0 @@
-"""What happened to a job, in order, for whoever follows it."""

@@ -1,1 +1,0 @@
-"""Calls to addresses that a customer names: public ones only, and never by a worker."""

@@ -1,1 +1,0 @@
-"""A tenant's stored objects."""

@@ -1,1 +1,0 @@
-"""The only SQL of fleets, their workers, and what these were seen to do."""

@@ -1,1 +1,0 @@
-"""One completed job, with all that follows from it."""

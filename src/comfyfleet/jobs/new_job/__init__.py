@@ -1,1 +1,0 @@
-"""One new job, with all that belongs to it."""

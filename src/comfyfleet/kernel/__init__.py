@@ -1,1 +1,0 @@
-"""What every room needs: errors, ids, clock, settings."""

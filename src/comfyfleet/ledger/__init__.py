@@ -1,1 +1,0 @@
-"""What jobs cost: reserved at submit, consumed on success, refunded otherwise, exactly once."""

@@ -1,1 +1,0 @@
-"""Sweeps: what must happen though nobody asks."""

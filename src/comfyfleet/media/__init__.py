@@ -1,1 +1,0 @@
-"""What a user uploaded and gets back processed: pictures, videos, sound."""

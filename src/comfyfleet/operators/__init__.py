@@ -1,1 +1,0 @@
-"""Operators: people who run the fleet, each with a key and a role."""

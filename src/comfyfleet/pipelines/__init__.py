@@ -1,1 +1,0 @@
-"""The loop that works by itself: steps make candidates, people judge them, good ones get children."""

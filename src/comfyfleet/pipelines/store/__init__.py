@@ -1,1 +1,0 @@
-"""The only SQL about pipelines."""

@@ -1,0 +1,1 @@
+"""The control plane: everything that `comfyfleet serve` runs."""

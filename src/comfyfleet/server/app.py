@@ -1,0 +1,179 @@
+"""The control plane: databases, object store, queue and jobs, opened from settings and closed again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from comfyfleet.clock import Clock
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.counters import ProcessMetrics, SiblingProcesses
+from comfyfleet.server.data_folder import DatabaseLocation, locations_from, single_process_lock
+from comfyfleet.server.db import Database, Pools, open_database
+from comfyfleet.server.db.coordination import AdvisoryLocks, NotifyChannel
+from comfyfleet.server.db.schema import History, require_newest_schema, upgrade_schema
+from comfyfleet.server.graphs.apply import GraphContext
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.poll import WaitingWorkerRefresher
+from comfyfleet.server.jobs.progress import CHANNEL, ProgressRelay
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
+from comfyfleet.server.storage import ObjectStore, open_store
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.settings import Settings
+from comfyfleet.transport.fetch import PublicHttpClient
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    settings: Settings
+    clock: Clock
+    central: Database
+    pools: Pools
+    context: JobContext  # what jobs are done with
+    admin_key: AdminKey
+    turns: AdvisoryLocks  # among control planes, for sweeps
+    outward: PublicHttpClient  # to customers' addresses
+    webhook_key: str  # webhooks' secrets are made from it
+    meters: ProcessMetrics = field(default_factory=ProcessMetrics)
+    siblings: SiblingProcesses | None = None  # where several processes serve one port
+
+    @cached_property
+    def graphs(self) -> GraphContext:
+        return GraphContext(self.context)
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.context.store
+
+    @property
+    def queue(self) -> DispatchQueue:
+        return self.context.queue
+
+
+logger = logging.getLogger(__name__)
+RESTART_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def open_control_plane(
+    settings: Settings, data: Path, clock: Clock, siblings: SiblingProcesses | None = None
+) -> AsyncIterator[ControlPlane]:
+    """Refuses to start beside another process on SQLite, or on a schema of another version."""
+    places = locations_from(settings, data)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(single_process_lock(places.sqlite_files()))
+        central = await _ready(places.central, "central", stack)
+        pools = Pools(await _ready_pools(places.pools, stack))
+        outward = PublicHttpClient()
+        stack.push_async_callback(outward.aclose)
+        turns = AdvisoryLocks(central)
+        stack.push_async_callback(turns.close)
+        async with central.transaction() as tx:
+            await tenants.ensure_default(tx, pools=pools, now=clock())
+        queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
+        await stack.enter_async_context(_running(queue))
+        context = JobContext(
+            central=central,
+            pools=pools,
+            store=await _store(places.storage_url, settings, central, clock, stack),
+            queue=queue,
+            settings=settings,
+            clock=clock,
+            new_id=uuid4,
+        )
+        stack.push_async_callback(context.deferred.flush)
+        others = ProgressRelay(context.progress_cache, NotifyChannel(central, CHANNEL), uuid4().hex)
+        await stack.enter_async_context(_running(others))
+        await stack.enter_async_context(_running(WaitingWorkerRefresher(context)))
+        yield ControlPlane(
+            settings=settings,
+            clock=clock,
+            central=central,
+            pools=pools,
+            context=context,
+            admin_key=await admin_key(central, settings),
+            turns=turns,
+            outward=outward,
+            siblings=siblings,
+            webhook_key=await webhook_key(central),
+        )
+
+
+async def _ready_pools(
+    places: Mapping[str, DatabaseLocation], stack: AsyncExitStack
+) -> dict[str, Database]:
+    """A pool that is down holds up its own tenants, and no start of a control plane."""
+    pools: dict[str, Database] = {}
+    for name, place in places.items():
+        pools[name] = _opened(place, stack)
+        try:
+            await _require_ready(pools[name], place, "tenant")
+        except Unavailable as error:
+            logger.warning("pool %s is not there yet, its tenants wait: %s", name, error.message)
+    return pools
+
+
+async def _ready(place: DatabaseLocation, history: History, stack: AsyncExitStack) -> Database:
+    database = _opened(place, stack)
+    await _require_ready(database, place, history)
+    return database
+
+
+def _opened(place: DatabaseLocation, stack: AsyncExitStack) -> Database:
+    database = open_database(place.url)
+    stack.push_async_callback(database.close)
+    return database
+
+
+async def _require_ready(database: Database, place: DatabaseLocation, history: History) -> None:
+    if place.is_embedded:
+        await upgrade_schema(database, history)
+    else:
+        await require_newest_schema(database, history)
+
+
+async def _store(
+    url: str, settings: Settings, central: Database, clock: Clock, stack: AsyncExitStack
+) -> ObjectStore:
+    secret = bytes.fromhex(await url_secret(central))
+    store = open_store(url, public_url=settings.public_url, secret=secret, clock=clock)
+    stack.push_async_callback(store.aclose)
+    return store
+
+
+class BackgroundWork(Protocol):
+    """Something that runs beside all else for as long as the control plane is open."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def _running(works: BackgroundWork) -> AsyncIterator[None]:
+    work = asyncio.create_task(_run_forever(works), name=type(works).__name__)
+    try:
+        yield
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await works.close()
+
+
+async def _run_forever(works: BackgroundWork) -> None:
+    """Hints and re-checks only make things faster: what breaks them must not end the rest."""
+    while True:
+        try:
+            await works.run()
+        except Exception:
+            logger.exception("%s broke off, and begins again", type(works).__name__)
+        await asyncio.sleep(RESTART_SECONDS)
+
+
+__all__ = ["ControlPlane", "ProcessMetrics", "open_control_plane"]

@@ -1,0 +1,1 @@
+"""Registered workflows and the effects made from them: versions, properties, and the prompt that a job runs."""

@@ -1,0 +1,434 @@
+"""Checks a new workflow version as a whole, with its properties, before any of it is written. Pure."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from comfyfleet.api.values import is_storable, problem_with_text
+from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
+from comfyfleet.server.catalog.model import (
+    PROPERTY_TYPES,
+    SEED_MAX,
+    Kind,
+    Property,
+    WorkflowDraft,
+    check_slug,
+    check_value,
+    models_of,
+    shown,
+)
+from comfyfleet.server.catalog.payload import (
+    InputPlace,
+    find_document,
+    marked_prompt_of,
+    marked_workflow,
+    marks_in,
+    place_of,
+    placeholders_of,
+    places_of,
+    with_defaults,
+)
+from comfyfleet.server.fleets.model import ModelUse
+from comfyfleet.workflow.edit.addresses import PromptEntry, as_link, closest, read_entry
+from comfyfleet.workflow.edit.addresses import hint as hint_of
+from comfyfleet.workflow.edit.values import choices_of, declared_at
+from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.inspect import inspect
+from comfyfleet.workflow.node_inputs import WIDGET_TYPES, input_spec
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+PROPERTIES_MAX = 500
+CHOICES_MAX = 10_000
+DESCRIPTION_CHARACTERS_MAX = 10_000
+PLACEHOLDER_CHARACTERS_MAX = 1_000
+
+
+def check_properties(
+    properties: Sequence[Property],
+    prompt: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    hidden: Collection[int] = (),
+) -> tuple[Property, ...]:
+    """With choices and ranges filled in as the node declares them; `prompt` has marks.
+
+    `hidden` marks stand in nodes of types that nobody knows, so it can't be said where.
+    """
+    if len(properties) > PROPERTIES_MAX:
+        raise InvalidInput(f"at most {PROPERTIES_MAX} properties", field="properties")
+    _refuse_twice(properties)
+    numbers = {
+        each.name: number
+        for number, each in enumerate(each for each in properties if each.placeholder)
+    }
+    checked = []
+    for each in properties:
+        _check_shape(each)
+        if each.binding is not None:
+            place: InputPlace | None = _bound_place(each, prompt, object_info)
+        else:
+            number = numbers[each.name]
+            place = _placeholder_place(each, number, prompt, is_hidden=number in hidden)
+        checked.append(_completed_at(each, place, prompt, object_info))
+    return tuple(checked)
+
+
+def property_error(each: Property, problem: str, *, node: str | None = None) -> InvalidInput:
+    details = {"field": "properties", "property": each.name, "node": node}
+    return InvalidInput(f"the property {each.name}: {problem}", **details)
+
+
+def _refuse_twice(properties: Sequence[Property]) -> None:
+    seen: set[tuple[str, str | None]] = set()
+    for each in properties:
+        for what, value in (
+            ("name", each.name),
+            ("binding", each.binding),
+            ("placeholder", each.placeholder),
+        ):
+            if value is not None and (what, value) in seen:
+                raise property_error(each, f"another property has the same {what} {shown(value)}")
+            seen.add((what, value))
+
+
+def _completed_at(
+    each: Property,
+    place: InputPlace | None,
+    prompt: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+) -> Property:
+    declared, node_id = None, None
+    if place is not None:
+        node_id = place.node_id
+        declared = declared_at(read_entry(node_id, prompt[node_id], object_info), place.input)
+    _refuse_file_name(each, declared, node_id)
+    each = _completed(each, declared, is_bound=each.binding is not None)
+    _check_choices(each, node_id)
+    _check_default(each, node_id)
+    return each
+
+
+def _refuse_file_name(each: Property, declared: Any, node_id: str | None) -> None:
+    """What is typed there would name any file of the backend, other customers' among them."""
+    if each.is_media or declared is None:
+        return
+    options = input_spec("", declared).options
+    if any(name.endswith("_upload") and options[name] for name in options):
+        raise property_error(
+            each,
+            f"{each.place} names a file, so its type is image, video or audio, not {each.type}",
+            node=node_id,
+        )
+
+
+def _check_shape(each: Property) -> None:
+    if not NAME.fullmatch(each.name):
+        raise property_error(each, "a name begins with a letter, then letters, digits, _, . and -")
+    if each.type not in PROPERTY_TYPES:
+        near = closest(each.type, PROPERTY_TYPES)
+        meant = f", did you mean {near[0]}?" if near else "."
+        listed = ", ".join(PROPERTY_TYPES)
+        raise property_error(each, f"{shown(each.type)} is no type{meant} There are: {listed}")
+    if (each.binding is None) == (each.placeholder is None):
+        raise property_error(each, 'it needs either a binding "node.input" or a placeholder')
+    if each.placeholder is not None and not 0 < len(each.placeholder) <= PLACEHOLDER_CHARACTERS_MAX:
+        raise property_error(
+            each, f"a placeholder has 1 to {PLACEHOLDER_CHARACTERS_MAX} characters"
+        )
+    if len(each.description) > DESCRIPTION_CHARACTERS_MAX:
+        raise property_error(
+            each, f"at most {DESCRIPTION_CHARACTERS_MAX:,} characters of description"
+        )
+    for text in (each.description, each.placeholder or "", each.binding or ""):
+        problem = problem_with_text(text)
+        if problem:
+            raise property_error(each, problem)
+    _check_bounds(each)
+
+
+def _check_bounds(each: Property) -> None:
+    least, most = each.minimum, each.maximum
+    if (least is not None or most is not None) and each.type not in ("number", "integer", "seed"):
+        raise property_error(each, f"a property of type {each.type} has no range")
+    if least is not None and most is not None and least > most:
+        raise property_error(each, f"the minimum {shown(least)} is above the maximum {shown(most)}")
+    if each.type == "seed" and not ((least or 0) >= 0 and (most or 0) <= SEED_MAX):
+        raise property_error(each, f"seeds are 0 to {SEED_MAX}")
+    if each.step is not None and not each.step > 0:
+        raise property_error(each, f"the step must be above zero, not {shown(each.step)}")
+
+
+def _bound_place(
+    each: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
+) -> InputPlace:
+    binding = each.binding or ""
+    place = place_of(binding, prompt)
+    if place is None:
+        node = binding.partition(".")[0]
+        if "." not in binding or not node:
+            raise property_error(each, f"the binding {shown(binding)} is not <node id>.<input>")
+        raise property_error(
+            each, f"there is no node {shown(node)} in the prompt (binding {binding})", node=node
+        )
+    entry = read_entry(place.node_id, prompt[place.node_id], object_info)
+    # What a node of an unknown type takes is not known either.
+    if entry.info and place.input not in entry.inputs and declared_at(entry, place.input) is None:
+        known = dict.fromkeys([*entry.declared(), *entry.inputs])
+        bindable = [name for name in known if _socket_at(entry, name) is None]
+        hint = hint_of(place.input, bindable, "it has")
+        raise property_error(
+            each, f"node {entry.name} has no input {shown(place.input)}{hint}", node=entry.id
+        )
+    _refuse_socket(each, entry, place)
+    return place
+
+
+def _refuse_socket(each: Property, entry: PromptEntry, place: InputPlace) -> None:
+    kind = _socket_at(entry, place.input)
+    if kind is not None:
+        raise property_error(
+            each,
+            f"{place.input} of node {entry.name} takes {kind} from another node, and no value",
+            node=entry.id,
+        )
+
+
+def _socket_at(entry: PromptEntry, name: str) -> str | None:
+    """What an input takes from another node, if it takes no value."""
+    declared = declared_at(entry, name)
+    current = entry.inputs.get(name)
+    if declared is None or (name in entry.inputs and as_link(current) is None):
+        return None
+    spec = input_spec(name, declared)
+    takes_value = not {spec.widget_type, *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"})
+    return None if takes_value else spec.type
+
+
+def _placeholder_place(
+    each: Property, number: int, prompt: Mapping[str, Any], *, is_hidden: bool
+) -> InputPlace | None:
+    places = places_of(prompt, number)
+    if not places:
+        if is_hidden:
+            return None
+        raise property_error(
+            each, f"the placeholder {shown(each.placeholder)} is nowhere in the document"
+        )
+    node_id, name, _ = places[0]
+    return InputPlace(node_id, name)
+
+
+def _completed(each: Property, declared: Any, *, is_bound: bool) -> Property:
+    """Choices and ranges as the node has them, where the property says nothing; and who must be given."""
+    spec = input_spec("", declared) if declared is not None else None
+    if each.type == "choice" and each.choices is None and spec is not None:
+        each = replace(each, choices=tuple(choices_of(spec) or ()) or None)
+    if each.type in ("number", "integer") and spec is not None:
+        each = replace(
+            each,
+            minimum=_bound(spec.options.get("min")) if each.minimum is None else each.minimum,
+            maximum=_bound(spec.options.get("max")) if each.maximum is None else each.maximum,
+        )
+    if each.default is not None or each.type == "seed":
+        return replace(each, required=bool(each.required))
+    # Without a value a bound input keeps what the document has; a placeholder would stay in the text.
+    if not is_bound and each.required is False:
+        raise property_error(each, "with a placeholder it is required, or needs a default")
+    usual = each.is_media or not is_bound
+    return replace(each, required=usual if each.required is None else each.required)
+
+
+def _bound(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def _check_choices(each: Property, node_id: str | None) -> None:
+    if each.type != "choice":
+        if each.choices is not None:
+            raise property_error(each, f"a property of type {each.type} has no choices")
+        return
+    if not each.choices:
+        raise property_error(each, "a choice needs choices", node=node_id)
+    if len(each.choices) > CHOICES_MAX:
+        raise property_error(each, f"at most {CHOICES_MAX:,} choices")
+    if not all(map(_can_be_chosen, each.choices)):
+        raise property_error(each, "choices are texts, numbers, true and false")
+
+
+def _can_be_chosen(choice: Any) -> bool:
+    if isinstance(choice, str):
+        return is_storable(choice)
+    return isinstance(choice, int) or (isinstance(choice, float) and math.isfinite(choice))
+
+
+def _check_default(each: Property, node_id: str | None) -> None:
+    if each.default is None:
+        return
+    try:
+        check_value(each, each.default, is_ours=True)
+    except InvalidValue as error:
+        at = f" ({each.place})"
+        raise property_error(each, f"its default: {error.message}{at}", node=node_id) from None
+
+
+DOCUMENT_BYTES_MAX = 64 * 1024**2
+WARNED_TYPES_MAX = 20
+# As JSON writes it; behind another backslash it is only a text about it.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def draft_workflow(
+    *,
+    slug: str,
+    document: Any,
+    properties: Sequence[Property],
+    output_node_id: str | None,
+    object_info: Mapping[str, Any],
+    is_reported: bool = True,
+) -> WorkflowDraft:
+    """`document` is a workflow, a prompt, or whatever holds one. Raises InvalidInput and its kin.
+
+    Node types that `object_info` lacks are no reason to refuse: the fleet that has them may come later.
+    `is_reported`: a worker has told it, so that what is missing there is worth a warning.
+    """
+    check_slug(slug)
+    kind, found = find_document(document)
+    data = _written(found)
+    prompt = marked_prompt_of(
+        kind, found, object_info, placeholders_of(properties), keep_unknown=True
+    )
+    if not prompt:
+        raise InvalidInput("the document has no node that would be executed", field="document")
+    prompt, unnamed, hidden = _with_unknown_types(prompt, found, properties, object_info)
+    checked = check_properties(properties, prompt, object_info, hidden)
+    _check_output(output_node_id, prompt, object_info)
+    node_types = tuple(sorted({node["class_type"] for node in prompt.values()}))
+    usual = with_defaults(prompt, checked, object_info)
+    return WorkflowDraft(
+        slug=slug,
+        kind=kind,
+        document=data,
+        document_hash=hashlib.sha256(data).hexdigest(),
+        properties=checked,
+        output_node_id=output_node_id,
+        node_types=node_types,
+        models=(*models_of(usual), *unnamed),
+        warnings=tuple(_warnings(node_types, object_info)) if is_reported else (),
+        notes=() if is_reported else tuple(_notes(node_types, object_info)),
+    )
+
+
+def best_object_info(
+    document: Any, candidates: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """The one that knows the most of the document's node types; the first of equals."""
+    kind, found = find_document(document)
+    types = _types_named(kind, found)
+    return max(candidates, key=lambda known: len(types & known.keys()), default=None)
+
+
+def _types_named(kind: Kind, document: Mapping[str, Any]) -> set[str]:
+    if kind == "prompt":
+        return {node["class_type"] for node in document.values() if "class_type" in node}
+    opened = Opened("json", dict(document), None)
+    return {used.class_type for used in inspect(opened).node_types}
+
+
+def _written(document: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"the document is no JSON: {error}", field="document") from None
+    problem = problem_with_text(text) or ("it holds a NUL character" if _NUL.search(text) else None)
+    if problem or "\ue000comfyfleet-" in text:
+        raise InvalidInput(
+            f"the document: {problem or 'it holds marks of our own'}", field="document"
+        )
+    data = text.encode()
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise LimitExceeded(
+            f"the document has {len(data):,} bytes, more than {DOCUMENT_BYTES_MAX:,}",
+            limit=DOCUMENT_BYTES_MAX,
+        )
+    return data
+
+
+def _check_output(
+    node_id: str | None, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
+) -> None:
+    if node_id is None:
+        return
+    if node_id not in prompt:
+        raise InvalidInput(
+            f"the output node {shown(node_id)} is not in the prompt", field="output_node_id"
+        )
+    class_type = prompt[node_id]["class_type"]
+    known = object_info.get(class_type)
+    if isinstance(known, dict) and known.get("output_node") is False:
+        raise InvalidInput(
+            f"node {node_id} ({class_type}) is no output node: nothing is run for it",
+            field="output_node_id",
+        )
+
+
+def _with_unknown_types(
+    prompt: Mapping[str, Any],
+    document: Mapping[str, Any],
+    properties: Sequence[Property],
+    object_info: Mapping[str, Any],
+) -> tuple[dict[str, Any], tuple[ModelUse, ...], set[int]]:
+    """A node whose type isn't known is emitted without it, and without the names of its values.
+
+    So all is looked for in the workflow: the type, which values look like a model's file, and which
+    placeholders stand anywhere.
+    """
+    if all("class_type" in node for node in prompt.values()):
+        return dict(prompt), (), set()
+    seen = inspect(Opened("json", dict(document), None), object_info)
+    types = {
+        node.id: each.class_type
+        for each in (seen.missing.node_types if seen.missing else ())
+        for node in each.nodes
+    }
+    typed = {
+        node_id: node
+        if "class_type" in node
+        else {"class_type": types.get(node_id, ""), "inputs": _links(node)}
+        for node_id, node in prompt.items()
+    }
+    named = {use.file for use in models_of(typed)}
+    unnamed = (
+        ModelUse("", file.name)
+        for file in seen.files
+        if file.kind == "model" and file.active and file.name not in named
+    )
+    hidden = marks_in(marked_workflow(document, placeholders_of(properties)))
+    return typed, tuple(unnamed), hidden
+
+
+def _links(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in node["inputs"].items() if as_link(value)}
+
+
+def _notes(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:
+    if any(name not in object_info for name in node_types):
+        yield (
+            "No worker has told yet what its backend has. Whether this workflow can be run is known "
+            "as soon as one has joined."
+        )
+
+
+def _warnings(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:
+    unknown = [name for name in node_types if name not in object_info]
+    if unknown:
+        listed = ", ".join(unknown[:WARNED_TYPES_MAX])
+        more = (
+            f" and {len(unknown) - WARNED_TYPES_MAX} more"
+            if len(unknown) > WARNED_TYPES_MAX
+            else ""
+        )
+        yield f"No backend that we know has the node types {listed}{more}."

@@ -1,0 +1,679 @@
+"""Registered workflows, their properties with checked values, and effects made from them. Pure."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, TypeAlias
+from uuid import UUID
+
+from comfyfleet.api.values import is_storable, problem_with_text
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
+from comfyfleet.server.fleets.model import MissingRequirements, ModelUse, backend_offer
+from comfyfleet.workflow.inspect.inputs_outputs import is_model_file
+
+PropertyType: TypeAlias = Literal[
+    "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio"
+]
+PROPERTY_TYPES: tuple[PropertyType, ...] = (
+    "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio",
+)  # fmt: skip
+MEDIA_TYPES = frozenset({"image", "video", "audio"})
+PRIMARY_INPUT = "input"
+SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+OPEN_PREFIX = "open-"
+SEED_MAX = 2**64 - 1
+RUN_LIMIT_SECONDS_MAX = 7 * 24 * 3600
+PRICE_TOKENS_MAX = 2**31 - 1
+
+Kind: TypeAlias = Literal["workflow", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A named, typed input, bound to `node.input` or to a text that stands in the document."""
+
+    name: str
+    type: PropertyType
+    binding: str | None = None
+    placeholder: str | None = None
+    default: Any = None
+    minimum: float | None = None
+    maximum: float | None = None
+    step: float | None = None
+    choices: tuple[Any, ...] | None = None
+    # None: a file is, and so is what would otherwise leave its placeholder in the prompt.
+    required: bool | None = None
+    description: str = ""
+
+    @property
+    def is_media(self) -> bool:
+        return self.type in MEDIA_TYPES
+
+    @property
+    def is_primary_input(self) -> bool:
+        return self.is_media and self.name == PRIMARY_INPUT
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"binding {self.binding}" if self.binding else f"placeholder {self.placeholder!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWorkflow:
+    id: int
+    slug: str
+    version: int  # the one that new jobs get; 0 for an open workflow, which has none
+    required_capabilities: frozenset[str]
+    price_tokens: int | None  # in graphs and pipelines; None: it is not offered there
+    run_limit_seconds: int
+    is_active: bool
+    is_paused: bool
+    is_open: bool
+    created_at: datetime
+
+    @property
+    def subject(self) -> str:
+        return f"workflow:{self.slug}"
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether customers may name it in graphs and pipelines."""
+        return self.is_active and not self.is_open and self.price_tokens is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowVersion:
+    """Never changed once it is there: jobs name it."""
+
+    workflow_id: int
+    version: int
+    kind: Kind
+    document_key: str
+    document_hash: str
+    properties: tuple[Property, ...]
+    output_node_id: str | None
+    node_types: tuple[str, ...]
+    models: tuple[ModelUse, ...]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTerms:
+    """What is said of a workflow as a whole; None: as before, or the default."""
+
+    required_capabilities: frozenset[str] | None = None
+    run_limit_seconds: int | None = None
+    price_tokens: int | None = None  # offers it to customers; 0: free on purpose
+    is_withdrawn: bool | None = None  # True: it is offered no more
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowDraft:
+    """A version that was checked and is not yet registered."""
+
+    slug: str
+    kind: Kind
+    document: bytes
+    document_hash: str
+    properties: tuple[Property, ...]
+    output_node_id: str | None
+    node_types: tuple[str, ...]
+    models: tuple[ModelUse, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what will be known later
+
+    @property
+    def document_key(self) -> str:
+        """Named by content, and so written before any number is known or row exists."""
+        return f"central/workflows/{self.slug}/{self.document_hash}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AssetRef:
+    """A file that the worker must hand to its backend, and where the name that it gets goes."""
+
+    name: str
+    file_id: UUID
+    kind: PropertyType
+    binding: str | None = None
+    placeholder: str | None = None
+    is_primary_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobPayload:
+    """All that a job keeps of its workflow: later versions don't touch it."""
+
+    prompt: dict[str, Any]
+    assets: tuple[AssetRef, ...]
+    properties: dict[str, Any]  # as resolved, files by their ids
+    model_key: str | None
+    model_set: str | None
+
+
+def check_slug(slug: str, of: str = "a workflow") -> None:
+    if not SLUG.fullmatch(slug):
+        raise InvalidInput(
+            f"{of}'s slug must be lower-case letters, digits, ., - and _, not {slug!r}",
+            field="slug",
+        )
+
+
+def check_terms(terms: WorkflowTerms) -> None:
+    if not all(each and is_storable(each) for each in terms.required_capabilities or ()):
+        raise InvalidInput("a capability must be a text", field="required_capabilities")
+    if terms.is_withdrawn and terms.price_tokens is not None:
+        raise InvalidInput("a workflow that is withdrawn has no price", field="price_tokens")
+    limits = (
+        ("run_limit_seconds", terms.run_limit_seconds, 1, RUN_LIMIT_SECONDS_MAX),
+        ("price_tokens", terms.price_tokens, 0, PRICE_TOKENS_MAX),
+    )
+    for name, value, least, most in limits:
+        if value is not None and not least <= value <= most:
+            raise InvalidInput(f"{name} must be {least} to {most:,}, not {value}", field=name)
+
+
+# By what loaders call the input that fills the GPU's memory; the surest first.
+HEAVY_INPUTS = (
+    ("ckpt_name", "unet_name"),
+    ("checkpoint", "checkpoint_name", "diffusion_model", "diffusion_model_name", "gguf_name"),
+    ("model_name", "model", "model_path"),
+)
+# Classes of loaders that call a light model `model_name`.
+LIGHT_CLASSES = ("upscale", "lora", "vae", "clip", "controlnet", "style", "gligen", "photomaker")
+KEY_CHARACTERS_MAX = 300
+VALUE_DEPTH_MAX = 4
+
+
+def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
+    """In the order of the prompt, each once."""
+    found = (
+        ModelUse(f"{node.get('class_type', '')}.{name}", file)
+        for node in prompt.values()
+        for name, value in node.get("inputs", {}).items()
+        for file in _files_in(value, VALUE_DEPTH_MAX)
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def models_chosen(
+    properties: Iterable[Property], values: Mapping[str, Any]
+) -> tuple[ModelUse, ...]:
+    """Files that properties put into inputs; of an input its name alone is known here."""
+    given = (
+        (each.binding.rpartition(".")[2], _first_text(values.get(each.name), each.default))
+        for each in properties
+        if each.binding and not each.is_media
+    )
+    return tuple(ModelUse(name, value) for name, value in given if is_model_file(value))
+
+
+def model_key(models: Iterable[ModelUse]) -> str | None:
+    """The heavy model: what is worth not to be loaded twice."""
+    uses = list(models)
+    heavy = next((use for tier in HEAVY_INPUTS for use in uses if _is_heavy(use, tier)), None)
+    chosen = heavy or next(iter(uses), None)
+    if chosen is None:
+        return None
+    is_short = len(chosen.file) <= KEY_CHARACTERS_MAX
+    return chosen.file if is_short else hashlib.sha256(chosen.file.encode()).hexdigest()
+
+
+def model_set(models: Iterable[ModelUse]) -> str | None:
+    """Equal for prompts that name the same files for the same inputs, in whatever order."""
+    uses = sorted(set(models))
+    return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
+
+
+def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:
+    """A model whose input the backend doesn't list is not held against it: nobody can tell."""
+    return backend_offer(facts).lacks(version.node_types, version.models)
+
+
+def _first_text(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _is_heavy(use: ModelUse, tier: tuple[str, ...]) -> bool:
+    class_name, _, name = use.input.partition(".")
+    lowered = class_name.lower()
+    is_light = any(word in lowered for word in LIGHT_CLASSES) and "checkpoint" not in lowered
+    return name in tier and (not is_light or "ckpt_name" in tier)
+
+
+def _files_in(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        if is_model_file(value):
+            yield value
+    elif depth and isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _files_in(inner, depth - 1)
+
+
+TEXT_CHARACTERS_MAX = 1_000_000
+SHOWN_CHARACTERS_MAX = 60
+SHOWN_CHOICES_MAX = 20
+
+
+def resolve_values(
+    properties: Iterable[Property],
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """Each property that has a value, with it: checked, files as UUIDs. None means: not given."""
+    named = {each.name: each for each in properties}
+    for given in (values, overrides):
+        _refuse_unknown(named, given)
+    resolved: dict[str, Any] = {}
+    for name, each in named.items():
+        value = _first(values.get(name), overrides.get(name), each.default)
+        if value is None and each.type == "seed":
+            value = seed_within(each, seed)
+        if value is not None:
+            is_ours = values.get(name) is None
+            resolved[name] = check_value(each, value, is_ours=is_ours)
+        elif each.required:
+            raise InvalidValue(f"the property {name} needs a value", property=name)
+    return resolved
+
+
+def check_value(each: Property, value: Any, *, is_ours: bool = False) -> Any:
+    """The value as it goes into the prompt. `is_ours`: the operator's own, so it may name a file that
+    the backend has, where a user's must be an upload."""
+    problem_free = _CHECKS[each.type](each, value, is_ours)
+    _check_range(each, problem_free)
+    return problem_free
+
+
+def seed_within(each: Property, seed: int) -> int:
+    least, most = int(each.minimum or 0), int(SEED_MAX if each.maximum is None else each.maximum)
+    return least + seed % (most - least + 1)
+
+
+def value_error(each: Property, problem: str) -> InvalidValue:
+    return InvalidValue(f"the property {each.name}: {problem}", property=each.name)
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _refuse_unknown(named: Mapping[str, Property], given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in named:
+            known = ", ".join(named) or "none"
+            raise InvalidValue(
+                f"there is no property {shown(name)}; there are: {known}", property=name
+            )
+
+
+def _text(each: Property, value: Any, _is_ours: bool) -> str:
+    if not isinstance(value, str):
+        raise value_error(each, f"{shown(value)} is no text")
+    if len(value) > TEXT_CHARACTERS_MAX:
+        raise value_error(each, f"the text has more than {TEXT_CHARACTERS_MAX:,} characters")
+    problem = problem_with_text(value)
+    if problem:
+        raise value_error(each, problem)
+    return value
+
+
+def _number(each: Property, value: Any, _is_ours: bool) -> int | float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not _is_finite(value):
+        raise value_error(each, f"{shown(value)} is no number")
+    number: int | float = value
+    return number
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _integer(each: Property, value: Any, is_ours: bool) -> int:
+    number = _number(each, value, is_ours)
+    if number != int(number):
+        raise value_error(each, f"{shown(value)} is no whole number")
+    return int(number)
+
+
+def _boolean(each: Property, value: Any, _is_ours: bool) -> bool:
+    if not isinstance(value, bool):
+        raise value_error(each, f"{shown(value)} is neither true nor false")
+    return value
+
+
+def _choice(each: Property, value: Any, _is_ours: bool) -> Any:
+    """True is not 1 here, though Python says so."""
+    choices = each.choices or ()
+    for choice in choices:
+        if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+            return choice
+    more = ", …" if len(choices) > SHOWN_CHOICES_MAX else ""
+    listed = ", ".join(shown(choice) for choice in choices[:SHOWN_CHOICES_MAX]) + more
+    raise value_error(each, f"{shown(value)} is not among the choices: {listed}")
+
+
+def _seed(each: Property, value: Any, is_ours: bool) -> int:
+    seed = _integer(each, value, is_ours)
+    if not 0 <= seed <= SEED_MAX:
+        raise value_error(each, f"a seed is 0 to {SEED_MAX}, not {shown(value)}")
+    return seed
+
+
+def _file(each: Property, value: Any, is_ours: bool) -> UUID | str:
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        if is_ours and isinstance(value, str) and value and problem_with_text(value) is None:
+            return value
+        raise value_error(each, f"{shown(value)} is no file's id") from None
+
+
+def _check_range(each: Property, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or each.choices is not None:
+        return
+    if each.minimum is not None and value < each.minimum:
+        raise value_error(each, f"{shown(value)} is below the minimum of {shown(each.minimum)}")
+    if each.maximum is not None and value > each.maximum:
+        raise value_error(each, f"{shown(value)} is above the maximum of {shown(each.maximum)}")
+
+
+_CHECKS: Mapping[str, Callable[[Property, Any, bool], Any]] = {
+    "text": _text,
+    "number": _number,
+    "integer": _integer,
+    "boolean": _boolean,
+    "choice": _choice,
+    "seed": _seed,
+    "image": _file,
+    "video": _file,
+    "audio": _file,
+}
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema_of(
+    properties: Iterable[Property],
+    overrides: Mapping[str, Any],
+    locked: Collection[str] = (),
+) -> dict[str, Any]:
+    """What a customer may send as `properties`; an override is what they get if they send nothing.
+
+    What is locked is not theirs to send.
+    """
+    shown = [each for each in properties if not each.is_primary_input and each.name not in locked]
+    return {
+        "$schema": DIALECT,
+        "type": "object",
+        "properties": {each.name: _one(each, overrides) for each in shown},
+        "required": [each.name for each in shown if _is_needed(each, overrides)],
+        "additionalProperties": False,
+    }
+
+
+def _one(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"title": each.name.replace("_", " ").strip().capitalize(), **_shape(each)}
+    if each.description:
+        schema["description"] = each.description
+    default = overrides.get(each.name)
+    if default is None:
+        default = each.default
+    # A default of ours for a file names one that the backend has, which no customer could send.
+    if default is not None and not each.is_media:
+        schema["default"] = default
+    return schema
+
+
+def _shape(each: Property) -> dict[str, Any]:
+    if each.type == "choice":
+        return {"enum": list(each.choices or ())}
+    if each.is_media:
+        return {"type": "string", "format": "uuid", "x-media": each.type}
+    if each.type == "text":
+        return {"type": "string", "maxLength": TEXT_CHARACTERS_MAX}
+    if each.type == "boolean":
+        return {"type": "boolean"}
+    return _numeric(each)
+
+
+def _numeric(each: Property) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "number" if each.type == "number" else "integer"}
+    least, most = each.minimum, each.maximum
+    if each.type == "seed":
+        schema["x-seed"] = True
+        least, most = max(least or 0, 0), SEED_MAX if most is None else min(most, SEED_MAX)
+    for name, value in (("minimum", least), ("maximum", most), ("x-step", each.step)):
+        if value is not None:
+            schema[name] = value
+    return schema
+
+
+def _is_needed(each: Property, overrides: Mapping[str, Any]) -> bool:
+    has_value = overrides.get(each.name) is not None or each.default is not None
+    return bool(each.required) and not has_value and each.type != "seed"
+
+
+TITLE_CHARACTERS_MAX = 200
+DESCRIPTION_CHARACTERS_MAX = 10_000
+PREVIEW_URL_CHARACTERS_MAX = 2000
+UPLOAD_BYTES_MAX = 16 * 1024**3
+MEDIA_TYPES_MAX = 50
+STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,49}")
+MEDIA_TYPE = re.compile(r"(image|video|audio)/[a-z0-9][a-z0-9.+-]{0,99}")
+PROVIDERS = ("self_hosted", "cloud")
+
+
+@dataclass(frozen=True, slots=True)
+class EffectSettings:
+    """All of an effect that an operator sets."""
+
+    title: str = ""  # empty: the slug
+    description: str = ""
+    preview_url: str | None = None
+    price_tokens: int = 0
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    stage: str = "production"
+    provider: str = "self_hosted"
+    is_published: bool = False
+    max_upload_bytes: int | None = None  # None: as much as the settings allow
+    media_types: tuple[str, ...] = ()  # none named: all of the kind that it takes
+    locked: tuple[str, ...] = ()  # properties that customers neither see nor set
+    keep_metadata: bool = False  # whether results carry the prompt and workflow that made them
+
+
+@dataclass(frozen=True, slots=True)
+class EffectDefinition:
+    id: UUID
+    slug: str
+    workflow_id: int
+    face: EffectSettings
+    last_processing_time_seconds: float | None
+    typical_seconds: float | None
+    created_at: datetime
+
+    @property
+    def subject(self) -> str:
+        return f"effect:{self.slug}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEffect:
+    """An effect with what stands behind it at this moment."""
+
+    effect: EffectDefinition
+    workflow: RegisteredWorkflow
+    version: WorkflowVersion
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a customer may pick it."""
+        return self.effect.face.is_published and self.workflow.is_active
+
+    @property
+    def properties(self) -> tuple[Property, ...]:
+        """As customers may set them: without those that are locked, and with the effect's defaults."""
+        face = self.effect.face
+        return tuple(
+            replace(each, default=face.overrides[each.name])
+            if face.overrides.get(each.name) is not None
+            else each
+            for each in self.version.properties
+            if each.name not in face.locked
+        )
+
+    @property
+    def takes(self) -> PropertyType | None:
+        """The kind of media that it is applied to, if to any."""
+        return primary_kind(self.version.properties)
+
+    def check_upload(self, media_type: str, size_bytes: int, *, at_most_bytes: int) -> None:
+        """Before the first byte is sent: is it something that this effect would take?"""
+        wanted = self.takes
+        if wanted is None:
+            raise InvalidInput("this effect takes no media", field="content_type")
+        allowed = self.effect.face.media_types
+        fits = media_type in allowed if allowed else media_type.startswith(f"{wanted}/")
+        if not fits:
+            names = ", ".join(allowed) or f"{wanted}/*"
+            raise InvalidInput(
+                f"this effect takes {names}, not {shown(media_type)}", field="content_type"
+            )
+        limit = min(self.effect.face.max_upload_bytes or at_most_bytes, at_most_bytes)
+        if size_bytes > limit:
+            raise LimitExceeded(
+                f"this effect takes at most {limit:,} bytes, not {size_bytes:,}",
+                field="size",
+                max_bytes=limit,
+            )
+
+
+def primary_kind(properties: Sequence[Property]) -> PropertyType | None:
+    found = (each.type for each in properties if each.name == PRIMARY_INPUT and each.is_media)
+    return next(found, None)
+
+
+def check_new_effect(slug: str, face: EffectSettings, properties: Sequence[Property]) -> None:
+    check_slug(slug, "an effect")
+    check_effect_settings(face, properties)
+
+
+def check_effect_settings(face: EffectSettings, properties: Sequence[Property]) -> None:
+    _check_texts(face)
+    for name, value, most in (
+        ("price_tokens", face.price_tokens, PRICE_TOKENS_MAX),
+        ("max_upload_bytes", face.max_upload_bytes or 0, UPLOAD_BYTES_MAX),
+    ):
+        if not 0 <= value <= most:
+            raise InvalidInput(f"{name} must be 0 to {most:,}, not {value}", field=name)
+    if not STAGE.fullmatch(face.stage):
+        raise InvalidInput(
+            f"a stage is lower-case letters, digits, - and _, not {face.stage!r}", field="stage"
+        )
+    if face.provider not in PROVIDERS:
+        raise InvalidInput(
+            f"a provider is {' or '.join(PROVIDERS)}, not {face.provider!r}", field="provider"
+        )
+    _check_media_types(face, properties)
+    _check_locked(face, properties)
+    for name in face.overrides:
+        problem = problem_with(name, face.overrides[name], properties)
+        if problem:
+            raise InvalidValue(problem, field="overrides", property=name)
+
+
+def problems_of(
+    face: EffectSettings, properties: Sequence[Property], before: Sequence[Property]
+) -> Iterator[str]:
+    """Why a version with these properties doesn't fit an effect that customers use."""
+    for name, value in face.overrides.items():
+        if problem := problem_with(name, value, properties):
+            yield problem
+    known = {each.name for each in properties} | {*face.overrides}
+    for name in face.locked:
+        if name not in known:
+            yield f"the workflow has no property {shown(name)}, which it locks"
+    for each in before:
+        if each.name not in known and each.name not in face.locked:
+            yield f"the workflow has no property {shown(each.name)}, which customers may set"
+
+
+def problem_with(name: str, override: Any, properties: Sequence[Property]) -> str | None:
+    """Why a property can't have this value of the effect's, if it can't."""
+    found = next((each for each in properties if each.name == name), None)
+    if found is None:
+        return f"the workflow has no property {shown(name)}"
+    try:
+        if override is not None:
+            check_value(found, override, is_ours=True)
+    except InvalidValue as error:
+        return error.message
+    return None
+
+
+def _check_texts(face: EffectSettings) -> None:
+    for name, text, most in (
+        ("title", face.title, TITLE_CHARACTERS_MAX),
+        ("description", face.description, DESCRIPTION_CHARACTERS_MAX),
+        ("preview_url", face.preview_url or "", PREVIEW_URL_CHARACTERS_MAX),
+    ):
+        if len(text) > most or not is_storable(text):
+            raise InvalidInput(f"{name} must have at most {most:,} characters", field=name)
+    if face.preview_url and not face.preview_url.startswith(("https://", "http://")):
+        raise InvalidInput("preview_url must be an http or https URL", field="preview_url")
+
+
+def _check_locked(face: EffectSettings, properties: Sequence[Property]) -> None:
+    known = {each.name: each for each in properties}
+    for name in face.locked:
+        found = known.get(name)
+        if found is None:
+            raise InvalidInput(f"the workflow has no property {shown(name)}", field="locked")
+        if found.is_primary_input:
+            raise InvalidInput("what the effect is applied to can't be locked", field="locked")
+        has_value = face.overrides.get(name) is not None or found.default is not None
+        if found.required and not has_value and found.type != "seed":
+            raise InvalidInput(
+                f"{shown(name)} is locked, and has no value: set it in overrides", field="locked"
+            )
+
+
+def _check_media_types(face: EffectSettings, properties: Sequence[Property]) -> None:
+    kind = primary_kind(properties)
+    if face.media_types and kind is None:
+        raise InvalidInput(
+            "media_types are named, and the workflow has no media property named input",
+            field="media_types",
+        )
+    if len(face.media_types) > MEDIA_TYPES_MAX:
+        raise InvalidInput(f"at most {MEDIA_TYPES_MAX} media types", field="media_types")
+    for each in face.media_types:
+        if not MEDIA_TYPE.fullmatch(each) or not each.startswith(f"{kind}/"):
+            raise InvalidInput(f"{shown(each)} is no type of {kind}", field="media_types")
+
+
+class RunTerms(NamedTuple):
+    """What a worker is told of a run, by the job's workflow and effect."""
+
+    run_limit_seconds: int
+    keeps_metadata: bool  # false: its outputs lose their prompt and workflow

@@ -1,0 +1,385 @@
+"""The payload of a job: the converted prompt with its placeholders and properties filled in, and the files it needs. Pure."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from comfyfleet.errors import InvalidInput, InvalidWorkflow, LimitExceeded
+from comfyfleet.server.catalog import model
+from comfyfleet.server.catalog.model import (
+    AssetRef,
+    JobPayload,
+    Kind,
+    Property,
+    WorkflowVersion,
+    resolve_values,
+    value_error,
+)
+from comfyfleet.workflow import convert
+from comfyfleet.workflow.edit.addresses import as_link, read_entry
+from comfyfleet.workflow.edit.values import declared_at, has_branches, rebranched_inputs
+from comfyfleet.workflow.files.document import find_pieces
+from comfyfleet.workflow.files.reader import DEFAULT_LIMITS
+from comfyfleet.workflow.text_patterns import Random
+
+VALUE_DEPTH_MAX = 100
+_MARK = re.compile("\ue000comfyfleet-([0-9]+)\ue001")
+Prompt = Mapping[str, Mapping[str, Any]]
+
+
+def mark_text(number: int) -> str:
+    """Of characters for private use, which nobody types."""
+    return f"\ue000comfyfleet-{number}\ue001"
+
+
+def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]:
+    """Only values of inputs: class names and ids stay, whatever the placeholder is."""
+    return {
+        node_id: {**node, "inputs": _inputs_mapped(node, _marker(placeholders))}
+        for node_id, node in prompt.items()
+    }
+
+
+def marked_workflow(workflow: Mapping[str, Any], placeholders: Sequence[str]) -> dict[str, Any]:
+    """Only saved values, those inside of subgraphs too."""
+    marked = _in_saved_values(workflow, _marker(placeholders), VALUE_DEPTH_MAX)
+    return dict(marked)
+
+
+def places_of(prompt: Prompt, number: int) -> list[tuple[str, str, bool]]:
+    """Node, input, and whether the input is nothing but the mark; in the order of the prompt."""
+    wanted = mark_text(number)
+    found = []
+    for node_id, node in prompt.items():
+        for name, value in node.get("inputs", {}).items():
+            if value == wanted:
+                found.append((node_id, name, True))
+            elif number in marks_in(value):
+                found.append((node_id, name, False))
+    return found
+
+
+def marks_in(value: Any) -> set[int]:
+    found: set[int] = set()
+
+    def look(text: str) -> Any:
+        found.update(int(match[1]) for match in _MARK.finditer(text))
+        return text
+
+    _mapped(value, look)
+    return found
+
+
+def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
+    """A mark alone becomes the value itself; one inside a longer text becomes the value as a text."""
+
+    def fill(text: str) -> Any:
+        whole = _MARK.fullmatch(text)
+        if whole:
+            return as_input(values[int(whole[1])])
+        return _MARK.sub(lambda match: as_text(values[int(match[1])]), text)
+
+    return {
+        node_id: {**node, "inputs": _inputs_mapped(node, fill)} for node_id, node in prompt.items()
+    }
+
+
+def as_input(value: Any) -> Any:
+    """A list would be taken for a link; the server unwraps it."""
+    return {"__value__": value} if isinstance(value, list) else value
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _marker(placeholders: Sequence[str]) -> Callable[[str], str]:
+    if not placeholders:
+        return lambda text: text
+    numbers = {text: number for number, text in enumerate(placeholders)}
+    # The longest first: where one begins like another, the whole of it is meant.
+    ordered = sorted(placeholders, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, ordered)))
+    return lambda text: pattern.sub(lambda match: mark_text(numbers[match[0]]), text)
+
+
+def _inputs_mapped(node: Mapping[str, Any], change: Callable[[str], Any]) -> dict[str, Any]:
+    """Links stay: the id of a node may well look like a placeholder."""
+    return {
+        name: value if as_link(value) else _mapped(value, change)
+        for name, value in node.get("inputs", {}).items()
+    }
+
+
+def _mapped(value: Any, change: Callable[[str], Any], depth: int = VALUE_DEPTH_MAX) -> Any:
+    """A new value with every text in it changed; keys stay."""
+    if isinstance(value, str):
+        return change(value)
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        raise LimitExceeded(
+            f"a value is nested deeper than {VALUE_DEPTH_MAX}", limit=VALUE_DEPTH_MAX
+        )
+    if isinstance(value, dict):
+        return {key: _mapped(inner, change, depth - 1) for key, inner in value.items()}
+    return [_mapped(inner, change, depth - 1) for inner in value]
+
+
+def _in_saved_values(value: Any, change: Callable[[str], Any], depth: int) -> Any:
+    if depth == 0 or not isinstance(value, dict | list):
+        return value
+    if isinstance(value, list):
+        return [_in_saved_values(inner, change, depth - 1) for inner in value]
+    return {
+        key: _mapped(inner, change)
+        if key == "widgets_values"
+        else _in_saved_values(inner, change, depth - 1)
+        for key, inner in value.items()
+    }
+
+
+BINDING_DOTS_MAX = 50
+
+
+class RandomSource(NamedTuple):
+    """What the editor takes from the world when it queues a workflow: the date and the dice."""
+
+    now: datetime | None = None
+    rng: Random | None = None
+
+
+class InputPlace(NamedTuple):
+    node_id: str
+    input: str
+
+
+def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
+    """The workflow in whatever was given, else the prompt; a workflow can be fitted to a fleet."""
+    pieces = find_pieces(value, DEFAULT_LIMITS)
+    if pieces.workflow is not None:
+        return "workflow", pieces.workflow
+    if pieces.prompt is None:
+        raise InvalidInput("the document is neither a workflow nor a prompt", field="document")
+    return "prompt", pieces.prompt
+
+
+def placeholders_of(properties: Iterable[Property]) -> list[str]:
+    """In the order of their numbers."""
+    return [each.placeholder for each in properties if each.placeholder]
+
+
+def marked_prompt_of(
+    kind: Kind,
+    document: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    placeholders: list[str],
+    *,
+    keep_unknown: bool = False,
+    chance: RandomSource = RandomSource(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
+    """`keep_unknown`: nodes of types that nobody knows yet stay; otherwise they are refused."""
+    if kind == "prompt":
+        return marked_prompt(_sound(document), placeholders)
+    return dict(
+        convert(
+            marked_workflow(document, placeholders),
+            object_info,
+            unknown="keep",
+            strict=not keep_unknown,
+            now=chance.now,
+            rng=chance.rng,
+        )
+    )
+
+
+def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
+    """Both ids and names of inputs may hold dots: the prompt tells where the id ends."""
+    end = -1
+    for _ in range(BINDING_DOTS_MAX):
+        end = binding.find(".", end + 1)
+        if end < 0:
+            return None
+        if binding[:end] in prompt and binding[end + 1 :]:
+            return InputPlace(binding[:end], binding[end + 1 :])
+    return None
+
+
+def with_value(
+    prompt: Mapping[str, Any], place: InputPlace, value: Any, object_info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A new prompt. A choice that brings inputs of its own brings them here, too."""
+    node = prompt[place.node_id]
+    entry = read_entry(place.node_id, node, object_info)
+    declared = declared_at(entry, place.input)
+    if declared is not None and has_branches(declared):
+        inputs = rebranched_inputs(entry, place.input, value)
+    else:
+        inputs = {**entry.inputs, place.input: as_input(value)}
+    return {**prompt, place.node_id: {**node, "inputs": inputs}}
+
+
+def _sound(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    for node_id, node in prompt.items():
+        if not isinstance(node, dict) or not isinstance(node.get("class_type"), str):
+            raise InvalidWorkflow(f"node {node_id!r} of the prompt has no class_type")
+        if not isinstance(node.get("inputs", {}), dict):
+            raise InvalidWorkflow(f"the inputs of node {node_id!r} are no object")
+    return prompt
+
+
+def build_payload(
+    version: WorkflowVersion,
+    document: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    files: Mapping[str, UUID] | None = None,
+    seed: int,
+    chance: RandomSource = RandomSource(),  # noqa: B008 - frozen
+) -> JobPayload:
+    """`values` are the user's, `overrides` the effect's; `files` are more values, by property.
+
+    `seed` is for every property of that type without a value, so it is drawn anew for each job.
+    """
+    resolved = resolved_for(version, values, overrides, files=files, seed=seed)
+    return fill_payload(
+        version, marked(version, document, object_info, chance), object_info, resolved
+    )
+
+
+def resolved_for(
+    version: WorkflowVersion,
+    values: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    files: Mapping[str, UUID] | None,
+    seed: int,
+) -> dict[str, Any]:
+    return resolve_values(version.properties, {**values, **(files or {})}, overrides, seed=seed)
+
+
+def marked(
+    version: WorkflowVersion,
+    document: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    chance: RandomSource,
+) -> dict[str, Any]:
+    """The prompt before anybody's values: the same for all jobs that are given the same chance."""
+    placeholders = placeholders_of(version.properties)
+    return marked_prompt_of(version.kind, document, object_info, placeholders, chance=chance)
+
+
+def fill_payload(
+    version: WorkflowVersion,
+    prompt: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+) -> JobPayload:
+    """A marked prompt with values."""
+    properties = version.properties
+    placeholders = placeholders_of(properties)
+    assets = tuple(
+        asset for each in properties for asset in _assets(each, resolved, prompt, placeholders)
+    )
+    _refuse_overlap(properties, resolved, assets)
+    whole = _filled(prompt, properties, resolved, object_info)
+    uses = model.models_of(whole)
+    return JobPayload(
+        prompt=whole,
+        assets=assets,
+        properties={name: _plain(value) for name, value in resolved.items()},
+        model_key=model.model_key(uses),
+        model_set=model.model_set(uses),
+    )
+
+
+def with_defaults(
+    prompt: Mapping[str, Any], properties: Sequence[Property], object_info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A marked prompt as it would be if nobody said anything; what has no default stays as it stands."""
+    defaults = {each.name: each.default for each in properties if each.default is not None}
+    return _filled(prompt, properties, defaults, object_info)
+
+
+def _filled(
+    prompt: Mapping[str, Any],
+    properties: Sequence[Property],
+    resolved: Mapping[str, Any],
+    object_info: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Files keep their placeholder, or the input its value, until the worker knows the name."""
+    texts = [each for each in properties if each.placeholder]
+    marks = {
+        number: each.placeholder if _is_open(each, resolved) else resolved[each.name]
+        for number, each in enumerate(texts)
+    }
+    result = fill_marks(prompt, marks)
+    for each in properties:
+        if each.binding is None or _is_open(each, resolved):
+            continue
+        place = place_of(each.binding, result)
+        if place is None:
+            raise InvalidInput(
+                f"the property {each.name}: the node of its binding {each.binding} is not in the "
+                "prompt that this fleet's backends would get",
+                property=each.name,
+            )
+        result = with_value(result, place, resolved[each.name], object_info)
+    return result
+
+
+def _is_open(each: Property, resolved: Mapping[str, Any]) -> bool:
+    return each.name not in resolved or isinstance(resolved[each.name], UUID)
+
+
+def _assets(
+    each: Property,
+    resolved: Mapping[str, Any],
+    prompt: Mapping[str, Any],
+    placeholders: Sequence[str],
+) -> list[AssetRef]:
+    file_id = resolved.get(each.name)
+    if not isinstance(file_id, UUID):
+        return []
+    if each.placeholder is None:
+        return [AssetRef(each.name, file_id, each.type, each.binding, None, each.is_primary_input)]
+    places = places_of(prompt, placeholders.index(each.placeholder))
+    # Bound to where it stands: a user's text may hold the same letters, and is none of its places.
+    bindings = [f"{node_id}.{name}" for node_id, name, is_whole in places if is_whole]
+    is_inside_text = len(bindings) < len(places)
+    found: list[tuple[str | None, str | None]] = [(binding, None) for binding in bindings]
+    if is_inside_text:
+        found.append((None, each.placeholder))
+    return [
+        AssetRef(
+            each.name if number == 1 else f"{each.name}#{number}",
+            file_id,
+            each.type,
+            binding,
+            placeholder,
+            each.is_primary_input and number == 1,
+        )
+        for number, (binding, placeholder) in enumerate(found, start=1)
+    ]
+
+
+def _refuse_overlap(
+    properties: Sequence[Property], resolved: Mapping[str, Any], assets: Sequence[AssetRef]
+) -> None:
+    """The worker replaces a file's placeholder wherever it reads it, in what a user wrote as well."""
+    waiting = [asset.placeholder for asset in assets if asset.placeholder]
+    for each in properties:
+        value = resolved.get(each.name)
+        if isinstance(value, str) and any(text in value for text in waiting):
+            raise value_error(each, "the text holds the placeholder of a file")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, UUID) else value

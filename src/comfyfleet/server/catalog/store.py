@@ -1,0 +1,350 @@
+"""The only SQL of workflows, their versions, and effects."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    Row,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    insert,
+    select,
+    update,
+)
+
+from comfyfleet.server.catalog.model import (
+    EffectDefinition,
+    EffectSettings,
+    Property,
+    RegisteredWorkflow,
+    ResolvedEffect,
+    RunTerms,
+    WorkflowVersion,
+)
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import (
+    effects,
+    fleets,
+    workflow_fleets,
+    workflow_versions,
+    workflows,
+)
+from comfyfleet.server.db.central_tables import workflow_versions as versions
+from comfyfleet.server.db.dialect import insert_if_new, is_one_of
+from comfyfleet.server.db.driver import PreparedStatement, in_parts
+from comfyfleet.server.fleets.model import Fleet, ModelUse
+
+
+async def add_workflow(tx: Tx, row: Mapping[str, Any]) -> RegisteredWorkflow | None:
+    """None: there is one of that slug."""
+    found = (await tx.execute(insert_if_new(tx, workflows, [row]).returning(workflows))).first()
+    return _workflow(found) if found else None
+
+
+async def raise_version(tx: Tx, slug: str, values: Mapping[str, Any]) -> RegisteredWorkflow | None:
+    """Past the highest that there is; also locks the row, so that two get two numbers."""
+    locked = update(workflows).where(workflows.c.slug == slug).values(slug=slug)
+    workflow_id = await tx.scalar(locked.returning(workflows.c.id))
+    if workflow_id is None:
+        return None
+    highest = await tx.scalar(
+        select(workflow_versions.c.version)
+        .where(workflow_versions.c.workflow_id == workflow_id)
+        .order_by(workflow_versions.c.version.desc())
+        .limit(1)
+    )
+    return await update_workflow(tx, workflow_id, {**values, "version": (highest or 0) + 1})
+
+
+async def update_workflow(
+    tx: Tx, workflow_id: int, values: Mapping[str, Any]
+) -> RegisteredWorkflow | None:
+    statement = update(workflows).where(workflows.c.id == workflow_id).values(dict(values))
+    found = (await tx.execute(statement.returning(workflows))).first()
+    return _workflow(found) if found else None
+
+
+async def get_workflow(tx: Tx, workflow_id: int) -> RegisteredWorkflow | None:
+    found = (await tx.execute(select(workflows).where(workflows.c.id == workflow_id))).first()
+    return _workflow(found) if found else None
+
+
+async def workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow | None:
+    found = (await tx.execute(select(workflows).where(workflows.c.slug == slug))).first()
+    return _workflow(found) if found else None
+
+
+async def all_workflows(tx: Tx, *, with_open: bool) -> list[RegisteredWorkflow]:
+    query = select(workflows).order_by(workflows.c.slug)
+    if not with_open:
+        query = query.where(workflows.c.is_open.is_(False))
+    return [_workflow(row) for row in await tx.execute(query)]
+
+
+async def add_version(tx: Tx, version: WorkflowVersion) -> None:
+    row = {**asdict(version), "models": [[each.input, each.file] for each in version.models]}
+    row["properties"] = [property_row(each) for each in version.properties]
+    row["node_types"] = list(version.node_types)
+    await tx.execute(insert(workflow_versions).values(row))
+
+
+async def get_version(tx: Tx, workflow_id: int, version: int) -> WorkflowVersion | None:
+    query = select(workflow_versions).where(
+        workflow_versions.c.workflow_id == workflow_id, workflow_versions.c.version == version
+    )
+    found = (await tx.execute(query)).first()
+    return _version(found) if found else None
+
+
+async def versions_of(tx: Tx, workflow_id: int) -> list[WorkflowVersion]:
+    query = (
+        select(workflow_versions)
+        .where(workflow_versions.c.workflow_id == workflow_id)
+        .order_by(workflow_versions.c.version.desc())
+    )
+    return [_version(row) for row in await tx.execute(query)]
+
+
+async def in_use(
+    tx: Tx, workflow_ids: Collection[int]
+) -> dict[int, tuple[RegisteredWorkflow, WorkflowVersion]]:
+    """Each with the version that new jobs get."""
+    query = select(workflows).where(is_one_of(tx, workflows.c.id, workflow_ids))
+    found = {row.id: _workflow(row) for row in await tx.execute(query)}
+    is_current = and_(
+        workflow_versions.c.workflow_id == workflows.c.id,
+        workflow_versions.c.version == workflows.c.version,
+    )
+    current = select(workflow_versions).join(workflows, is_current)
+    rows = await tx.execute(current.where(is_one_of(tx, workflows.c.id, workflow_ids)))
+    return {row.workflow_id: (found[row.workflow_id], _version(row)) for row in rows}
+
+
+def property_row(each: Property) -> dict[str, Any]:
+    """Only what is said: a field that comes later is then absent in older rows."""
+    return {name: value for name, value in asdict(each).items() if value is not None}
+
+
+def _workflow(row: Row[Any]) -> RegisteredWorkflow:
+    return workflow_of(row._mapping)
+
+
+def workflow_of(values: Mapping[Any, Any]) -> RegisteredWorkflow:
+    row = dict(values)
+    if not row.pop("is_offered"):
+        row["price_tokens"] = None
+    return RegisteredWorkflow(
+        **{**row, "required_capabilities": frozenset(row["required_capabilities"])}
+    )
+
+
+def _version(row: Row[Any]) -> WorkflowVersion:
+    return version_of(row._mapping)
+
+
+def version_of(row: Mapping[Any, Any]) -> WorkflowVersion:
+    values = dict(row)
+    values["properties"] = tuple(_property(each) for each in values["properties"])
+    values["models"] = tuple(ModelUse(*each) for each in values["models"])
+    values["node_types"] = tuple(values["node_types"])
+    return WorkflowVersion(**values)
+
+
+def _property(row: Mapping[str, Any]) -> Property:
+    choices = row.get("choices")
+    return Property(**{**row, "choices": None if choices is None else tuple(choices)})
+
+
+_FACE = tuple(each.name for each in fields(EffectSettings))
+_REST = tuple(each.name for each in fields(EffectDefinition) if each.name != "face")
+# Columns of several tables in one row, told apart by the names that they get.
+_BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
+_WITH_FLEET = (*_BEHIND, (fleets, "fleet_"))
+_COLUMNS = [[each.name for each in table.c] for table, _ in _WITH_FLEET]
+
+
+def _offer_of(*tables: tuple[Table, str]) -> Select[Any]:
+    return (
+        select(*(each.label(prefix + each.name) for table, prefix in tables for each in table.c))
+        .select_from(effects)
+        .join(workflows, workflows.c.id == effects.c.workflow_id)
+        .join(
+            versions,
+            and_(
+                versions.c.workflow_id == workflows.c.id, versions.c.version == workflows.c.version
+            ),
+        )
+        .where(effects.c.id == bindparam("of_id"))
+    )
+
+
+def _fleet_for() -> ScalarSelect[int]:
+    """Of those that have the workflow, the first whose node types are known; else the first."""
+    assigned = fleets.alias("assigned")
+    return (
+        select(assigned.c.id)
+        .join(workflow_fleets, workflow_fleets.c.fleet_id == assigned.c.id)
+        .where(workflow_fleets.c.workflow_id == workflows.c.id, assigned.c.stage == effects.c.stage)
+        .order_by(assigned.c.object_info_hash.is_(None), assigned.c.slug)
+        .limit(1)
+        .correlate(effects, workflows)
+        .scalar_subquery()
+    )
+
+
+_OFFER = PreparedStatement(lambda tx: _offer_of(*_BEHIND))
+_OFFER_WITH_FLEET = PreparedStatement(
+    lambda tx: _offer_of(*_WITH_FLEET).outerjoin(fleets, fleets.c.id == _fleet_for())
+)
+
+
+async def resolve_effect(tx: Tx, effect_id: UUID) -> ResolvedEffect | None:
+    """An effect with its workflow, and the version that new jobs get."""
+    found = await _OFFER.tuples(tx, {"of_id": effect_id})
+    return _offer(*in_parts(found[0], *_COLUMNS[:-1])) if found else None
+
+
+async def resolve_effect_with_fleet(
+    tx: Tx, effect_id: UUID
+) -> tuple[ResolvedEffect, Fleet | None] | None:
+    """The same, and the fleet whose node types decide how it becomes a prompt."""
+    found = await _OFFER_WITH_FLEET.tuples(tx, {"of_id": effect_id})
+    if not found:
+        return None
+    *behind, fleet = in_parts(found[0], *_COLUMNS)
+    return _offer(*behind), None if fleet["id"] is None else Fleet(**fleet)
+
+
+def _offer(
+    effect: Mapping[str, Any], workflow: Mapping[str, Any], version: Mapping[str, Any]
+) -> ResolvedEffect:
+    return ResolvedEffect(_effect_of(effect), workflow_of(workflow), version_of(version))
+
+
+_TYPICAL = PreparedStatement(
+    lambda tx: select(effects.c.typical_seconds).where(effects.c.id == bindparam("of_id"))
+)
+
+
+async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
+    """None also if there is no such effect."""
+    found = await _TYPICAL.first(tx, {"of_id": effect_id})
+    return found["typical_seconds"] if found else None
+
+
+_RUN_TERMS = PreparedStatement(
+    lambda tx: (
+        select(workflows.c.run_limit_seconds, effects.c.keep_metadata)
+        .select_from(workflows.outerjoin(effects, effects.c.id == bindparam("of_effect")))
+        .where(workflows.c.id == bindparam("of_workflow"))
+    )
+)
+
+
+async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
+    """None: there is no such workflow."""
+    found = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
+    return RunTerms(found[0][0], bool(found[0][1])) if found else None
+
+
+async def add_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition | None:
+    """None: there is one of that slug."""
+    row = {
+        "id": effect.id,
+        "slug": effect.slug,
+        "workflow_id": effect.workflow_id,
+        "created_at": effect.created_at,
+        **settings_row(effect.face),
+    }
+    found = (await tx.execute(insert_if_new(tx, effects, [row]).returning(effects))).first()
+    return _effect(found) if found else None
+
+
+async def get_effect(tx: Tx, effect_id: UUID) -> EffectDefinition | None:
+    found = (await tx.execute(select(effects).where(effects.c.id == effect_id))).first()
+    return _effect(found) if found else None
+
+
+async def effect_by_slug(tx: Tx, slug: str) -> EffectDefinition | None:
+    found = (await tx.execute(select(effects).where(effects.c.slug == slug))).first()
+    return _effect(found) if found else None
+
+
+async def published_slugs(tx: Tx) -> list[str]:
+    query = (
+        select(effects.c.slug)
+        .join(workflows, effects.c.workflow_id == workflows.c.id)
+        .where(effects.c.is_published.is_(True), workflows.c.is_active.is_(True))
+        .order_by(effects.c.slug)
+    )
+    return list(await tx.scalars(query))
+
+
+async def all_effects(tx: Tx, *, workflow_id: int | None, limit: int) -> list[EffectDefinition]:
+    query = select(effects).order_by(effects.c.slug).limit(limit)
+    if workflow_id is not None:
+        query = query.where(effects.c.workflow_id == workflow_id)
+    return [_effect(row) for row in await tx.execute(query)]
+
+
+async def published_effects(
+    tx: Tx, *, after_slug: str | None, limit: int
+) -> list[EffectDefinition]:
+    """Those that are for sale: of workflows that are active."""
+    query = (
+        select(effects)
+        .join(workflows, effects.c.workflow_id == workflows.c.id)
+        .where(effects.c.is_published.is_(True), workflows.c.is_active.is_(True))
+        .order_by(effects.c.slug)
+        .limit(limit)
+    )
+    if after_slug is not None:
+        query = query.where(effects.c.slug > after_slug)
+    return [_effect(row) for row in await tx.execute(query)]
+
+
+async def update_effect(
+    tx: Tx, effect_id: UUID, values: Mapping[str, Any]
+) -> EffectDefinition | None:
+    statement = update(effects).where(effects.c.id == effect_id).values(dict(values))
+    found = (await tx.execute(statement.returning(effects))).first()
+    return _effect(found) if found else None
+
+
+async def note_duration(tx: Tx, effect_id: UUID, seconds: float, *, weight: float) -> None:
+    typical = effects.c.typical_seconds
+    smoothed = typical + (seconds - typical) * weight
+    await tx.execute(
+        update(effects)
+        .where(effects.c.id == effect_id)
+        .values(
+            last_processing_time_seconds=seconds,
+            typical_seconds=case((typical.is_(None), seconds), else_=smoothed),
+        )
+    )
+
+
+def settings_row(face: EffectSettings) -> dict[str, Any]:
+    return {
+        **asdict(face),
+        "overrides": dict(face.overrides),
+        "media_types": list(face.media_types),
+        "locked": list(face.locked),
+    }
+
+
+def _effect(row: Row[Any]) -> EffectDefinition:
+    return _effect_of(row._mapping)
+
+
+def _effect_of(values: Mapping[Any, Any]) -> EffectDefinition:
+    face = {name: values[name] for name in _FACE}
+    rest = {name: values[name] for name in _REST}
+    tuples = {name: tuple(face[name]) for name in ("media_types", "locked")}
+    return EffectDefinition(face=EffectSettings(**{**face, **tuples}), **rest)

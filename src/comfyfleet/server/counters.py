@@ -1,0 +1,168 @@
+"""Prometheus counters of this process: requests, graph runs, pipeline jobs and alerts. What the database knows is read on demand."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    multiprocess,
+    values,
+)
+
+# A second series for each counter, which tells only when it began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
+
+
+@dataclass(frozen=True)
+class SiblingProcesses:
+    """The processes that serve one port with this one."""
+
+    folder: Path
+    is_first: bool
+
+    @property
+    def first(self) -> Path:
+        """Where the first of them answers the others."""
+        return self.folder / "first.sock"
+
+
+def shared_environ(folder: Path) -> dict[str, str]:
+    """What a process must be started with to keep its counters there."""
+    return {SHARED_FOLDER: str(folder)}
+
+
+def use_process_number(number: int) -> None:
+    """Before any counter is made. One of a process that has ended may be taken again: it goes on counting."""
+    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
+
+
+def forget_process(folder: Path, number: int) -> None:
+    """Its gauges; counters stay."""
+    multiprocess.mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
+
+
+class ProcessMetrics:
+    """A registry of its own: two control planes in one process (tests) don't mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.calls = Counter(
+            "comfyfleet_api_calls",
+            "Calls of the API",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self.call_seconds = Histogram(
+            "comfyfleet_api_call_seconds",
+            "How long calls took, long polls included",
+            ("method", "route"),
+            buckets=CALL_SECONDS,
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "comfyfleet_api_errors", "Answers that were errors", ("code",), registry=self.registry
+        )
+        self.requeues = Counter(
+            "comfyfleet_requeues",
+            "Jobs that workers handed back",
+            ("fleet", "reason"),
+            registry=self.registry,
+        )
+        self.model_runs = Counter(
+            "comfyfleet_model_runs",
+            "Finished runs by how their heavy model came to be loaded: same, switched, first",
+            ("fleet", "change"),
+            registry=self.registry,
+        )
+        self.unexpected = Counter(
+            "comfyfleet_unexpected_answers",
+            "Answers of backends in a shape that we don't know, as workers reported them",
+            ("fleet",),
+            registry=self.registry,
+        )
+        self._make_those_of_sweeps()
+
+    def _make_those_of_sweeps(self) -> None:
+        self.passes = Counter(
+            "comfyfleet_sweep_passes",
+            "Passes of the sweeps: done, failed, or left to another control plane",
+            ("sweep", "outcome"),
+            registry=self.registry,
+        )
+        self.last_pass = Gauge(
+            "comfyfleet_sweep_last_pass_timestamp_seconds",
+            "When a sweep last ended in order",
+            ("sweep",),
+            multiprocess_mode="max",
+            registry=self.registry,
+        )
+        self.drifts = Gauge(
+            "comfyfleet_ledger_drifts",
+            "What did not add up in wallets and their transactions at the last look",
+            multiprocess_mode="mostrecent",
+            registry=self.registry,
+        )
+        self.deliveries = Counter(
+            "comfyfleet_webhook_deliveries",
+            "Tries to deliver to webhooks: taken, refused, unanswered",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.removed = Counter(
+            "comfyfleet_objects_removed",
+            "Objects that were removed by sweeps",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.readable = Gauge(
+            "comfyfleet_figures_readable",
+            "Whether the figures of the database could be read for this answer",
+            multiprocess_mode="mostrecent",
+            registry=self.registry,
+        )
+        self.waiting_polls = Gauge(
+            "comfyfleet_waiting_polls",
+            "Long polls of workers that wait here",
+            multiprocess_mode="livesum",
+            registry=self.registry,
+        )
+
+
+RUN_OUTCOMES = ("completed", "failed", "cancelled")
+PIPELINE_JOB_OUTCOMES = ("done", "failed", "cancelled")
+PIPELINE_ALERTS = ("pipeline.alert", "pipeline.paused")
+
+
+class RunMetrics:
+    """By outcome only: who it was of is in the databases, and would be a label without end."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.graph_runs = self._counter(
+            "graph_runs_ended", "Graph runs that ended", "outcome", RUN_OUTCOMES
+        )
+        self.pipeline_jobs = self._counter(
+            "pipeline_jobs_ended",
+            "Jobs of pipeline runs that ended",
+            "outcome",
+            PIPELINE_JOB_OUTCOMES,
+        )
+        self.pipeline_alerts = self._counter(
+            "pipeline_alerts", "What owners of pipeline runs were told of", "event", PIPELINE_ALERTS
+        )
+
+    def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:
+        """The usual ones are there from the start: a rate needs a zero to begin with."""
+        counter = Counter(f"comfyfleet_{name}", text, (label,), registry=self.registry)
+        for value in usual:
+            counter.labels(value)
+        return counter

@@ -1,0 +1,126 @@
+"""Where databases and files are, and the lock that keeps a second process away from SQLite files."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from comfyfleet.errors import InvalidInput, Refused
+from comfyfleet.settings import Settings, parse_pools
+
+CENTRAL_FILE, TENANTS_FILE, FILES_FOLDER = "central.sqlite3", "tenants.sqlite3", "files"
+DEFAULT_POOL = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLocation:
+    """A database's URL. Those in the data folder are ours alone, so we migrate them ourselves."""
+
+    url: str
+    is_embedded: bool = False
+
+    @property
+    def file(self) -> Path | None:
+        """None unless it is SQLite."""
+        kind, separator, path = self.url.partition(":///")
+        return Path(path) if separator and kind.startswith("sqlite") else None
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocations:
+    central: DatabaseLocation
+    pools: Mapping[str, DatabaseLocation]
+    storage_url: str
+
+    def sqlite_files(self) -> list[Path]:
+        """Each once: several pools may name one file."""
+        places = (self.central, *self.pools.values())
+        return sorted({place.file.resolve() for place in places if place.file is not None})
+
+
+def locations_from(settings: Settings, data: Path) -> DataLocations:
+    root = data.resolve()
+    pools = {
+        name: DatabaseLocation(url)
+        for name, url in parse_pools(settings.tenant_database_urls).items()
+    }
+    return DataLocations(
+        central=_given(settings.central_database_url) or _embedded(root / CENTRAL_FILE),
+        pools=pools or {DEFAULT_POOL: _embedded(root / TENANTS_FILE)},
+        storage_url=settings.storage_url or (root / FILES_FOLDER).as_uri(),
+    )
+
+
+def _given(url: str) -> DatabaseLocation | None:
+    return DatabaseLocation(url) if url else None
+
+
+def _embedded(file: Path) -> DatabaseLocation:
+    return DatabaseLocation(f"sqlite:///{file}", is_embedded=True)
+
+
+PID_CHARACTERS_MAX = 20
+# Windows locks bytes, and what is locked can't be read by others: so one far behind the pid.
+LOCKED_BYTE = 1024
+
+
+@contextmanager
+def single_process_lock(databases: Iterable[Path]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for database in databases:
+            stack.enter_context(_only_one(database))
+        yield
+
+
+@contextmanager
+def _only_one(database: Path) -> Iterator[None]:
+    path = database.with_name(f"{database.name}.lock")
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="ascii")
+    except OSError as error:
+        raise InvalidInput(f"{database} can't be used: {error.strerror or error}") from error
+    with file:
+        if not _locked(file):
+            raise _held(database, file)
+        # The file stays when we go: to remove it would let two others lock two different ones.
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _held(database: Path, file: IO[str]) -> Refused:
+    file.seek(0)
+    pid = file.read(PID_CHARACTERS_MAX).strip()
+    holder = f"process {pid}" if pid.isdigit() else "another process"
+    return Refused(
+        f"{holder} already serves {database}, and on SQLite there can be only one control plane",
+        hint="Stop that process, use another --data folder, or put the databases on PostgreSQL "
+        "(COMFYFLEET_CENTRAL_DATABASE_URL, COMFYFLEET_TENANT_DATABASE_URLS).",
+        pid=int(pid) if pid.isdigit() else None,
+    )
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _locked(file: IO[str]) -> bool:
+        file.seek(LOCKED_BYTE)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def _locked(file: IO[str]) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

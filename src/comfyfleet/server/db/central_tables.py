@@ -1,0 +1,341 @@
+"""Tables of the central database: tenants, keys, fleets, workers, workflows, effects, and the one queue."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    desc,
+    text,
+)
+
+from comfyfleet.server.db.dialect import Json, Moment, RowId
+
+NAMING_CONVENTION = {
+    "ix": "%(table_name)s_%(column_0_N_name)s_index",
+    "uq": "%(table_name)s_%(column_0_N_name)s_unique",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+    "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+    "pk": "%(table_name)s_pkey",
+}
+central_metadata = MetaData(naming_convention=NAMING_CONVENTION)
+
+tenants = Table(
+    "tenants",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("pool", String(100), nullable=False),
+    Column("min_priority", Integer, nullable=False, server_default="-10"),
+    Column("max_priority", Integer, nullable=False, server_default="10"),
+    Column("max_queued", Integer),
+    Column("created_at", Moment, nullable=False),
+    Column("retention_days", Integer),  # none: as the settings say
+    Column("max_storage_bytes", BigInteger),  # none: as the settings say
+    Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
+    Column("erased_at", Moment),
+)
+
+workflows = Table(
+    "workflows",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("slug", String(100), nullable=False, unique=True),
+    Column("version", Integer, nullable=False),  # the one that new jobs get
+    Column("required_capabilities", Json, nullable=False),
+    Column("price_tokens", Integer, nullable=False, server_default="0"),
+    Column("run_limit_seconds", Integer, nullable=False, server_default="3600"),
+    Column("is_active", Boolean, nullable=False),
+    Column("is_paused", Boolean, nullable=False, server_default=text("false")),
+    Column("is_open", Boolean, nullable=False, server_default=text("false")),
+    Column("created_at", Moment, nullable=False),
+    # In graphs and pipelines, at its price; an effect of it is offered by itself.
+    Column("is_offered", Boolean, nullable=False, server_default=text("false")),
+)
+
+workflow_versions = Table(
+    "workflow_versions",
+    central_metadata,
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("kind", String(20), nullable=False),  # workflow or prompt
+    Column("document_key", Text, nullable=False),  # in object storage
+    Column("document_hash", String(64), nullable=False),
+    Column("properties", Json, nullable=False),
+    Column("output_node_id", String(200)),
+    Column("node_types", Json, nullable=False),
+    Column("models", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+fleets = Table(
+    "comfyui_fleets",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("slug", String(100), nullable=False),
+    Column("stage", String(50), nullable=False),
+    Column("secret_hash", String(64), nullable=False),
+    Column("max_workers", Integer),
+    Column("open_workflow_id", BigInteger, ForeignKey("workflows.id")),
+    Column("object_info_key", Text),  # as last reported by one of its workers
+    Column("object_info_hash", String(64)),
+    Column("created_at", Moment, nullable=False),
+    Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
+    UniqueConstraint("slug", "stage"),
+)
+
+workflow_fleets = Table(
+    "comfyui_workflow_fleets",
+    central_metadata,
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
+    Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), primary_key=True),
+    Column("created_at", Moment, nullable=False),
+)
+
+workers = Table(
+    "comfyui_workers",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("worker_id", String(200), nullable=False, unique=True),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), nullable=False),
+    Column("registration_source", String(20), nullable=False),
+    Column("protocol_version", Integer, nullable=False),
+    Column("capabilities", Json, nullable=False),
+    Column("providers", Json, nullable=False),
+    Column("max_concurrency", Integer, nullable=False),
+    Column("current_load", Integer, nullable=False, server_default="0"),
+    Column("is_approved", Boolean, nullable=False),
+    Column("is_draining", Boolean, nullable=False, server_default=text("false")),
+    Column("facts", Json),  # GPU, memory, node types, model files; none until reported
+    Column("facts_hash", String(64)),  # of the node types and model files in them
+    Column("refusals", Json),  # what its backend refused since it told its facts
+    Column("models_loaded", Json, nullable=False),
+    Column("last_seen_at", Moment, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("revoked_at", Moment),  # kept for good: it bars the id
+    # A key that the worker is to be told. Its text is kept until it is used for the first time.
+    Column("next_key", String(100)),
+    Column("next_key_hash", String(64)),
+    Index(None, "next_key_hash", unique=True),
+    Index(None, "fleet_id"),
+    Index(None, "last_seen_at"),
+    # Without it the next worker would get the row id of the last one removed.
+    sqlite_autoincrement=True,
+)
+
+worker_workflows = Table(
+    "worker_workflows",
+    central_metadata,
+    Column(
+        "worker_row_id",
+        BigInteger,
+        ForeignKey("comfyui_workers.id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
+)
+
+worker_readings = Table(
+    "worker_readings",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("worker_id", String(200), nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("reading", Json, nullable=False),
+    Index(None, "worker_id", "at"),
+    Index(None, "at"),
+)
+
+dispatches = Table(
+    "ai_job_dispatches",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("tenant_job_id", Uuid, nullable=False),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), nullable=False),
+    Column("stage", String(50), nullable=False, server_default="production"),
+    Column("provider", String(20), nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("rank", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False, server_default="3"),
+    Column("requeues", Integer, nullable=False, server_default="0"),
+    # Counts every lease and never goes back, unlike attempts: it fences the tenant's row.
+    Column("lease_number", Integer, nullable=False, server_default="0"),
+    Column("lease_token", Uuid),
+    Column("lease_expires_at", Moment),
+    Column("worker_id", String(200)),
+    Column("not_before", Moment),
+    Column("avoid_worker_id", String(200)),
+    Column("avoid_until", Moment),
+    Column("model_key", String(300)),  # the heavy model: checkpoint or unet
+    Column("model_set", String(64)),  # all models of the prompt, hashed
+    Column("backend_affinity", String(300)),  # worker:ID or fleet:SLUG/STAGE
+    Column("is_poisoned", Boolean, nullable=False, server_default=text("false")),
+    Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
+    Column("recall_requested", Boolean, nullable=False, server_default=text("false")),
+    Column("is_prefetched", Boolean, nullable=False, server_default=text("false")),
+    Column("duration_seconds", Float),
+    Column("last_error", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("queued_at", Moment, nullable=False),
+    Column("leased_at", Moment),
+    Column("started_at", Moment),  # the worker reported that the prompt runs
+    Column("heard_at", Moment),  # the last heartbeat under this lease
+    Column("ended_at", Moment),
+    # Leases that ran out before the job had started: it may be what takes the workers down.
+    Column("lost_leases", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("tenant_id", "tenant_job_id"),
+    CheckConstraint("attempts <= max_attempts", name="attempts"),
+    CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
+    CheckConstraint(
+        "status IN ('queued', 'leased', 'completed', 'failed', 'cancelled')", name="status"
+    ),
+    postgresql_with={
+        "fillfactor": "80",
+        "autovacuum_vacuum_scale_factor": "0.01",
+        "autovacuum_vacuum_cost_delay": "0",
+    },
+)
+QUEUED = "status = 'queued'"
+FREE = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NULL"
+BOUND = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NOT NULL"
+_lane: tuple[Any, ...] = ("workflow_id", "stage", "provider", desc("priority"), "rank", "id")
+
+
+def _part(name: str, *columns: Any, where: str) -> Index:
+    return Index(
+        f"ai_job_dispatches_{name}",
+        *(dispatches.c[each] if isinstance(each, str) else each for each in columns),
+        postgresql_where=text(where),
+        sqlite_where=text(where),
+    )
+
+
+_part("lane", *_lane, where=FREE)
+_part("bound", "backend_affinity", *_lane, where=BOUND)
+_part("due", "not_before", where=f"{QUEUED} AND not_before IS NOT NULL")
+_part("expiry", "lease_expires_at", where="status = 'leased'")
+_part("held", "worker_id", where="status = 'leased'")
+PREFETCHED = "status = 'leased' AND is_prefetched AND NOT recall_requested AND started_at IS NULL"
+_part("prefetched", "leased_at", where=PREFETCHED)
+_part("share", "tenant_id", "workflow_id", "stage", "provider", "priority", "rank", where=QUEUED)
+IS_ENDED = "ended_at IS NOT NULL"
+IS_RARE = "status IN ('failed', 'cancelled')"
+_part("ended", "ended_at", where=IS_ENDED)
+# For lists, and only of what no longer changes: each of them is written once for each job.
+_part("ended_of_tenant", "tenant_id", "id", where=IS_ENDED)
+_part("ended_of_worker", "worker_id", "id", where=IS_ENDED)
+_part("ended_of_workflow", "workflow_id", "id", where=IS_ENDED)
+_part("rare", "status", "id", where=IS_RARE)
+_part("poisoned", "id", where="is_poisoned")
+
+# Seconds of the last finished runs, from which it is learned what a switch to a model costs.
+model_switches = Table(
+    "model_switches",
+    central_metadata,
+    Column("fleet_id", BigInteger, ForeignKey("comfyui_fleets.id"), primary_key=True),
+    Column("model_key", String(300), primary_key=True),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), primary_key=True),
+    Column("stayed", Json, nullable=False),  # runs whose model the run before had, too
+    Column("switched", Json, nullable=False),  # runs before which another model ran
+    Column("updated_at", Moment, nullable=False),
+    Index(None, "updated_at"),
+)
+
+audit_log = Table(
+    "audit_log",
+    central_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("action", String(50), nullable=False),
+    Column("subject", String(300), nullable=False),  # dispatch:12, worker:gpu-7, fleet:a/production
+    Column("tenant_id", Uuid),
+    Column("details", Json, nullable=False),
+    Index(None, "subject", "id"),
+    Index(None, "action", "id"),
+    Index(None, "actor", "id"),
+    Index(None, "tenant_id", "id"),
+    # Rows come in the order of time: an index of a few pages tells where to look.
+    Index("audit_log_at", "at", postgresql_using="brin"),
+)
+
+operators = Table(
+    "operators",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", String(100), nullable=False, unique=True),
+    Column("role", String(20), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("created_at", Moment, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
+    CheckConstraint("role IN ('viewer', 'operator', 'owner')", name="role"),
+)
+
+control_state = Table(
+    "control_state",
+    central_metadata,
+    Column("name", String(100), primary_key=True),
+    Column("value", Json, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("user_id", Uuid, nullable=False),  # of the tenant's pool
+    Column("name", String(200), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", String(20), nullable=False),  # enough to tell it from others
+    Column("scopes", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    Column("last_used_at", Moment),
+    Index(None, "tenant_id", "user_id"),
+)
+
+effects = Table(
+    "effects",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("slug", String(100), nullable=False, unique=True),
+    Column("workflow_id", BigInteger, ForeignKey("workflows.id"), nullable=False),
+    Column("title", String(200), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("preview_url", Text),
+    Column("price_tokens", Integer, nullable=False),
+    Column("overrides", Json, nullable=False),
+    Column("stage", String(50), nullable=False),
+    Column("provider", String(20), nullable=False),
+    Column("is_published", Boolean, nullable=False),
+    Column("max_upload_bytes", BigInteger),
+    Column("media_types", Json, nullable=False),  # none named: all of the kind that it takes
+    Column("last_processing_time_seconds", Float),
+    Column("typical_seconds", Float),  # smoothed: one slow job doesn't frighten everybody
+    Column("created_at", Moment, nullable=False),
+    Column("locked", Json, nullable=False, server_default="[]"),  # properties not for customers
+    Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
+    CheckConstraint("price_tokens >= 0", name="price_tokens"),
+    CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
+    Index(None, "workflow_id"),
+)

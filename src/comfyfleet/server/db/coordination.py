@@ -1,0 +1,163 @@
+"""What several control planes share: state values, advisory locks, and NOTIFY hints. A lost hint costs latency only."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db.central_tables import control_state
+from comfyfleet.server.db.database import Database, Tx, driver_of
+from comfyfleet.server.db.dialect import insert_if_new, upsert
+from comfyfleet.server.db.driver import connect, dsn
+from comfyfleet.server.db.errors import is_disconnect
+
+# While it is true, no lease is given; the claiming statement reads it, too.
+MAINTENANCE = "maintenance"
+
+
+async def read_state(tx: Tx, name: str) -> Any:
+    """None if it was never written."""
+    query = select(control_state.c.value).where(control_state.c.name == name)
+    return (await tx.execute(query)).scalar_one_or_none()
+
+
+async def write_state(tx: Tx, name: str, value: Any) -> None:
+    row = {"name": name, "value": value}
+    await tx.execute(upsert(tx, control_state, row, key=("name",)))
+
+
+async def write_state_if_new(tx: Tx, name: str, value: Any) -> Any:
+    """The value that stands: of several that start at the same moment, one has set it."""
+    await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
+    return await read_state(tx, name)
+
+
+async def delete_state(tx: Tx, name: str) -> None:
+    await tx.execute(delete(control_state).where(control_state.c.name == name))
+
+
+ADVISORY_LOCK_CLASS = 0x7475726E  # keeps our locks apart from those of others on the same server
+# Sent by the driver: there are two for each pass, also while there is nothing to do.
+_TRY_LOCK = "SELECT pg_try_advisory_lock($1::int, $2::int)"
+_UNLOCK = "SELECT pg_advisory_unlock($1::int, $2::int)"
+
+
+class AdvisoryLocks:
+    """Locks of one connection: they go when it goes, so nothing is blocked by a dead process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: AsyncConnection | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def take(self, name: str) -> bool:
+        """On SQLite there is only us."""
+        return self._database.is_sqlite or await self._ask(_TRY_LOCK, name)
+
+    async def give(self, name: str) -> None:
+        if not self._database.is_sqlite:
+            await self._ask(_UNLOCK, name)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # Invalid, not only returned: the locks belong to the session, which must end.
+            await connection.invalidate()
+            await connection.close()
+
+    async def _ask(self, statement: str, name: str) -> bool:
+        async with self._one_at_a_time:
+            with self._database.outages.watched():
+                return await self._answer(statement, _number(name))
+
+    async def _answer(self, statement: str, number: int) -> bool:
+        try:
+            driver = driver_of(self._connection or await self._connect())
+            return bool(await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number))
+        except Exception as error:
+            # Whatever has happened to it, the connection may hold locks that nobody knows of.
+            await self.close()
+            if is_disconnect(error) or isinstance(error, DBAPIError):
+                raise Unavailable(f"no turn can be taken: {error}") from error
+            raise
+
+    async def _connect(self) -> AsyncConnection:
+        connection = await self._database.engine.connect()
+        # No transaction stays open between the questions: that would hold back vacuum.
+        self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        return self._connection
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big", signed=True)
+
+
+RETRY_SECONDS_MIN = 0.2
+RETRY_SECONDS_MAX = 5.0
+# Without traffic, a connection whose other end has silently gone is noticed by nothing else.
+CHECK_SECONDS = 15.0
+PAYLOAD_BYTES_MAX = 7_900  # PostgreSQL takes 8,000
+logger = logging.getLogger(__name__)
+
+
+class NotifyChannel:
+    """LISTEN/NOTIFY on PostgreSQL. On SQLite there is one process, and nobody to tell."""
+
+    def __init__(self, database: Database, channel: str) -> None:
+        self._dsn = None if database.is_sqlite else dsn(database.url)
+        self._channel = channel
+        self._sender: Any = None
+
+    @property
+    def reach_others(self) -> bool:
+        return self._dsn is not None
+
+    async def send(self, payload: str) -> None:
+        if self._dsn is None:
+            return
+        if self._sender is None or self._sender.is_closed():
+            self._sender = await connect(self._dsn, {})
+        try:
+            await self._sender.execute("SELECT pg_notify($1, $2)", self._channel, payload)
+        except BaseException:
+            self._sender.terminate()
+            raise
+
+    async def listen(self, heard: Callable[[str], None], anew: Callable[[], None]) -> None:
+        """For ever. `anew` is called whenever hints may have been missed: at first, and after a loss."""
+        delay = RETRY_SECONDS_MIN
+        while self._dsn is not None:
+            try:
+                connection = await connect(self._dsn, {})
+                delay = RETRY_SECONDS_MIN
+                await self._follow(connection, heard, anew)
+            except (Unavailable, OSError, TimeoutError) as error:
+                logger.debug("not listening for hints: %s", error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RETRY_SECONDS_MAX)
+
+    async def _follow(
+        self, connection: Any, heard: Callable[[str], None], anew: Callable[[], None]
+    ) -> None:
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda *_: lost.set())
+        try:
+            await connection.add_listener(self._channel, lambda *told: heard(told[3]))
+            anew()
+            while not lost.is_set():
+                try:
+                    await asyncio.wait_for(lost.wait(), CHECK_SECONDS)
+                except TimeoutError:
+                    await connection.execute("SELECT 1", timeout=CHECK_SECONDS)
+        finally:
+            connection.terminate()
+
+    async def close(self) -> None:
+        if self._sender is not None and not self._sender.is_closed():
+            await self._sender.close()

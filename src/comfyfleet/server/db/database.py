@@ -1,0 +1,625 @@
+"""A database by its URL: connections, transactions, group commit on SQLite, and the pools of tenant databases by name."""
+
+import asyncio
+import functools
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import aiosqlite
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from comfyfleet.errors import InvalidInput, NotFound, Unavailable, missing_extra
+from comfyfleet.server.db.errors import (
+    OutageLog,
+    is_caused_by_bad_value,
+    is_caused_by_disconnect,
+    to_sqlalchemy_error,
+)
+
+Tx: TypeAlias = AsyncConnection
+# More than about eight connections make the queue slower, not faster.
+KEPT_MAX = 8
+OVERFLOW_MAX = 4
+# The rest is for those who hold one for long: turns, and the one that writes on SQLite.
+LENT_MAX = KEPT_MAX + OVERFLOW_MAX - 2
+WAIT_SECONDS_MAX = 30
+ALL_IN_USE = "all connections to the database are in use"
+
+
+class ConnectionPool:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._is_sqlite = engine.dialect.name == "sqlite"
+        self._idle: list[Tx] = []
+        self._room = asyncio.Semaphore(LENT_MAX)
+        self._is_closed = False
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def take(self) -> Tx:
+        await self._wait_for_room()
+        try:
+            while self._idle:
+                tx = self._idle.pop()
+                if is_usable(tx):
+                    return tx
+                await tx.close()
+            return await open_connection(self._engine)
+        except BaseException:
+            self._room.release()
+            raise
+
+    async def give(self, tx: Tx, *, is_well: bool) -> None:
+        try:
+            if is_well and not self._is_closed and len(self._idle) < KEPT_MAX and is_usable(tx):
+                await reset_transaction(tx)
+                self._idle.append(tx)
+            elif self._is_sqlite:
+                await asyncio.shield(self._close_aside(tx))
+            else:
+                # Nothing is said to the server, so that no cancelling can come in between.
+                await tx.close()
+        finally:
+            self._room.release()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _wait_for_room(self) -> None:
+        if not self._room.locked():
+            await self._room.acquire()
+            return
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                await self._room.acquire()
+        except TimeoutError:
+            raise Unavailable(ALL_IN_USE) from None
+
+    def _close_aside(self, tx: Tx) -> "asyncio.Task[None]":
+        closing = asyncio.get_running_loop().create_task(tx.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
+
+
+def driver_of(tx: Tx) -> Any:
+    """The driver's own connection, inside of the same transaction."""
+    connection = tx.sync_connection
+    return None if connection is None else connection.connection.driver_connection
+
+
+def is_usable(tx: Tx) -> bool:
+    """Not lost, and in no transaction of the driver. It knows both without asking the server."""
+    if tx.closed or tx.invalidated:
+        return False
+    driver = driver_of(tx)
+    if tx.dialect.name == "sqlite":
+        return not driver.in_transaction
+    return not driver.is_closed() and not driver.is_in_transaction()
+
+
+async def reset_transaction(tx: Tx) -> None:
+    """SQLAlchemy begins one of its own for a statement in Core. There is none in the database, so
+    nothing is sent, and nothing is waited for."""
+    if tx.in_transaction():
+        await tx.rollback()
+
+
+async def open_connection(engine: AsyncEngine) -> Tx:
+    """A database that is away is told apart from a statement that is wrong."""
+    try:
+        return await engine.connect()
+    except OSError as error:  # its socket is gone, its host unknown
+        raise Unavailable(f"the database can't be reached: {error}") from error
+    except DBAPIError as error:  # it is there, and lets us not in
+        raise Unavailable(f"the database can't be opened: {error.orig}") from error
+    except PoolTimeout as error:
+        raise Unavailable(ALL_IN_USE) from error
+    except Exception as error:
+        # Lost while the connection was being set up: the driver's own error, as nobody wrapped it.
+        if not is_caused_by_disconnect(error):
+            raise
+        raise Unavailable(f"the database can't be reached: {error}") from error
+
+
+# A read that takes longer is made anew in the thread: nobody else is served meanwhile.
+READ_SECONDS_MAX = 0.003
+INSTRUCTIONS_BETWEEN_LOOKS = 1_000
+READS = ("SELECT",)
+SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
+PARAMETERS_MAX = 1_000
+# At once: a transaction that reads first and writes later fails when another wrote.
+BEGIN = "BEGIN IMMEDIATE"
+# How long somebody else may write before we give up.
+BUSY_MS = 30_000
+
+
+async def connect(path: str) -> "SqliteConnection":
+    opened = functools.partial(sqlite3.connect, path, check_same_thread=False)
+    connection = SqliteConnection(opened, iter_chunk_size=64)
+    connection._thread.daemon = True
+    await connection
+    connection._conn.set_progress_handler(connection.is_late, INSTRUCTIONS_BETWEEN_LOOKS)
+    return connection
+
+
+class SqliteConnection(aiosqlite.Connection):
+    """As SQLAlchemy uses one: one call after another."""
+
+    _asked = 0  # of the thread; counted here
+    _done = 0  # counted there
+    _late_at: float | None = None
+    _writes = False
+
+    def is_late(self) -> bool:
+        """Asked by SQLite while it works; true makes it stop."""
+        return self._late_at is not None and time.perf_counter() > self._late_at
+
+    def cursor(self) -> "SqliteCursor":  # type: ignore[override]
+        return SqliteCursor(self, self._conn.cursor())
+
+    async def commit(self) -> None:
+        try:
+            self._require_transaction()
+            await (self.aside if self._writes else self.at_once)(self._conn.commit)
+        finally:
+            self._writes = False
+
+    async def rollback(self) -> None:
+        await self.at_once(self._conn.rollback)
+        self._writes = False
+
+    def _require_transaction(self) -> None:
+        """On a full disk, say, SQLite gives up all of it, not only the statement that failed."""
+        if self._writes and not self._conn.in_transaction:
+            raise sqlite3.OperationalError("the transaction was rolled back by SQLite")
+
+    async def run(self, act: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> Any:
+        self._require_transaction()
+        word = sql.lstrip()[:6].upper()
+        if word in READS:
+            return await self._read(act)
+        if word in SHORT and len(parameters) <= PARAMETERS_MAX:
+            return await self.at_once(act)
+        if sql != BEGIN:
+            return await self.aside(act)
+        answer = await self._begin(act)
+        self._writes = True
+        return answer
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._conn.in_transaction
+
+    async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        """A statement without SQLAlchemy, inside of the same transaction."""
+        act = functools.partial(_fetched, self._conn, sql, parameters)
+        rows: list[Any] = await self.run(act, sql, parameters)
+        return rows
+
+    async def _begin(self, act: Callable[[], Any]) -> Any:
+        try:
+            return await self.at_once(functools.partial(self._without_waiting, act))
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        return await self.aside(act)
+
+    def _without_waiting(self, act: Callable[[], Any]) -> Any:
+        self._conn.execute("PRAGMA busy_timeout = 0")
+        try:
+            return act()
+        finally:
+            self._conn.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    async def _read(self, act: Callable[[], Any]) -> Any:
+        self._late_at = time.perf_counter() + READ_SECONDS_MAX
+        try:
+            return await self.at_once(act)
+        except sqlite3.OperationalError:
+            if not self.is_late():
+                raise
+        finally:
+            self._late_at = None
+        return await self.aside(act)
+
+    async def at_once(self, act: Callable[[], Any]) -> Any:
+        """Unless the thread is still at something: who waited for it was cancelled."""
+        if self._asked != self._done:
+            return await self.aside(act)
+        return act()
+
+    async def aside(self, act: Callable[[], Any]) -> Any:
+        self._asked += 1
+        return await self._execute(self._counted, act)  # type: ignore[no-untyped-call]
+
+    def _counted(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        finally:
+            self._done += 1
+
+
+def _fetched(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[Any]:
+    return connection.execute(sql, parameters).fetchall()
+
+
+class SqliteCursor:
+    """Rows are fetched with their statement."""
+
+    def __init__(self, connection: SqliteConnection, cursor: sqlite3.Cursor) -> None:
+        self._connection = connection
+        self._cursor = cursor
+        self._rows: list[Any] = []
+        self.arraysize = 1
+
+    async def __aenter__(self) -> "SqliteCursor":
+        return self
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> "SqliteCursor":
+        act = functools.partial(self._execute, sql, parameters)
+        self._rows = await self._connection.run(act, sql, parameters)
+        return self
+
+    def _execute(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        return self._cursor.execute(sql, parameters).fetchall()
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[Any]]) -> "SqliteCursor":
+        act = functools.partial(self._cursor.executemany, sql, parameters)
+        count = sum(map(len, parameters))
+        connection = self._connection
+        await (connection.at_once if count <= PARAMETERS_MAX else connection.aside)(act)
+        return self
+
+    async def fetchall(self) -> list[Any]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    async def close(self) -> None:
+        await self._connection.at_once(self._cursor.close)
+
+    @property
+    def description(self) -> Any:
+        return self._cursor.description
+
+    @property
+    def rowcount(self) -> int:
+        return self._cursor.rowcount
+
+    @property
+    def lastrowid(self) -> int | None:
+        return self._cursor.lastrowid
+
+
+COMMIT, ROLLBACK = "COMMIT", "ROLLBACK"
+
+
+class _Group:
+    def __init__(self, tx: AsyncConnection) -> None:
+        self.tx = tx
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+@asynccontextmanager
+async def _savepoint(tx: AsyncConnection) -> AsyncIterator[None]:
+    await _execute(tx, "SAVEPOINT mine")
+    try:
+        yield
+    except BaseException:
+        # SQLite may have given up all of the transaction, and then there is none to go back in.
+        if driver_of(tx).in_transaction:
+            await _execute(tx, "ROLLBACK TO mine")
+            await _execute(tx, "RELEASE mine")
+        raise
+    await _execute(tx, "RELEASE mine")
+
+
+async def _execute(tx: AsyncConnection, sql: str) -> None:
+    driver = driver_of(tx)
+    try:
+        if sql == COMMIT:
+            await driver.commit()
+        elif sql == ROLLBACK:
+            await driver.rollback()
+        else:
+            await driver.fetch(sql, ())
+    except sqlite3.Error as error:
+        raise to_sqlalchemy_error(error, sql) from error
+
+
+class GroupCommit:
+    """Holds `turn` for as long as something is written: others take it too."""
+
+    def __init__(self, engine: AsyncEngine, turn: asyncio.Lock) -> None:
+        self._engine = engine
+        self._turn = turn
+        self._line = asyncio.Lock()
+        self._in_line = 0
+        self._open: _Group | None = None
+        self._aside: set[asyncio.Task[None]] = set()
+        self._kept: AsyncConnection | None = None
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with self._my_turn():
+            group = self._open
+            if group is None:
+                group = await self._begun()
+                async with self._first_of(group) as tx:
+                    yield tx
+            else:
+                async with _savepoint(group.tx):
+                    yield group.tx
+        await asyncio.shield(group.ended)
+
+    @asynccontextmanager
+    async def _my_turn(self) -> AsyncIterator[None]:
+        self._in_line += 1
+        try:
+            await self._line.acquire()
+        finally:
+            self._in_line -= 1
+        try:
+            yield
+        finally:
+            self._line.release()
+
+    @asynccontextmanager
+    async def _first_of(self, group: _Group) -> AsyncIterator[AsyncConnection]:
+        """Alone in it so far, and so without a savepoint."""
+        try:
+            yield group.tx
+        except BaseException:
+            await self._surely(self._end(group, keep=False))
+            raise
+        if self._in_line:
+            self._open = group
+            # Behind all who wait now, and before whoever comes later: a group does not grow forever.
+            self._do_aside(self._close(group))
+        else:
+            await self._surely(self._end(group))
+
+    async def _begun(self) -> _Group:
+        await self._turn.acquire()
+        try:
+            tx, self._kept = self._kept or await self._engine.connect(), None
+            try:
+                await _execute(tx, BEGIN)
+            except BaseException:
+                await self._surely(tx.close())
+                raise
+        except BaseException:
+            self._turn.release()
+            raise
+        return _Group(tx)
+
+    async def _close(self, group: _Group) -> None:
+        async with self._line:
+            self._open = None
+            await self._end(group)
+
+    async def _end(self, group: _Group, *, keep: bool = True) -> None:
+        try:
+            is_well = False
+            try:
+                await _execute(group.tx, COMMIT if keep else ROLLBACK)
+                is_well = True
+            finally:
+                await self._give(group.tx, is_well=is_well)
+        except Exception as error:  # noqa: BLE001 — told to each who is in it
+            group.ended.set_exception(error)
+            group.ended.exception()  # who was cancelled does not ask
+        else:
+            group.ended.set_result(None)
+        finally:
+            self._turn.release()
+
+    async def _give(self, tx: AsyncConnection, *, is_well: bool) -> None:
+        """Kept for the next group, unless something has gone wrong with it."""
+        if is_well and not self._is_closed and self._kept is None and is_usable(tx):
+            await reset_transaction(tx)
+            self._kept = tx
+        else:
+            await tx.close()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._aside:
+            await asyncio.wait(self._aside)
+        tx, self._kept = self._kept, None
+        if tx is not None:
+            await tx.close()
+
+    async def _surely(self, work: Coroutine[Any, Any, None]) -> None:
+        """To its end, whatever happens to who waits for it."""
+        await asyncio.shield(self._do_aside(work))
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        doing = asyncio.get_running_loop().create_task(work)
+        self._aside.add(doing)
+        doing.add_done_callback(self._aside.discard)
+        return doing
+
+
+BAD_VALUE = "a number is larger, or a text holds other characters, than a database can keep"
+DISCONNECTED = "the connection to the database was lost"
+DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+
+
+class Database:
+    """One database. `transaction` writes, `read` only reads, `execute_one` writes by one statement."""
+
+    def __init__(self, url: str, engine: AsyncEngine) -> None:
+        self.url = url
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
+        self.turn = asyncio.Lock()
+        self.outages = OutageLog(engine.url.render_as_string(hide_password=True))
+        self._writing = GroupCommit(engine, self.turn)
+        self._connections = ConnectionPool(engine)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Tx]:
+        if self.is_sqlite:
+            with self.outages.watched(), _translate_errors():
+                async with self._writing.transaction() as tx:
+                    yield tx
+        else:
+            async with self.read() as tx, _transaction(driver_of(tx)):
+                yield tx
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Tx]:
+        """On PostgreSQL each statement sees what is committed by then, as in any transaction of ours:
+        so none is begun, which saves two of three round trips."""
+        with self.outages.watched(), _translate_errors():
+            tx = await self._connections.take()
+            is_well = False
+            try:
+                yield tx
+                is_well = True
+            finally:
+                await self._connections.give(tx, is_well=is_well)
+
+    @asynccontextmanager
+    async def execute_one(self) -> AsyncIterator[Tx]:
+        """For one statement that writes: on PostgreSQL it is a transaction by itself."""
+        async with self.transaction() if self.is_sqlite else self.read() as tx:
+            yield tx
+
+    async def close(self) -> None:
+        await self._writing.close()
+        await self._connections.close()
+        await self.engine.dispose()
+
+
+@asynccontextmanager
+async def _transaction(driver: Any) -> AsyncIterator[None]:
+    transaction = driver.transaction()
+    try:
+        await transaction.start()
+    except BaseException:
+        # Cut off in its first word: the driver would take the next transaction for one inside of it.
+        driver.terminate()
+        raise
+    try:
+        try:
+            yield
+        except BaseException:
+            # Who was cancelled in a statement has no connection any more: that is no loss to tell.
+            if not driver.is_closed():
+                await transaction.rollback()
+            raise
+        await transaction.commit()
+    finally:
+        # Cut off in its last word: the connection must not go back with a transaction open.
+        if not driver.is_closed() and driver.is_in_transaction():
+            driver.terminate()
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, TimeoutError) as error:
+        raise Unavailable(f"the database can't be reached: {error}") from error
+    except OverflowError as error:
+        if "SQLite INTEGER" in str(error):  # its driver, of a number beyond 64 bits
+            raise InvalidInput(BAD_VALUE) from error
+        raise
+    except Exception as error:
+        if is_caused_by_disconnect(error):
+            raise Unavailable(DISCONNECTED) from error
+        if is_caused_by_bad_value(error):
+            raise InvalidInput(BAD_VALUE) from error
+        raise
+
+
+def open_database(url: str) -> Database:
+    """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InvalidInput(
+            "a database URL must look like sqlite:///file or postgresql://…"
+        ) from None
+    kind = parsed.get_backend_name()
+    if kind == "postgres" or kind not in DRIVERS:
+        raise InvalidInput(f"{kind} is no database we know; use sqlite:///file or postgresql://…")
+    target = parsed.set(drivername=DRIVERS[kind])
+    options: dict[str, Any] = {"pool_size": KEPT_MAX, "max_overflow": OVERFLOW_MAX}
+    if kind == "sqlite":
+        options["async_creator"] = partial(connect, parsed.database or ":memory:")
+    else:
+        # Transactions are begun by us; SQLAlchemy must not begin its own around a look.
+        options["isolation_level"] = "AUTOCOMMIT"
+    try:
+        engine = create_async_engine(target, **options)
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise missing_extra("PostgreSQL", error.name, "postgres") from error
+    if kind == "postgresql":
+        event.listen(engine.sync_engine, "checkout", _require_open)
+    if kind == "sqlite":
+        event.listen(engine.sync_engine, "connect", prepare_sqlite)
+    return Database(url, engine)
+
+
+def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
+    """The pool opens another. The driver knows that a server has gone without asking it each time."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError("the server has closed the connection")
+
+
+def prepare_sqlite(connection: Any, _record: Any) -> None:
+    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={BUSY_MS}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+class Pools:
+    def __init__(self, databases: Mapping[str, Database]) -> None:
+        self._databases = dict(databases)
+
+    def __getitem__(self, name: str) -> Database:
+        try:
+            return self._databases[name]
+        except KeyError:
+            raise NotFound(
+                f"there is no pool {name!r}; COMFYFLEET_TENANT_DATABASE_URLS names them"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._databases)
+
+    def items(self) -> Iterator[tuple[str, Database]]:
+        return iter(self._databases.items())
+
+    async def close(self) -> None:
+        for database in self._databases.values():
+            await database.close()
+
+
+__all__ = ["Database", "Tx", "driver_of", "open_database", "prepare_sqlite"]

@@ -1,0 +1,172 @@
+"""Column types and statements that differ between SQLite and PostgreSQL, except the hot path of the queue."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Integer,
+    Select,
+    Table,
+    Uuid,
+    any_,
+    bindparam,
+    column,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def to_micros(moment: datetime) -> int:
+    """How SQLite keeps a moment: an integer sorts and compares without any parsing."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_micros(micros_since_epoch: int) -> datetime:
+    return EPOCH + micros_since_epoch * MICROSECOND
+
+
+class Moment(TypeDecorator[datetime]):
+    """A point in time, always UTC and aware."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(BigInteger())
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        return to_micros(value) if value is not None and dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        return from_micros(value) if value is not None and dialect.name == "sqlite" else value
+
+
+# SQLite numbers rows by itself only in a column of exactly this type.
+RowId = BigInteger().with_variant(Integer, "sqlite")
+# Keeps the order of keys, which JSONB does not: a prompt is sent as it was made.
+Document = JSON(none_as_null=True)
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+def is_sqlite(tx: AsyncConnection) -> bool:
+    return tx.dialect.name == "sqlite"
+
+
+def insert_if_new(
+    tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]] | None = None
+) -> Any:
+    """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new.
+
+    Without rows, for values that are bound when it is executed.
+    """
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    if rows is None:
+        return dialect.insert(table).on_conflict_do_nothing()
+    # SQLAlchemy keeps the compiled text of one row; that of a list is compiled anew each time.
+    given = dict(rows[0]) if len(rows) == 1 else list(rows)
+    return dialect.insert(table).values(given).on_conflict_do_nothing()
+
+
+def upsert(tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]) -> Any:
+    """`INSERT … ON CONFLICT (key) DO UPDATE` of all other columns."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table).values(dict(row))
+    changed = {name: insert.excluded[name] for name in row if name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
+
+
+def upsert_sum(
+    tx: AsyncConnection, table: Table, row: Mapping[str, Any], *, key: Sequence[str]
+) -> Any:
+    """`INSERT … ON CONFLICT (key) DO UPDATE`: all other columns grow by what the row has."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table).values(dict(row))
+    grown = {name: table.c[name] + insert.excluded[name] for name in row if name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=grown)
+
+
+def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
+    """The same, to be executed with a list of rows that have all columns.
+
+    Its text is always the same: that of a list of values would be compiled anew each time.
+    """
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table)
+    changed = {each.name: insert.excluded[each.name] for each in table.c if each.name not in key}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
+
+
+def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
+    """The database's clock on PostgreSQL, where several control planes share it; else ours."""
+    return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
+
+
+def for_update(
+    tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False, of: Table | None = None
+) -> Select[Any]:
+    """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer. `of`: only its rows."""
+    if is_sqlite(tx):
+        return query
+    return query.with_for_update(skip_locked=skip_locked, of=of)
+
+
+def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any]:
+    """For conditions and orders. SQLite, which doesn't count rows, would rather walk all of the table
+    along this column's index than look at the few rows of a smaller one."""
+    if not is_sqlite(tx):
+        return column
+    return literal_column(f"+{column.table.name}.{column.name}", column.type)
+
+
+def is_one_of(
+    tx: AsyncConnection, column: Column[Any], values: Iterable[Any]
+) -> ColumnElement[bool]:
+    """`column IN values`, by a text that is the same for any number of them.
+
+    On PostgreSQL each connection keeps the statements that it has prepared: with `IN`, those of 1 to 100
+    values would be a hundred statements for each connection, on both sides.
+    """
+    if is_sqlite(tx):
+        return column.in_(list(values))
+    wanted = bindparam(None, list(values), postgresql.ARRAY(column.type), unique=True)
+    return column == any_(wanted)
+
+
+def pairs_in(
+    tx: AsyncConnection,
+    columns: tuple[ColumnElement[UUID], ColumnElement[UUID]],
+    pairs: Sequence[tuple[UUID, UUID]],
+) -> ColumnElement[bool]:
+    """`(a, b) IN pairs`. PostgreSQL would plan each pair on its own, so it gets two arrays."""
+    if is_sqlite(tx):
+        return tuple_(*columns).in_(pairs)
+    firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
+    wanted = (
+        func.unnest(
+            bindparam(None, firsts, postgresql.ARRAY(Uuid), unique=True),
+            bindparam(None, seconds, postgresql.ARRAY(Uuid), unique=True),
+        )
+        .table_valued(column("a", Uuid), column("b", Uuid), name="wanted")
+        .render_derived()
+    )
+    return tuple_(*columns).in_(select(wanted.c.a, wanted.c.b))

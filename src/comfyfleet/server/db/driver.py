@@ -1,0 +1,358 @@
+"""Prepared statements of the hot path, compiled once for each database and sent by its driver without SQLAlchemy."""
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from sqlalchemy import Column, Float, Table, any_, bindparam
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError
+
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db.database import Database, Tx, driver_of, prepare_sqlite
+from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
+from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
+
+T = TypeVar("T")
+CONNECT_SECONDS_MAX = 10
+STATEMENT_SECONDS_MAX = 60
+# Every statement has its index. Statistics that are old (or none, after a bulk load) would make the
+# planner believe that reading the table is cheaper, and with a million rows it never is.
+PLANNING = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+
+
+class PostgresDriver:
+    """A few connections of asyncpg; a statement is a transaction."""
+
+    def __init__(self, url: str) -> None:
+        self._dsn = dsn(url)
+        self._idle: list[Any] = []
+
+    async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
+        """With locks, those are taken first, in one transaction with the statement."""
+        connection = await self._take()
+        try:
+            if locks:
+                await connection.execute(_begin_with(locks), timeout=STATEMENT_SECONDS_MAX)
+            rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
+            if locks:
+                await connection.execute("COMMIT", timeout=STATEMENT_SECONDS_MAX)
+        except BaseException as error:
+            # Whatever happened, this connection is not trusted with the next statement.
+            is_lost = connection.is_closed() or is_disconnect(error)
+            connection.terminate()
+            if is_lost and isinstance(error, Exception):
+                raise Unavailable("the connection to the database was lost") from error
+            raise
+        self._idle.append(connection)
+        return rows
+
+    async def _take(self) -> Any:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await connect(self._dsn, PLANNING)
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+
+class SqliteDriver:
+    """One connection in one thread: a whole batch is one hop to it, one transaction, one commit."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._path = make_url(database.url).database or ""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="comfyfleet-queue")
+        self._connection: sqlite3.Connection | None = None
+
+    async def run(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        async with self._database.turn:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._in_transaction, act)
+
+    def _in_transaction(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = sqlite3.connect(self._path)
+            prepare_sqlite(self._connection, None)
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = act(connection)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        return result
+
+    async def close(self) -> None:
+        def close() -> None:
+            if self._connection is not None:
+                self._connection.close()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, close)
+        self._thread.shutdown()
+
+
+def _begin_with(locks: Sequence[int]) -> str:
+    """Without parameters it is one round trip. A statement that itself waited for a lock would not
+    see what was committed meanwhile; the next one does."""
+    keys = ", ".join(map(str, map(int, locks)))
+    return f"BEGIN; SELECT pg_advisory_xact_lock(key) FROM unnest(ARRAY[{keys}]::bigint[]) AS key"  # noqa: S608
+
+
+def dsn(url: str) -> str:
+    """A URL of SQLAlchemy as asyncpg reads it."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
+    import asyncpg  # optional: only whoever uses PostgreSQL has it
+
+    try:
+        return await asyncpg.connect(
+            dsn, timeout=CONNECT_SECONDS_MAX, server_settings=server_settings
+        )
+    except Exception as error:
+        if is_disconnect(error):
+            raise Unavailable(f"the database can't be reached: {error}") from error
+        raise
+
+
+# On SQLite a statement costs no round trip.
+ONE_BY_ONE_MAX = 64
+ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
+# Which statements travel together is the same for each kind of request.
+JOINED_KEPT_MAX = 200
+NOTHING: Mapping[str, Any] = {}
+Values = Mapping[str, Any]
+_PLACE = re.compile(r"\$(\d+)")
+Convert = Callable[[Any], Any]
+
+
+class _Compiled(NamedTuple):
+    text: str
+    names: Sequence[str]  # in the order of the places in the text
+    constants: Mapping[str, Any]  # values that the builder has given
+    binds: Sequence[tuple[str, Convert]]  # what the driver doesn't take as it is
+    columns: Sequence[str]
+    reads: Sequence[tuple[int, Convert]]  # what the driver doesn't give as it should be
+
+    def bound(self, values: Values) -> list[Any]:
+        given = {**self.constants, **values}
+        for name, convert in self.binds:
+            given[name] = convert(given[name])
+        return [given[name] for name in self.names]
+
+
+class PreparedStatement:
+    """One statement of a fixed text, see above."""
+
+    def __init__(self, build: Callable[[Tx], Any], *, columns: Iterable[str] | None = None) -> None:
+        self._build = build
+        self._columns = None if columns is None else list(columns)
+        self._compiled: dict[str, _Compiled] = {}
+
+    async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
+        """All that it returns, in the order of its columns."""
+        compiled = self.compiled(tx)
+        rows = await _sent(tx, compiled.text, compiled.bound(values))
+        return _read(compiled, rows)
+
+    async def rows(self, tx: Tx, values: Values = NOTHING) -> list[dict[str, Any]]:
+        """All that it returns, by the names of columns."""
+        columns = self.compiled(tx).columns
+        return [dict(zip(columns, row, strict=True)) for row in await self.tuples(tx, values)]
+
+    async def first(self, tx: Tx, values: Values = NOTHING) -> dict[str, Any] | None:
+        rows = await self.rows(tx, values)
+        return rows[0] if rows else None
+
+    def compiled(self, tx: Tx) -> _Compiled:
+        name = tx.dialect.name
+        found = self._compiled.get(name)
+        if found is None:
+            found = self._compiled[name] = _compile(self._build(tx), tx.dialect, self._columns)
+        return found
+
+
+class PreparedInsert(PreparedStatement):
+    """`INSERT … ON CONFLICT DO NOTHING RETURNING`, of one row or several."""
+
+    def __init__(
+        self, table: Table, columns: Iterable[str], *, returning: Sequence[Column[Any]]
+    ) -> None:
+        super().__init__(lambda tx: insert_if_new(tx, table).returning(*returning), columns=columns)
+
+    async def add(self, tx: Tx, new: Sequence[Values]) -> list[dict[str, Any]]:
+        """What is returned of those that are new."""
+        if len(new) == 1 or (is_sqlite(tx) and len(new) <= ONE_BY_ONE_MAX):
+            return [row for each in new for row in await self.rows(tx, each)]
+        found: list[dict[str, Any]] = []
+        for part in _in_usual_sizes(new):
+            added = await tx.execute(self._build(tx), [dict(each) for each in part])
+            found += [dict(row._mapping) for row in added]
+        return found
+
+
+def _in_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
+    """Of up to 16 rows, or of 32, 64 or 128: each number is another text, and connections keep what they
+    have prepared. That of 900 rows has 30,000 parameters."""
+    start = 0
+    while left := len(new) - start:
+        size = left if left <= ANY_SIZE_MAX else min(1 << left.bit_length() - 1, ROWS_AT_ONCE_MAX)
+        yield new[start : start + size]
+        start += size
+
+
+class PreparedForIds(PreparedStatement):
+    """Rows by several ids: `build` gets the condition that a column has one of them.
+
+    One round trip on PostgreSQL. On SQLite, where there is none, it is sent for each id: a list has no
+    fixed text.
+    """
+
+    def __init__(self, column: Column[Any], build: Callable[[Tx, Any], Any]) -> None:
+        super().__init__(lambda tx: build(tx, _is_one_of(tx, column)))
+
+    async def of(self, tx: Tx, ids: Iterable[Any], values: Values = NOTHING) -> list[Any]:
+        """By the names of columns, in no order."""
+        if is_sqlite(tx):
+            return [row for each in ids for row in await self.rows(tx, {**values, _IDS: each})]
+        return await self.rows(tx, {**values, _IDS: list(ids)})
+
+
+_IDS = "of_ids"
+
+
+def in_parts(row: Sequence[Any], *columns: Sequence[str]) -> list[dict[str, Any]]:
+    """A row of several tables as a dict for each, by the names of their columns."""
+    cells = iter(row)
+    return [dict(zip(names, cells, strict=False)) for names in columns]
+
+
+def _is_one_of(tx: Tx, column: Column[Any]) -> Any:
+    if is_sqlite(tx):
+        return column == bindparam(_IDS)
+    return column == any_(bindparam(_IDS, type_=ARRAY(column.type)))
+
+
+StatementCall: TypeAlias = tuple[PreparedStatement, Values]
+
+
+async def execute_together(tx: Tx, *calls: StatementCall) -> list[Sequence[Any]]:
+    """Writes that don't depend on each other; what the last one returns is answered.
+
+    On PostgreSQL they are parts of one statement, and so none sees what another has written.
+    """
+    if is_sqlite(tx):
+        for statement, values in calls[:-1]:
+            await statement.tuples(tx, values)
+        return await calls[-1][0].tuples(tx, calls[-1][1])
+    parts: list[tuple[str, int]] = []
+    bound: list[Any] = []
+    for statement, values in calls:
+        compiled = statement.compiled(tx)
+        parts.append((compiled.text, len(bound)))
+        bound += compiled.bound(values)
+    return _read(compiled, await _sent(tx, _joined(*parts), bound))
+
+
+def _moved(text: str, by: int) -> str:
+    return _PLACE.sub(lambda place: f"${int(place[1]) + by}", text) if by else text
+
+
+@lru_cache(maxsize=JOINED_KEPT_MAX)
+def _joined(*moved: tuple[str, int]) -> str:
+    """Of texts, each with the number of places before its own."""
+    texts = [_moved(text, by) for text, by in moved]
+    if len(texts) == 1:
+        return texts[0]
+    parts = ", ".join(f"part{number} AS ({text})" for number, text in enumerate(texts))
+    return f"WITH {parts} SELECT * FROM part{len(texts) - 1}"  # noqa: S608 — texts of ours
+
+
+def _compile(built: Any, dialect: Any, columns: list[str] | None) -> _Compiled:
+    compiled = built.compile(dialect=dialect, column_keys=columns)
+    if compiled.post_compile_params or compiled.insert_prefetch or compiled.update_prefetch:
+        raise TypeError(f"the text or the values of this are not fixed: {compiled}")
+    binds = compiled.binds
+    returned = list(getattr(built, "exported_columns", ()))
+    return _Compiled(
+        text=str(compiled),
+        names=list(compiled.positiontup),
+        constants={name: each.value for name, each in binds.items() if not each.required},
+        binds=[
+            (name, convert)
+            for name, each in binds.items()
+            if (convert := _bind(each.type, dialect)) is not None
+        ],
+        columns=[each.name for each in returned],
+        reads=[
+            (place, convert)
+            for place, each in enumerate(returned)
+            if (convert := _result(each.type, dialect)) is not None
+        ],
+    )
+
+
+def _bind(kind: Any, dialect: Any) -> Convert | None:
+    if _is_as_it_is(kind, dialect):
+        return None
+    convert: Convert | None = kind.dialect_impl(dialect).bind_processor(dialect)
+    return convert
+
+
+def _result(kind: Any, dialect: Any) -> Convert | None:
+    if _is_as_it_is(kind, dialect):
+        return None
+    convert: Convert | None = kind.dialect_impl(dialect).result_processor(dialect, None)
+    return convert
+
+
+def _is_as_it_is(kind: Any, dialect: Any) -> bool:
+    """PostgreSQL's driver takes and gives moments and floats; the types' own ways cost time."""
+    return isinstance(kind, Moment | Float) and dialect.name != "sqlite"
+
+
+async def _sent(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
+    driver = driver_of(tx)
+    try:
+        if is_sqlite(tx):
+            rows: list[Any] = await driver.fetch(text, bound)
+        else:
+            rows = await driver.fetch(text, *bound)
+    except sqlite3.Error as error:
+        raise to_sqlalchemy_error(error, text) from error
+    except Exception as error:
+        # Class 23 of SQLSTATE: a constraint. Its callers know it by SQLAlchemy's name.
+        if str(getattr(error, "sqlstate", "")).startswith("23"):
+            raise IntegrityError(text, None, error) from error
+        raise
+    return rows
+
+
+def _read(compiled: _Compiled, rows: list[Any]) -> list[Sequence[Any]]:
+    if not compiled.reads:
+        return rows
+    read: list[Sequence[Any]] = []
+    for row in rows:
+        cells = list(row)
+        for place, convert in compiled.reads:
+            cells[place] = convert(cells[place])
+        read.append(cells)
+    return read

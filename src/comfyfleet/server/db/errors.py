@@ -1,0 +1,107 @@
+"""What a database error means (unreachable, value out of range, faulty statement), and one log line per outage."""
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
+
+from comfyfleet.errors import FleetError, Unavailable
+
+
+def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
+    """As Core tells it: callers know errors of SQLite by those names."""
+    return DBAPIError.instance(sql, None, error, sqlite3.Error)
+
+
+def is_disconnect(error: BaseException) -> bool:
+    """The server is away, or about to be: nothing is wrong with what was asked."""
+    import asyncpg  # optional: only whoever uses PostgreSQL has it
+
+    away = (
+        asyncpg.PostgresConnectionError,
+        asyncpg.InterfaceError,
+        # Of a statement right after the server's farewell, before the driver has seen the end.
+        asyncpg.InternalClientError,
+        asyncpg.AdminShutdownError,
+        asyncpg.CannotConnectNowError,
+        asyncpg.CrashShutdownError,
+        asyncpg.TooManyConnectionsError,
+    )
+    # asyncpg calls a value that doesn't fit its column an error of the interface, too.
+    return isinstance(error, (*away, OSError)) and not isinstance(error, asyncpg.DataError)
+
+
+def is_caused_by_disconnect(error: Exception) -> bool:
+    """SQLAlchemy wraps the driver's error twice, and knows few of those that mean a loss."""
+    driver = _postgres_error(error)
+    is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
+    return is_invalid or (driver is not None and is_disconnect(driver))
+
+
+def is_caused_by_bad_value(error: Exception) -> bool:
+    """A value that no column can hold: a number too large, a text with a NUL character."""
+    driver = _postgres_error(error)
+    if driver is None:
+        return False
+    import asyncpg
+
+    misfits = (
+        asyncpg.NumericValueOutOfRangeError,
+        asyncpg.CharacterNotInRepertoireError,
+        asyncpg.UntranslatableCharacterError,
+        asyncpg.StringDataRightTruncationError,
+    )
+    # Before it was sent: a value of the wrong type is our own mistake, and stays one.
+    is_refused = isinstance(driver.__cause__, OverflowError | UnicodeEncodeError)
+    return isinstance(driver, misfits) or (isinstance(driver, asyncpg.DataError) and is_refused)
+
+
+def _postgres_error(error: Exception) -> BaseException | None:
+    """The driver's own, wrapped or not: some statements are sent without SQLAlchemy."""
+    driver: BaseException | None = error
+    if isinstance(error, DBAPIError):
+        driver = error.orig.__cause__ if error.orig is not None else None
+    return driver if type(driver).__module__.startswith("asyncpg") else None
+
+
+logger = logging.getLogger(__name__)
+LOGGED = "the log tells of this outage"
+
+
+class OutageLog:
+    """Of one database."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_away = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Unavailable as error:
+            self._note(error)
+            raise
+        if self._is_away:
+            self._is_away = False
+            logger.warning("database %s is back", self._name)
+
+    def _note(self, error: Unavailable) -> None:
+        """One that another database has raised, inside of a transaction here, is that one's."""
+        if is_logged(error):
+            return
+        error.add_note(LOGGED)
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("database %s is away: %s", self._name, error.message)
+
+
+def is_logged(error: BaseException) -> bool:
+    return LOGGED in getattr(error, "__notes__", ())
+
+
+def log_level_of(error: FleetError) -> int:
+    """For whoever can't go on because of it: a line for each would hide the rest of the log."""
+    return logging.DEBUG if is_logged(error) else logging.WARNING

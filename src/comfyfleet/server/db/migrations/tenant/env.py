@@ -1,0 +1,14 @@
+"""Alembic's door to the tenant history; always called with a connection."""
+
+from alembic import context
+
+from comfyfleet.server.db.schema import version_table
+from comfyfleet.server.db.tenant_tables import tenant_metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=tenant_metadata,
+    version_table=version_table("tenant"),
+)
+with context.begin_transaction():
+    context.run_migrations()

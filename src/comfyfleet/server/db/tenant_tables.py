@@ -1,0 +1,628 @@
+"""Tables of a tenant pool: jobs, files, media, graphs, pipelines, wallets, webhooks. Each row says whose it is."""
+
+from typing import Any
+
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    event,
+    text,
+)
+
+from comfyfleet.server.db.central_tables import NAMING_CONVENTION
+from comfyfleet.server.db.dialect import Document, Json, Moment, RowId
+
+tenant_metadata = MetaData(naming_convention=NAMING_CONVENTION)
+
+
+pipelines = Table(
+    "pipelines",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("document", Document, nullable=False),  # as it was given; never changed
+    Column("created_at", Moment, nullable=False),
+    Column("deleted_at", Moment),  # its runs stay
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+
+pipeline_runs = Table(
+    "pipeline_runs",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # who started it, and pays
+    Column("pipeline_id", Uuid, ForeignKey("pipelines.id"), nullable=False),
+    Column("target_folder", String(200), nullable=False),
+    Column("variables", Json, nullable=False),
+    Column("base_candidates", Integer, nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("pause_reason", String(50)),
+    Column("reason", String(50)),  # why nothing was submitted at the last look
+    Column("trouble", Text),  # what stood in the way of the last submit
+    Column("candidates_max", Integer),
+    Column("tokens_max", BigInteger),
+    Column("bytes_max", BigInteger),
+    Column("concurrent_jobs", Integer, nullable=False),
+    Column("until", Moment),
+    Column("idempotency_key", String(200)),
+    Column("request_hash", String(64), nullable=False),
+    Column("look_at", Moment),  # when it is next asked what to make; none: when something happens
+    Column("served_at", Moment),  # its last submit: runs take turns
+    Column("alerted_at", Moment),
+    Column("created_at", Moment, nullable=False),
+    Column("changed_at", Moment, nullable=False),  # the last time that anything happened in it
+    Column("files_removed_at", Moment),
+    UniqueConstraint("tenant_id", "idempotency_key"),
+    CheckConstraint("status IN ('active', 'paused', 'cancelled')", name="status"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    Index(None, "look_at"),
+    Index(None, "changed_at"),
+)
+
+pipeline_jobs = Table(
+    "pipeline_jobs",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),  # the job's own
+    Column("tenant_id", Uuid, nullable=False),
+    Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("parent_id", Uuid),
+    Column("number", Integer, nullable=False),  # of those with this step and parent
+    Column("seed", String(20)),  # a number up to 2**64, which no integer column holds
+    Column("status", String(20), nullable=False),
+    Column("tokens", BigInteger, nullable=False),  # reserved or consumed; 0 once refunded
+    Column("timeout_seconds", Integer, nullable=False),
+    Column("error", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    CheckConstraint(
+        "status IN ('in_flight', 'done', 'failed', 'retried', 'cancelled')", name="status"
+    ),
+    Index(None, "run_id", "step", "parent_id"),
+    Index(None, "run_id", "ended_at"),
+)
+_IN_FLIGHT = "status = 'in_flight'"
+Index(
+    "pipeline_jobs_in_flight",
+    pipeline_jobs.c.run_id,
+    postgresql_where=text(_IN_FLIGHT),
+    sqlite_where=text(_IN_FLIGHT),
+)
+
+pipeline_candidates = Table(
+    "pipeline_candidates",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("parent_id", Uuid),
+    Column("job_id", Uuid, nullable=False),
+    Column("output_index", Integer, nullable=False),
+    Column("file_id", Uuid),  # none once retention has removed it
+    Column("path", Text, nullable=False),  # in listings and exports
+    Column("mime_type", String(200), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("seed", String(20)),
+    Column("properties", Json, nullable=False),
+    Column("score", Double, nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("child_count", Integer, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("text", Text),  # what its job showed, beside the file or in its place
+    UniqueConstraint("job_id", "output_index"),
+    UniqueConstraint("run_id", "path"),
+    CheckConstraint("status IN ('active', 'approved', 'rejected', 'winner')", name="status"),
+    Index(None, "run_id", "created_at", "id"),
+    Index(None, "run_id", "parent_id"),
+)
+
+pipeline_judgements = Table(
+    "pipeline_judgements",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
+    Column("candidate_id", Uuid, nullable=False),
+    Column("before", String(20), nullable=False),
+    Column("after", String(20), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("undone_at", Moment),
+    Index(None, "candidate_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+pipeline_votes = Table(
+    "pipeline_votes",
+    tenant_metadata,
+    Column("number", RowId, primary_key=True),  # the order in which they count
+    Column("id", Uuid, nullable=False),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("run_id", Uuid, ForeignKey("pipeline_runs.id"), nullable=False),
+    Column("winner_id", Uuid, nullable=False),
+    Column("loser_id", Uuid, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("undone_at", Moment),
+    UniqueConstraint("id"),
+    Index(None, "run_id", "number"),
+    sqlite_autoincrement=True,
+)
+
+pipeline_events = Table(
+    "pipeline_events",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("tenant_id", Uuid, nullable=False),
+    Column("run_id", Uuid, nullable=False),
+    Column("kind", String(50), nullable=False),
+    Column("actor", String(100), nullable=False),
+    Column("data", Json, nullable=False),
+    Column("is_audited", Boolean, nullable=False),  # told to the central audit log
+    Column("created_at", Moment, nullable=False),
+    Index(None, "run_id", "id"),
+    sqlite_autoincrement=True,
+)
+_UNTOLD = "NOT is_audited"
+Index(
+    "pipeline_events_untold",
+    pipeline_events.c.id,
+    postgresql_where=text(_UNTOLD),
+    sqlite_where=text(_UNTOLD),
+)
+
+
+ai_jobs = Table(
+    "ai_jobs",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid),
+    Column("effect_id", Uuid),
+    Column("workflow_id", BigInteger, nullable=False),
+    Column("workflow_slug", String(100), nullable=False),
+    Column("workflow_version", Integer, nullable=False),
+    Column("stage", String(50), nullable=False),
+    Column("provider", String(20), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("backend_affinity", String(300)),
+    Column("model_key", String(300)),
+    Column("model_set", String(64)),
+    Column("status", String(20), nullable=False),
+    Column("prompt", Document, nullable=False),  # as sent, but for the names of assets
+    Column("properties", Json, nullable=False),
+    Column("assets", Json, nullable=False),
+    Column("output_node_id", String(200)),
+    Column("input_file_id", Uuid),
+    Column("output_file_id", Uuid),
+    Column("provider_job_id", String(200)),
+    Column("result_metadata", Json),
+    Column("error_message", Text),
+    Column("raw_error", Text),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("lease_number", Integer, nullable=False, server_default="0"),
+    Column("lease_token", Uuid),
+    Column("reserved_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("retry_of", Uuid),
+    Column("idempotency_key", String(200)),
+    Column("request_hash", String(64)),
+    Column("submitted_at", Moment, nullable=False),
+    Column("started_at", Moment),
+    Column("completed_at", Moment),
+    Column("video_id", Uuid),  # the media that it processes
+    Column("batch_id", Uuid),
+    Column("batch_position", Integer),
+    Column("run_kind", String(20)),  # graph or pipeline: whose run it is a part of
+    Column("run_id", Uuid),
+    # Of a batch or a run that has enough in the queue: it waits on the tenant's side.
+    Column("is_held", Boolean, nullable=False, server_default=text("false")),
+    CheckConstraint(
+        "status IN ('queued', 'processing', 'completed', 'failed', 'cancelled')", name="status"
+    ),
+    # The prompt of a job that ended long ago goes; the rest of the row stays.
+    Column("prompt_removed_at", Moment),
+    Index(None, "submitted_at", "id"),
+    Index(None, "tenant_id", "submitted_at", "id"),
+    Index("ai_jobs_of_user", "tenant_id", "user_id", "submitted_at", "id"),
+    Index("ai_jobs_of_user_by_status", "tenant_id", "user_id", "status", "submitted_at", "id"),
+    Index(None, "batch_id", "batch_position"),
+    Index(None, "run_id"),
+    # A key is its user's own. To an index no user is unlike another, so theirs needs a second one.
+    Index("ai_jobs_key", "tenant_id", "user_id", "idempotency_key", unique=True),
+    Index(
+        "ai_jobs_key_of_nobody",
+        "tenant_id",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("user_id IS NULL"),
+        sqlite_where=text("user_id IS NULL"),
+    ),
+)
+IS_ACTIVE = "status IN ('queued', 'processing')"
+Index(
+    "ai_jobs_of_media",
+    ai_jobs.c.tenant_id,
+    ai_jobs.c.video_id,
+    ai_jobs.c.submitted_at,
+    postgresql_where=text("video_id IS NOT NULL"),
+    sqlite_where=text("video_id IS NOT NULL"),
+)
+Index(
+    "ai_jobs_active",
+    ai_jobs.c.tenant_id,
+    ai_jobs.c.id,
+    postgresql_where=text(IS_ACTIVE),
+    sqlite_where=text(IS_ACTIVE),
+)
+Index(
+    "ai_jobs_active_of_user",
+    ai_jobs.c.tenant_id,
+    ai_jobs.c.user_id,
+    postgresql_where=text(IS_ACTIVE),
+    sqlite_where=text(IS_ACTIVE),
+)
+IS_HELD = "is_held AND status = 'queued'"
+IS_RARE = "status IN ('failed', 'cancelled')"
+IS_ENDED = "completed_at IS NOT NULL"
+HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
+for _name, _columns, _where in (
+    ("held", ("tenant_id", "user_id", "submitted_at", "id"), IS_HELD),
+    ("rare", ("status", "submitted_at", "id"), IS_RARE),
+    ("ended_of_workflow", ("workflow_slug", "submitted_at", "id"), IS_ENDED),
+    ("rare_of_workflow", ("workflow_slug", "status", "submitted_at", "id"), IS_RARE),
+    ("old_prompts", ("completed_at",), HAS_OLD_PROMPT),
+):
+    Index(
+        f"ai_jobs_{_name}",
+        *(ai_jobs.c[each] for each in _columns),
+        postgresql_where=text(_where),
+        sqlite_where=text(_where),
+    )
+
+job_attempts = Table(
+    "job_attempts",
+    tenant_metadata,
+    Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("lease_number", Integer, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("worker_id", String(200), nullable=False),
+    Column("started_at", Moment, nullable=False),
+    # What the worker put into the prompt before it sent it; none once the prompt is removed.
+    Column("filled_in", Document),
+)
+
+files = Table(
+    "files",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid),
+    Column("disk", String(20), nullable=False),  # local or s3
+    Column("path", Text, nullable=False),  # the key in object storage
+    Column("filename", String(300), nullable=False),
+    Column("mime_type", String(200), nullable=False),
+    Column("size", BigInteger),  # none while it is only announced
+    Column("content_hash", String(64)),
+    Column("metadata", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("checked_at", Moment),  # when its bytes were looked at
+    Index(None, "tenant_id", "content_hash"),
+    Index(None, "tenant_id", "created_at"),
+    Index(None, "path"),
+)
+_UNCHECKED = "checked_at IS NULL"
+Index(
+    "files_unchecked",
+    files.c.created_at,
+    postgresql_where=text(_UNCHECKED),
+    sqlite_where=text(_UNCHECKED),
+)
+Index(
+    "files_unchecked_of_tenant",
+    files.c.tenant_id,
+    postgresql_where=text(_UNCHECKED),
+    sqlite_where=text(_UNCHECKED),
+)
+
+# What the files of a tenant have that were checked: the others are few, and are added up.
+storage_use = Table(
+    "storage_use",
+    tenant_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+)
+
+outbox = Table(
+    "outbox",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("kind", String(50), nullable=False),
+    Column("payload", Json, nullable=False),
+    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("not_before", Moment, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "not_before", "id"),
+    sqlite_autoincrement=True,  # rows are deleted by id, a moment later
+)
+
+users = Table(
+    "users",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("email", String(320)),
+    Column("name", String(200)),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "email"),
+    Index(None, "tenant_id", "created_at", "id"),
+)
+
+videos = Table(
+    "videos",  # media of any kind; the name is the one that the API has
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("original_file_id", Uuid),  # none once it has expired
+    Column("processed_file_id", Uuid),
+    Column("job_id", Uuid),  # the latest
+    Column("active_job_id", Uuid),  # the same, until it ends
+    Column("processing_details", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expired_at", Moment),
+    CheckConstraint("kind IN ('image', 'video', 'audio')", name="kind"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    Index(None, "job_id"),
+)
+for _name in ("original_file_id", "processed_file_id"):
+    Index(
+        f"videos_{_name}",
+        videos.c[_name],
+        postgresql_where=text(f"{_name} IS NOT NULL"),
+        sqlite_where=text(f"{_name} IS NOT NULL"),
+    )
+_LIVING = "expired_at IS NULL"
+Index(
+    "videos_age",
+    videos.c.tenant_id,
+    videos.c.created_at,
+    postgresql_where=text(_LIVING),
+    sqlite_where=text(_LIVING),
+)
+
+job_events = Table(
+    "job_events",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("tenant_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("data", Json, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "tenant_id", "job_id", "id"),
+    Index(None, "created_at"),
+    # A number that was used again after its row was removed would hide the new event from a reader.
+    sqlite_autoincrement=True,
+)
+
+batches = Table(
+    "batches",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("effect_id", Uuid, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("idempotency_key", String(200)),
+    Column("request_hash", String(64), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("cancelled_at", Moment),
+    UniqueConstraint("tenant_id", "user_id", "idempotency_key"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+
+webhooks = Table(
+    "webhooks",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", String(100), nullable=False),  # empty: it is made from the central key
+    Column("events", Json, nullable=False),
+    Column("is_active", Boolean, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("on_again_at", Moment),  # what failed before then no longer counts
+    Index(None, "tenant_id", "user_id"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("webhook_id", Uuid, ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("event", String(50), nullable=False),
+    Column("payload", Json, nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("not_before", Moment, nullable=False),
+    Column("last_status", Integer),  # what the customer's server answered
+    Column("last_error", Text),
+    Column("created_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    UniqueConstraint("webhook_id", "job_id", "event"),
+    CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
+    Index(None, "webhook_id", "created_at", "id"),
+)
+_PENDING = "status = 'pending'"
+Index(
+    "webhook_deliveries_due",
+    webhook_deliveries.c.not_before,
+    postgresql_where=text(_PENDING),
+    sqlite_where=text(_PENDING),
+)
+
+graphs = Table(
+    "graphs",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # who made it; all users of the tenant may run it
+    Column("name", String(200), nullable=False),
+    Column("version", Integer, nullable=False),  # the newest
+    Column("created_at", Moment, nullable=False),
+    Column("deleted_at", Moment),  # its runs stay
+    Index(None, "tenant_id", "created_at", "id"),
+)
+
+graph_versions = Table(
+    "graph_versions",
+    tenant_metadata,
+    Column("graph_id", Uuid, ForeignKey("graphs.id", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("document", Document, nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+graph_runs = Table(
+    "graph_runs",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # who started it, and pays
+    Column("graph_id", Uuid, nullable=False),
+    Column("graph_version", Integer, nullable=False),
+    Column("snapshot", Document, nullable=False),  # the graph and its workflows, as they were
+    Column("inputs", Document, nullable=False),
+    Column("max_tokens", BigInteger),
+    Column("status", String(20), nullable=False),
+    Column("revision", BigInteger, nullable=False),  # one more with each change
+    Column("tokens", BigInteger, nullable=False),
+    Column("error", Document),
+    Column("outputs", Document),
+    Column("created_at", Moment, nullable=False),
+    Column("changed_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    CheckConstraint(
+        "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
+        name="status",
+    ),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+)
+_GOING_ON = "status IN ('pending', 'running', 'waiting_for_user')"
+Index(
+    "graph_runs_going_on",
+    graph_runs.c.id,
+    postgresql_where=text(_GOING_ON),
+    sqlite_where=text(_GOING_ON),
+)
+
+graph_executions = Table(
+    "graph_executions",
+    tenant_metadata,
+    Column("run_id", Uuid, ForeignKey("graph_runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("node", String(64), primary_key=True),
+    Column("at", String(64), primary_key=True),  # its index: one number for each fan-out around it
+    Column("tenant_id", Uuid, nullable=False),
+    Column("record", Document, nullable=False),
+)
+
+token_wallets = Table(
+    "token_wallets",
+    tenant_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("balance", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    CheckConstraint("balance >= 0", name="balance"),
+)
+
+token_transactions = Table(
+    "token_transactions",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("job_id", Uuid),
+    Column("type", String(20), nullable=False),
+    Column("amount", BigInteger, nullable=False),  # what it adds to the balance
+    Column("provider_transaction_id", String(200)),
+    Column("created_at", Moment, nullable=False),
+    UniqueConstraint("tenant_id", "job_id", "type"),
+    UniqueConstraint("tenant_id", "provider_transaction_id"),
+    CheckConstraint(
+        "(type = 'PAYMENT_CREDIT' AND amount > 0 AND provider_transaction_id IS NOT NULL)"
+        " OR (type = 'JOB_RESERVE' AND amount < 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_CONSUME' AND amount = 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_REFUND' AND amount > 0 AND job_id IS NOT NULL)",
+        name="amount",
+    ),
+    Index(None, "tenant_id", "user_id", "id"),
+)
+_SETTLES = "type IN ('JOB_CONSUME', 'JOB_REFUND')"
+Index(
+    "token_transactions_settled",  # consumed or refunded: one of them, once
+    token_transactions.c.tenant_id,
+    token_transactions.c.job_id,
+    unique=True,
+    postgresql_where=text(_SETTLES),
+    sqlite_where=text(_SETTLES),
+)
+
+
+def _never_changed(table: Table) -> None:
+    """The database itself refuses to change or delete a row, whoever asks."""
+    name, says = table.name, f"rows of {table.name} are never changed"
+    for act in ("UPDATE", "DELETE"):
+        _after_create(
+            table,
+            "sqlite",
+            f"CREATE TRIGGER {name}_no_{act.lower()} BEFORE {act} ON {name} "
+            f"BEGIN SELECT RAISE(ABORT, '{says}'); END",
+        )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE FUNCTION {name}_kept() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{says}'; END $$",
+    )
+    _after_create(
+        table,
+        "postgresql",
+        f"CREATE TRIGGER {name}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {name} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {name}_kept()",
+    )
+
+
+def _after_create(table: Table, dialect: str, statement: str) -> None:
+    ddl: Any = DDL(statement)  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
+
+
+_never_changed(token_transactions)
+
+
+__all__ = ["tenant_metadata"]

@@ -1,0 +1,107 @@
+"""Checks that an EC2 instance that wants to register belongs to an auto-scaling group of the fleet."""
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from comfyfleet.errors import install_line
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "i-"
+# A machine with several GPUs has a worker for each: i-0123456789abcdef0-gpu1.
+WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
+CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
+# AWS's words for "there is no such thing, or not of that shape"; all others mean: not now.
+NO_SUCH_THING = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
+
+
+class InstanceStatus(StrEnum):
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    UNCHECKED = "unchecked"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCheck:
+    """`reason` is for the one who is refused, and for the audit of what could not be checked."""
+
+    outcome: InstanceStatus
+    reason: str
+    group: str | None = None
+
+    @property
+    def is_allowed(self) -> bool:
+        """AWS being away must not keep a fleet from growing: the fleet's secret was right."""
+        return self.outcome is not InstanceStatus.UNKNOWN
+
+    @property
+    def is_to_be_audited(self) -> bool:
+        return self.outcome is InstanceStatus.UNCHECKED
+
+
+def is_instance(worker_id: str) -> bool:
+    return worker_id.startswith(PREFIX)
+
+
+async def check_instance(worker_id: str) -> InstanceCheck:
+    """Of the instance that the worker's id names. Never raises."""
+    found = WORKER_ID.fullmatch(worker_id)
+    if not found:
+        # Not asked for: an id that AWS chokes on must not pass as one that it could not be asked.
+        return InstanceCheck(InstanceStatus.UNKNOWN, f"{worker_id} is no id of an EC2 instance")
+    instance_id = found[1]
+    try:
+        import botocore.exceptions
+    except ModuleNotFoundError:
+        return InstanceCheck(InstanceStatus.UNCHECKED, f"boto3 is missing: {install_line('aws')}")
+    try:
+        answer = await asyncio.to_thread(_describe, instance_id)
+    except botocore.exceptions.ClientError as error:
+        return _check_of_error(instance_id, error.response.get("Error", {}), str(error))
+    except botocore.exceptions.BotoCoreError as error:
+        return _unchecked(instance_id, str(error))
+    return _check_of(instance_id, answer)
+
+
+def _describe(instance_id: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=CONNECT_SECONDS_MAX,
+        read_timeout=ANSWER_SECONDS_MAX,
+        retries={"total_max_attempts": 2},
+    )
+    # A session of its own: the default one must not be shared between threads.
+    client = boto3.session.Session().client("autoscaling", config=config)
+    try:
+        return client.describe_auto_scaling_instances(InstanceIds=[instance_id])
+    finally:
+        client.close()
+
+
+def _check_of(instance_id: str, answer: Any) -> InstanceCheck:
+    for found in answer["AutoScalingInstances"]:
+        if found["InstanceId"] == instance_id:
+            group = found["AutoScalingGroupName"]
+            return InstanceCheck(
+                InstanceStatus.KNOWN, f"{instance_id} is in the group {group}", group
+            )
+    return InstanceCheck(
+        InstanceStatus.UNKNOWN, f"{instance_id} is in no auto-scaling group of this account"
+    )
+
+
+def _check_of_error(instance_id: str, error: Any, text: str) -> InstanceCheck:
+    if error.get("Code") in NO_SUCH_THING:
+        return InstanceCheck(InstanceStatus.UNKNOWN, f"{instance_id} is not known to AWS: {text}")
+    return _unchecked(instance_id, text)
+
+
+def _unchecked(instance_id: str, text: str) -> InstanceCheck:
+    logger.warning("%s could not be checked with AWS: %s", instance_id, text)
+    return InstanceCheck(InstanceStatus.UNCHECKED, f"AWS could not be asked: {text}")

@@ -1,0 +1,115 @@
+"""A cache of which workers can run which workflows, by what backends offer and workflow versions need."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import store
+from comfyfleet.server.fleets.model import (
+    AssignedWorkflow,
+    BackendOffer,
+    FleetWorker,
+    MissingRequirements,
+    WorkflowRequirements,
+    backend_offer,
+    refusals_in,
+    requirements_of,
+)
+
+Value = TypeVar("Value")
+OFFERS_KEPT_MAX = 1_000
+NEEDS_KEPT_MAX = 10_000
+VERDICTS_KEPT_MAX = 100_000
+
+
+class EligibilityCache:
+    """Offers and versions never change under their keys, so both are kept at hand."""
+
+    def __init__(self) -> None:
+        self._offers: _BoundedCache[BackendOffer] = _BoundedCache(OFFERS_KEPT_MAX)
+        self._needs: _BoundedCache[WorkflowRequirements] = _BoundedCache(NEEDS_KEPT_MAX)
+        self._lacks: _BoundedCache[MissingRequirements] = _BoundedCache(VERDICTS_KEPT_MAX)
+
+    async def offer(self, tx: Tx, worker: FleetWorker, *, now: datetime) -> BackendOffer | None:
+        """None if nothing is known of its backend: it is then believed to be able."""
+        return (await self.offers(tx, [worker], now=now)).get(worker.worker_id)
+
+    async def offers(
+        self, tx: Tx, workers: Iterable[FleetWorker], *, now: datetime
+    ) -> dict[str, BackendOffer]:
+        """By worker, of those whose backends have told something."""
+        found: dict[str, BackendOffer] = {}
+        unread: dict[str, list[FleetWorker]] = {}
+        for worker in workers:
+            key = _offer_key(worker, now)
+            if key and (kept := self._offers.get(key)):
+                found[worker.worker_id] = kept
+            elif key:
+                unread.setdefault(key, []).append(worker)
+        firsts = [those[0] for those in unread.values()]
+        facts = await store.backend_facts_of(tx, [each.id for each in firsts]) if firsts else {}
+        for key, those in unread.items():
+            refusals = refusals_in(those[0].refusals, now)
+            offer = backend_offer(facts.get(those[0].worker_id), refusals, key)
+            self._offers.keep(key, offer)
+            found |= {each.worker_id: offer for each in those}
+        return found
+
+    async def able(
+        self, tx: Tx, offer: BackendOffer | None, workflows: Sequence[AssignedWorkflow]
+    ) -> list[AssignedWorkflow]:
+        """The workflows of which a backend lacks nothing."""
+        if offer is None:
+            return list(workflows)
+        await self._read_needs(tx, workflows)
+        return [each for each in workflows if not self._missing(offer, each)]
+
+    def _missing(self, offer: BackendOffer, workflow: AssignedWorkflow) -> MissingRequirements:
+        key = (offer.key, workflow.workflow_id, workflow.version)
+        found = self._lacks.get(key)
+        if found is None:
+            needs = self._needs.get(key[1:]) or WorkflowRequirements()
+            found = self._lacks.keep(key, offer.lacks(needs.node_types, needs.models))
+        return found
+
+    async def _read_needs(self, tx: Tx, workflows: Iterable[AssignedWorkflow]) -> None:
+        unread = [
+            key
+            for each in workflows
+            if self._needs.get(key := (each.workflow_id, each.version)) is None
+        ]
+        if not unread:
+            return
+        rows = await store.needs_of_versions(tx, unread)
+        for key in unread:
+            row = rows.get(key)
+            self._needs.keep(key, WorkflowRequirements() if row is None else requirements_of(*row))
+
+
+def _offer_key(worker: FleetWorker, now: datetime) -> str | None:
+    refusals = refusals_in(worker.refusals, now)
+    if not refusals:
+        return worker.facts_hash
+    told = json.dumps([sorted(refusals.node_types), sorted(refusals.models)])
+    return f"{worker.facts_hash} {hashlib.sha256(told.encode()).hexdigest()}"
+
+
+class _BoundedCache(Generic[Value]):
+    """The newest of values that never change under their keys."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable) -> Value | None:
+        return self._values.get(key)
+
+    def keep(self, key: Hashable, value: Value) -> Value:
+        self._values[key] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        return value

@@ -1,0 +1,445 @@
+"""Fleets, workers, what backends offer and what workflows need; which workers may run which lanes. Pure."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.api.worker import BackendFacts, Reading
+from comfyfleet.errors import InvalidInput
+
+REFUSED_NAMES_MAX = 1_000
+# A backend may get what its lists never show; after so long it is tried again.
+REFUSALS_KEPT = timedelta(minutes=15)
+
+
+class ModelUse(NamedTuple):
+    """A model file that a prompt names; `input` is `Class.input`, or empty where it isn't known."""
+
+    input: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRequirements:
+    """What a backend lacks of what is needed."""
+
+    node_types: tuple[str, ...] = ()
+    models: tuple[ModelUse, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.node_types or self.models)
+
+    def in_words(self) -> str:
+        parts = [f"node {name}" for name in self.node_types]
+        return ", ".join([*parts, *(f"model {each.file}" for each in self.models)])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowRequirements:
+    """What a version of a workflow needs, whatever its jobs choose."""
+
+    node_types: tuple[str, ...] = ()
+    models: tuple[ModelUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What a backend has refused although its lists did not rule it out."""
+
+    node_types: frozenset[str] = frozenset()
+    models: frozenset[ModelUse] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.node_types or self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOffer:
+    """Node types and model files of a backend. Two with the same key offer the same."""
+
+    key: str
+    node_types: frozenset[str] = frozenset()
+    model_files: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
+    refusals: Refusals = field(default_factory=Refusals)
+
+    def lacks(self, node_types: Iterable[str], models: Iterable[ModelUse]) -> MissingRequirements:
+        """What is not listed at all is not held against the backend: nobody can tell."""
+        return MissingRequirements(
+            tuple(name for name in node_types if self._lacks_type(name)),
+            tuple(use for use in models if self._lacks_model(use)),
+        )
+
+    def lacks_choice(self, choice: ModelUse) -> bool:
+        """Of a file for an input that is known by its name alone, whichever class has it."""
+
+        def is_meant(name: str) -> bool:
+            return name.rpartition(".")[2] == choice.input
+
+        lists = [files for name, files in self.model_files.items() if is_meant(name)]
+        is_unlisted = bool(lists) and not any(choice.file in files for files in lists)
+        refused = (use for use in self.refusals.models if is_meant(use.input))
+        return is_unlisted or any(use.file == choice.file for use in refused)
+
+    def _lacks_type(self, name: str) -> bool:
+        is_unlisted = bool(self.node_types) and name not in self.node_types
+        return is_unlisted or name in self.refusals.node_types
+
+    def _lacks_model(self, use: ModelUse) -> bool:
+        offered = self.model_files.get(use.input)
+        is_unlisted = offered is not None and use.file not in offered
+        return is_unlisted or use in self.refusals.models
+
+
+NONE_REFUSED = Refusals()
+
+
+def backend_offer(
+    facts: BackendFacts | None, refusals: Refusals = NONE_REFUSED, key: str = ""
+) -> BackendOffer:
+    if facts is None:
+        return BackendOffer(key, refusals=refusals)
+    files = {name: frozenset(offered) for name, offered in facts.model_files.items()}
+    return BackendOffer(key, frozenset(facts.node_types), files, refusals)
+
+
+def facts_hash(facts: BackendFacts) -> str:
+    """Equal for backends that offer the same: lists of uploaded files and versions don't count."""
+    files = {name: sorted(offered) for name, offered in facts.model_files.items()}
+    told = json.dumps([sorted(facts.node_types), files], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
+    """From the worker's row; those of long ago are forgotten."""
+    if not kept or datetime.fromisoformat(kept["at"]) + REFUSALS_KEPT <= now:
+        return Refusals()
+    models = frozenset(ModelUse(*each) for each in kept["models"])
+    return Refusals(frozenset(kept["node_types"]), models)
+
+
+def with_refusal(
+    kept: Mapping[str, Any] | None, missing: MissingRequirements, now: datetime
+) -> dict[str, Any]:
+    """As it is kept in the worker's row."""
+    before = refusals_in(kept, now)
+    models = sorted({*before.models, *missing.models})[:REFUSED_NAMES_MAX]
+    return {
+        "at": now.isoformat(),
+        "node_types": sorted({*before.node_types, *missing.node_types})[:REFUSED_NAMES_MAX],
+        "models": [list(each) for each in models],
+    }
+
+
+def requirements_of(
+    node_types: Iterable[str],
+    models: Iterable[Iterable[str]],
+    properties: Iterable[Mapping[str, Any]],
+) -> WorkflowRequirements:
+    """Without the models that a job may choose: those are looked at job by job."""
+    declared = list(properties)
+    bound = {str(each["binding"]).rpartition(".")[2] for each in declared if each.get("binding")}
+    filled = [str(each.get("default")) for each in declared if each.get("placeholder")]
+    fixed = (
+        use
+        for use in (ModelUse(*each) for each in models)
+        if use.input.partition(".")[2] not in bound
+        and not any(text in use.file for text in filled if text)
+    )
+    return WorkflowRequirements(tuple(node_types), tuple(fixed))
+
+
+# Together with "open-" and a dot they make the slug of the open workflow: at most 100 characters.
+SLUG = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
+STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
+WORKERS_MAX = 100_000
+CAPABILITIES_MAX = 200
+WORKER_ID_CHARACTERS_MAX = 200
+AUTO, MANUAL = "auto", "manual"  # who joins is approved at once, or by an operator
+FROM_FLEET = "fleet"  # the one registration source: workers can't be made by hand
+
+
+class FleetLane(NamedTuple):
+    """What the queue calls a lane; equal to its own as any tuple is."""
+
+    workflow_id: int
+    stage: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Workers that can stand in for each other."""
+
+    id: int
+    slug: str
+    stage: str
+    secret_hash: str
+    max_workers: int | None  # None: as many as the settings allow
+    open_workflow_id: int | None
+    object_info_key: str | None  # in the object store, as last reported
+    object_info_hash: str | None
+    created_at: datetime
+    approval: str = AUTO
+
+    @property
+    def name(self) -> str:
+        return f"{self.slug}/{self.stage}"
+
+    @property
+    def subject(self) -> str:
+        return f"fleet:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWorker:
+    """One agent with its backend. What the backend has is read apart: it is large."""
+
+    id: int
+    worker_id: str
+    fleet_id: int
+    fleet_slug: str
+    stage: str
+    registration_source: str
+    protocol_version: int
+    capabilities: frozenset[str]
+    providers: tuple[str, ...]
+    max_concurrency: int
+    current_load: int
+    is_approved: bool
+    is_draining: bool
+    models_loaded: tuple[str, ...]
+    last_seen_at: datetime
+    created_at: datetime
+    # The workflows that it serves of those of its fleet; None: all of them.
+    workflow_ids: frozenset[int] | None = None
+    revoked_at: datetime | None = None
+    key_hash: str = field(default="", repr=False, compare=False)
+    facts_hash: str | None = None  # of the node types and model files; None: not told
+    refusals: Mapping[str, Any] | None = field(default=None, hash=False)
+    next_key: str | None = field(default=None, repr=False, compare=False)  # to be told to it
+    next_key_hash: str | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def subject(self) -> str:
+        return f"worker:{self.worker_id}"
+
+    @property
+    def fleet_name(self) -> str:
+        return f"{self.fleet_slug}/{self.stage}"
+
+    @property
+    def affinities(self) -> frozenset[str]:
+        """What a job can be bound to, and this worker fulfils."""
+        return frozenset({self.subject, f"fleet:{self.fleet_name}"})
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self.is_approved and not self.is_draining
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistration:
+    """What a worker says of itself when it joins."""
+
+    worker_id: str
+    capabilities: frozenset[str] = frozenset()
+    workflow_slugs: tuple[str, ...] | None = None
+    providers: tuple[str, ...] = ("self_hosted",)
+    max_concurrency: int = 1
+    protocol_version: int = 1
+    backend: BackendFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a worker says of itself when it calls; None: not said this time."""
+
+    load: int | None = None
+    models_loaded: tuple[str, ...] | None = None
+    capabilities: frozenset[str] | None = None
+    providers: tuple[str, ...] | None = None
+    max_concurrency: int | None = None
+    reading: Reading | None = None
+    backend: BackendFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReading:
+    at: datetime
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedWorkflow:
+    """A workflow that a fleet runs, with what decides who of the fleet may."""
+
+    workflow_id: int
+    slug: str
+    required_capabilities: frozenset[str]
+    is_active: bool
+    is_paused: bool
+    version: int = 1  # the one that new jobs get
+    is_open: bool = False  # the fleet's own, for prompts of no registered workflow
+
+    @property
+    def is_runnable(self) -> bool:
+        return self.is_active and not self.is_paused
+
+
+class WorkerStanding(NamedTuple):
+    """What decides whether a worker gets a job, besides its own row."""
+
+    assigned: list[AssignedWorkflow]  # to its fleet
+    held: tuple[int, ...]  # dispatches that are leased to it
+    in_maintenance: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAssignment:
+    """What changed when the workflows of a fleet were set."""
+
+    workflow_ids: frozenset[int]
+    added: frozenset[int] = field(default_factory=frozenset)
+    removed: frozenset[int] = field(default_factory=frozenset)
+
+
+def check_fleet_name(slug: str, stage: str) -> None:
+    for value, pattern, name in ((slug, SLUG, "slug"), (stage, STAGE, "stage")):
+        if not pattern.fullmatch(value):
+            raise InvalidInput(
+                f"the fleet's {name} must be lower-case letters, digits, - and _, not {value!r}",
+                field=name,
+            )
+
+
+def own_id(fleet: Fleet, worker_id: str) -> str:
+    """Of a worker whose id another fleet's worker has."""
+    name = f"{fleet.slug}.{fleet.stage}:"
+    return name + worker_id[: WORKER_ID_CHARACTERS_MAX - len(name)]
+
+
+def fleet_in_id(worker_id: str) -> tuple[str, str] | None:
+    """Slug and stage that such an id begins with; None: it has not that form."""
+    name, colon, _ = worker_id.partition(":")
+    slug, dot, stage = name.partition(".")
+    return (slug, stage) if colon and dot else None
+
+
+def check_approval(approval: str) -> None:
+    if approval not in (AUTO, MANUAL):
+        raise InvalidInput(
+            f"a fleet's approval is {AUTO} or {MANUAL}, not {approval!r}", field="approval"
+        )
+
+
+def check_cap(max_workers: int | None) -> None:
+    if max_workers is not None and not 0 <= max_workers <= WORKERS_MAX:
+        raise InvalidInput(
+            f"a fleet's cap must be 0 to {WORKERS_MAX:,} workers, not {max_workers}",
+            field="max_workers",
+        )
+
+
+def check_capabilities(capabilities: Iterable[str]) -> None:
+    named = list(capabilities)
+    if len(named) > CAPABILITIES_MAX or not all(map(is_storable, named)):
+        raise InvalidInput(
+            f"a worker may name at most {CAPABILITIES_MAX} capabilities, as texts",
+            field="capabilities",
+        )
+
+
+def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> FleetWorker:
+    """The worker as it is once it has been seen."""
+    said = {
+        "current_load": sighting.load,
+        "models_loaded": sighting.models_loaded,
+        "capabilities": sighting.capabilities,
+        "providers": sighting.providers,
+        "max_concurrency": sighting.max_concurrency,
+    }
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if sighting.backend is not None:
+        changes |= {"facts_hash": facts_hash(sighting.backend), "refusals": None}
+    return replace(worker, last_seen_at=max(now, worker.last_seen_at), **changes)
+
+
+SEEN_WRITE_EVERY = timedelta(seconds=10)
+READING_EVERY = timedelta(seconds=30)
+
+
+def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
+    """Of its fleet's workflows; a worker that drains or was revoked may none."""
+    return (
+        worker.takes_jobs
+        and workflow.is_runnable
+        and (worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids)
+        and workflow.required_capabilities <= worker.capabilities
+    )
+
+
+def lanes(
+    worker: FleetWorker, workflows: Iterable[AssignedWorkflow], providers: Iterable[str]
+) -> frozenset[FleetLane]:
+    """Never a lane for 'any' workflow: what is not assigned is not run."""
+    named = tuple(providers)
+    return frozenset(
+        FleetLane(workflow.workflow_id, worker.stage, provider)
+        for workflow in workflows
+        if may_run(worker, workflow)
+        for provider in named
+    )
+
+
+def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> str:
+    """The first reason, in the order in which an operator would look for it."""
+    mine = [
+        each
+        for each in workflows
+        if worker.workflow_ids is None or each.workflow_id in worker.workflow_ids
+    ]
+    if not worker.is_approved:
+        return "this worker waits for an operator's approval"
+    if worker.is_draining:
+        return "this worker is draining"
+    if not mine:
+        return "no workflow is assigned to this worker"
+    if not any(each.is_runnable for each in mine):
+        return "all workflows assigned to this worker are paused or switched off"
+    return "this worker lacks what its workflows need"
+
+
+def workers_by_lane(
+    workers: Iterable[FleetWorker], assigned: Mapping[int, Iterable[AssignedWorkflow]]
+) -> dict[FleetLane, frozenset[str]]:
+    """The workers of each lane; `assigned` has the workflows of each fleet."""
+    found: dict[FleetLane, set[str]] = {}
+    for worker in workers:
+        for lane in lanes(worker, assigned.get(worker.fleet_id, ()), worker.providers):
+            found.setdefault(lane, set()).add(worker.worker_id)
+    return {lane: frozenset(ids) for lane, ids in found.items()}
+
+
+def sighting_interval(unseen_seconds_max: float) -> timedelta:
+    """How long a wait may go unnoticed, and a sighting unwritten: both together keep it online."""
+    return timedelta(seconds=unseen_seconds_max / 3)
+
+
+def is_worth_writing(
+    worker: FleetWorker, sighting: Sighting, now: datetime, every: timedelta = SEEN_WRITE_EVERY
+) -> bool:
+    """Its load and its models change all the time: they go along with the next write that is due."""
+    is_due = now - worker.last_seen_at >= min(every, SEEN_WRITE_EVERY)
+    if sighting.backend is not None or is_due:
+        return True
+    seen = apply_sighting(worker, sighting, now)
+    return (seen.capabilities, seen.providers, seen.max_concurrency) != (
+        worker.capabilities,
+        worker.providers,
+        worker.max_concurrency,
+    )

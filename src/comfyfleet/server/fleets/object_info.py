@@ -1,0 +1,124 @@
+"""The object_info of a fleet's backends, as a worker last reported it; stored once per content."""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from blake3 import blake3
+
+from comfyfleet.api.values import OutputSlot
+from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX, BackendFacts
+from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.storage import ObjectStore
+
+log = logging.getLogger(__name__)
+JSON_TYPE = "application/json"
+
+
+class DocumentStore(Protocol):
+    """What is needed of the object store for documents."""
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None: ...
+
+    async def get(self, key: str) -> bytes: ...
+
+
+def object_info_key(content_hash: str) -> str:
+    return f"central/object_info/{content_hash}.json"
+
+
+def incoming_key_of(fleet: Fleet, content_hash: str) -> str:
+    """Where a worker may put it: each fleet has a place of its own until the content was checked."""
+    return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
+
+
+def has_content_hash(data: bytes, content_hash: str | None) -> bool:
+    return blake3(data).hexdigest() == content_hash
+
+
+async def upload_slot(
+    store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
+) -> OutputSlot | None:
+    """Only if the backend's node types are others than the fleet's last known."""
+    if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
+        return None
+    if facts.object_info_hash == fleet.object_info_hash:
+        return None
+    put = await store.url_to_put(
+        incoming_key_of(fleet, facts.object_info_hash),
+        content_type=JSON_TYPE,
+        seconds=seconds,
+        size=facts.object_info_size,
+    )
+    return OutputSlot(name="object_info", url=put.url, headers=dict(put.headers))
+
+
+async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
+    """The key under which all fleets find it, once its content was checked; None: not there yet.
+
+    What is not what was announced goes away, and changes nothing for anybody.
+    """
+    key, incoming = object_info_key(content_hash), incoming_key_of(fleet, content_hash)
+    if await _kept_before(store, key, content_hash):
+        await store.delete(incoming)
+        return key
+    try:
+        data = await store.get(incoming)
+    except NotFound:
+        return None
+    try:
+        if not has_content_hash(data, content_hash):
+            raise InvalidInput("it is not what was announced")
+        parse_object_info(data)
+        await store.put(key, data, JSON_TYPE)
+    finally:
+        await store.delete(incoming)
+    return key
+
+
+async def _kept_before(store: ObjectStore, key: str, content_hash: str) -> bool:
+    try:
+        return has_content_hash(await store.get(key), content_hash)
+    except NotFound:
+        return False
+
+
+def parse_object_info(data: bytes) -> dict[str, Any]:
+    """By class; anything else was not sent by a ComfyUI."""
+    if len(data) > OBJECT_INFO_BYTES_MAX:
+        raise InvalidInput(f"an object_info has at most {OBJECT_INFO_BYTES_MAX:,} bytes")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the object_info is no JSON: {error}") from None
+    if not isinstance(value, dict) or not all(map(_is_class, value.values())):
+        raise InvalidInput("an object_info has an entry with `input` for each node class")
+    return value
+
+
+async def store_object_info(
+    objects: DocumentStore, object_info: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Key and hash, to be noted with the fleet afterwards: no transaction waits for the store."""
+    data = json.dumps(object_info, ensure_ascii=False, separators=(",", ":")).encode()
+    content_hash = blake3(data).hexdigest()
+    key = object_info_key(content_hash)
+    await objects.put(key, data, JSON_TYPE)
+    return key, content_hash
+
+
+async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, Any] | None:
+    """None: none of its workers has reported one, or what is stored is not what was reported."""
+    if fleet.object_info_key is None:
+        return None
+    data = await objects.get(fleet.object_info_key)
+    if not has_content_hash(data, fleet.object_info_hash):
+        log.warning("fleet %s: the stored object_info is not what was reported", fleet.name)
+        return None
+    return parse_object_info(data)
+
+
+def _is_class(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("input", {}), dict)

@@ -1,0 +1,625 @@
+"""What users do with graphs: store, list, quote, start, cancel, retry, answer; and the expiry of old runs."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid5
+
+from comfyfleet.errors import (
+    Conflict,
+    Forbidden,
+    InsufficientTokens,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    Unavailable,
+)
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.graphs import store
+from comfyfleet.server.graphs.apply import GraphContext, LoadedRun, apply_decision
+from comfyfleet.server.graphs.catalogue import GraphCatalogue
+from comfyfleet.server.graphs.decide import decide_cancel, decide_retry, new_run, next_actions
+from comfyfleet.server.graphs.draft import RunDecision
+from comfyfleet.server.graphs.environment import read_graph_catalogue
+from comfyfleet.server.graphs.model import (
+    MEDIA,
+    DocumentProblem,
+    GraphDefinition,
+    InputNode,
+    type_named,
+)
+from comfyfleet.server.graphs.parse import parse_graph, read_document, write_graph
+from comfyfleet.server.graphs.plan import RunPlan, RunQuote, plan_of, quote_plan, raise_problems
+from comfyfleet.server.graphs.run import (
+    Choice,
+    Environment,
+    ExecutionKey,
+    ExecutionStatus,
+    GraphListItem,
+    GraphRunState,
+    GraphRunStatus,
+    QuestionAnswered,
+    RunListItem,
+    RunRow,
+    StoredGraph,
+    alternatives,
+    is_online,
+    is_self_hosted,
+    no_backend_message,
+)
+from comfyfleet.server.graphs.runner import advance, file_reference, with_live_progress
+from comfyfleet.server.graphs.snapshot import dump_plan
+from comfyfleet.server.graphs.validate import GraphCheck, check_graph, check_inputs
+from comfyfleet.server.jobs.files import REFUSALS, confirm_upload
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.tenants import wallet as ledger
+
+FILES_GIVEN_MAX = 10_000
+SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose graphs: the tenant's; whose runs: the user's."""
+
+    tenant_id: UUID
+    user_id: UUID
+
+
+async def read_body(text: str | Mapping[str, Any]) -> Any:
+    """JSON and YAML come as text, read in a thread; JSON may come as what it means."""
+    return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
+
+
+async def check_document(graphs: GraphContext, document: Any) -> tuple[GraphCheck, GraphCatalogue]:
+    parsed = parse_graph(document)
+    async with graphs.context.central.read() as tx:
+        catalogue = await read_graph_catalogue(tx, parsed.graph, graphs.context)
+    return check_graph(document, catalogue), catalogue
+
+
+async def _require_valid(graphs: GraphContext, document: Any) -> GraphDefinition:
+    found, _ = await check_document(graphs, document)
+    raise_problems(list(found.problems))
+    return found.graph
+
+
+async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
+    """What the user has stored under that name already, and with that content, is not stored again."""
+    made, _ = await create_graph_once(graphs, owner, document)
+    return made
+
+
+async def create_graph_once(
+    graphs: GraphContext, owner: Owner, document: Any
+) -> tuple[StoredGraph, bool]:
+    """The graph, and whether it is new."""
+    graph = await _require_valid(graphs, document)
+    context = graphs.context
+    if same := await _same_graph(graphs, owner, graph):
+        return same, False
+    made = StoredGraph(
+        context.new_id(),
+        owner.tenant_id,
+        owner.user_id,
+        graph.name,
+        1,
+        write_graph(graph),
+        context.clock(),
+    )
+    pool = await context.pool_of(owner.tenant_id)
+    async with pool.transaction() as tx:
+        await store.add_graph(tx, made)
+    return made, True
+
+
+async def _same_graph(
+    graphs: GraphContext, owner: Owner, graph: GraphDefinition
+) -> StoredGraph | None:
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        found = await store.graphs_named(
+            tx, owner.tenant_id, graph.name, user_id=owner.user_id, limit=SAME_NAME_MAX
+        )
+    document = write_graph(graph)
+    return next((each for each in found if dict(each.document) == document), None)
+
+
+async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
+    """A graph by its id, or by its name: the user's own before the tenant's, the newest first."""
+    try:
+        return UUID(text)
+    except ValueError:
+        pass
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        found = await store.graphs_named(
+            tx, owner.tenant_id, text, user_id=owner.user_id, limit=1
+        ) or await store.graphs_named(tx, owner.tenant_id, text, limit=1)
+    if not found:
+        raise NotFound(f"there is no graph {text!r:.100}")
+    return found[0].id
+
+
+async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> None:
+    """Runs that go on end as they would have."""
+    _require_own(await get_graph(graphs, owner, graph_id), owner)
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.transaction() as tx:
+        await store.delete_graph(tx, owner.tenant_id, graph_id, now=graphs.context.clock())
+
+
+def _require_own(graph: StoredGraph, owner: Owner) -> None:
+    """Colleagues run each other's graphs, and pay for that: only who made one changes it."""
+    if graph.user_id != owner.user_id:
+        raise Forbidden("only who made this graph may change it; store one of your own")
+
+
+async def add_graph_version(
+    graphs: GraphContext, owner: Owner, graph_id: UUID, document: Any
+) -> StoredGraph:
+    """Runs that go on keep theirs."""
+    _require_own(await get_graph(graphs, owner, graph_id), owner)
+    graph = await _require_valid(graphs, document)
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.transaction() as tx:
+        version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
+        if version is None:
+            raise NotFound(f"there is no graph {graph_id}")
+        made = StoredGraph(
+            graph_id,
+            owner.tenant_id,
+            owner.user_id,
+            graph.name,
+            version,
+            write_graph(graph),
+            graphs.context.clock(),
+        )
+        await store.add_version(tx, made)
+    return made
+
+
+async def get_graph(
+    graphs: GraphContext, owner: Owner, graph_id: UUID, version: int | None = None
+) -> StoredGraph:
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        found = await store.get_graph(tx, owner.tenant_id, graph_id, version)
+    if found is None:
+        which = "" if version is None else f" with a version {version}"
+        raise NotFound(f"there is no graph {graph_id}{which}")
+    return found
+
+
+async def _planned(
+    graphs: GraphContext, document: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> RunPlan:
+    """The graph as it can be run now; its workflows may have changed since it was stored."""
+    found, catalogue = await check_document(graphs, dict(document))
+    raise_problems([*found.problems, *check_inputs(found.graph, inputs)])
+    return plan_of(found.graph, catalogue)
+
+
+async def quote_run(
+    graphs: GraphContext,
+    owner: Owner,
+    graph_id: UUID,
+    inputs: Mapping[str, Any],
+    *,
+    version: int | None = None,
+) -> RunQuote:
+    """Inputs may be left out: then lists are as long as they may be."""
+    stored = await get_graph(graphs, owner, graph_id, version)
+    found, catalogue = await check_document(graphs, dict(stored.document))
+    raise_problems(list(found.problems))
+    plan = plan_of(found.graph, catalogue)
+    online = sum(each.is_online for each in catalogue.backends)
+    most = graphs.context.settings.max_queued_per_graph_run
+    priced = quote_plan(plan, inputs, side_by_side=min(online, most))
+    return replace(priced, warnings=found.warnings)
+
+
+# Runs
+
+
+@dataclass(frozen=True, slots=True)
+class NewGraphRun:
+    inputs: Mapping[str, Any]
+    version: int | None = None
+    max_tokens: int | None = None
+    idempotency_key: str | None = None
+
+
+async def start_run(
+    graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
+) -> tuple[LoadedRun, bool]:
+    """The run, and whether it is new: the same idempotency key gives the same run."""
+    run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
+    if wanted.idempotency_key and (before := await _find(graphs, owner, run_id)):
+        await _require_same(graphs, owner, before, wanted)
+        return before, False
+    stored = await get_graph(graphs, owner, graph_id, wanted.version)
+    plan, run = await _startable(graphs, owner, stored.document, run_id, wanted)
+    head = RunRow(
+        id=run_id,
+        tenant_id=owner.tenant_id,
+        user_id=owner.user_id,
+        graph_id=graph_id,
+        graph_version=stored.version,
+        snapshot=dump_plan(plan),
+        inputs={**run.inputs},
+        max_tokens=run.max_tokens,
+        created_at=graphs.context.clock(),
+        changed_at=graphs.context.clock(),
+    )
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.transaction() as tx:
+        is_new = await store.add_run(tx, head)
+    if is_new:
+        graphs.runs.keep(LoadedRun(head, plan, run, 0))
+    else:  # somebody else was quicker with the same key
+        await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
+    return await _begun(graphs, owner, run_id), is_new
+
+
+async def start_document_run(
+    graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
+) -> tuple[LoadedRun, bool]:
+    """A run of a graph that is stored with it, if it isn't yet; nothing is if the run is refused."""
+    graph = await _require_valid(graphs, document)
+    if await _same_graph(graphs, owner, graph) is None:
+        await _startable(graphs, owner, write_graph(graph), graphs.context.new_id(), wanted)
+    stored = await create_graph(graphs, owner, document)
+    return await start_run(graphs, owner, stored.id, wanted)
+
+
+async def _startable(
+    graphs: GraphContext,
+    owner: Owner,
+    document: Mapping[str, Any],
+    run_id: UUID,
+    wanted: NewGraphRun,
+) -> tuple[RunPlan, GraphRunState]:
+    """Raises all that speaks against the run; writes nothing of it."""
+    plan = await _planned(graphs, document, wanted.inputs)
+    inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
+    run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
+    await _require_payable(graphs, owner, plan, run)
+    return plan, run
+
+
+async def _require_payable(
+    graphs: GraphContext, owner: Owner, plan: RunPlan, run: GraphRunState
+) -> None:
+    """What surely can't be paid to its end is not begun: nothing is spent on half of it."""
+    least = quote_plan(plan, run.inputs).tokens_min
+    if run.max_tokens is not None and least > run.max_tokens:
+        raise Conflict(
+            f"the run costs at least {least:,} tokens, and may spend {run.max_tokens:,}",
+            field="max_tokens",
+            required_tokens=least,
+            max_tokens=run.max_tokens,
+        )
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        balance = await ledger.balance(tx, owner.tenant_id, owner.user_id)
+    if least > balance:
+        raise InsufficientTokens(required_tokens=least, balance=balance)
+
+
+def _run_id(graphs: GraphContext, owner: Owner, graph_id: UUID, key: str | None) -> UUID:
+    if key is None:
+        return graphs.context.new_id()
+    return uuid5(graph_id, f"{owner.tenant_id}/{owner.user_id}/{key}")
+
+
+async def _find(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun | None:
+    try:
+        return await get_run(graphs, owner, run_id)
+    except NotFound:
+        return None
+
+
+async def _require_same(
+    graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
+) -> None:
+    """The same file may be named by its own id, or by that of its media."""
+    if before.head.is_expired:
+        return  # nobody knows any more what it was
+    given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
+    bounds = new_run(before.plan, before.run.id, {}, max_tokens=wanted.max_tokens)
+    is_same = (
+        wanted.version in (None, before.head.graph_version)
+        and bounds.max_tokens == before.head.max_tokens
+    )
+    if given != known and given.keys() == known.keys():
+        given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
+    if given != known or not is_same:
+        raise Conflict("idempotency_key was used for another run", field="idempotency_key")
+
+
+async def _begun(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
+    """It is there; what can't be done now, the sweep will."""
+    try:
+        return await advance(graphs, owner.tenant_id, run_id)
+    except (QueueFull, Unavailable):
+        return await get_run(graphs, owner, run_id)
+
+
+async def _with_files(
+    graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Files that are given become references, if they are the user's own, wherever they stand."""
+    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    named = sum(1 for _ in file_ids_in(inputs))
+    if named > FILES_GIVEN_MAX:
+        raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
+    return {
+        name: await (_referred if _is_media(nodes[name]) else _with_own)(graphs, owner, name, value)
+        for name, value in inputs.items()
+    }
+
+
+async def _with_own(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
+    """A value of any kind, with references in place of the files that it names."""
+    if isinstance(value, list | tuple):
+        return [await _with_own(graphs, owner, name, each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "file_id" in value:
+        return await _referred(graphs, owner, name, value)
+    return {field: await _with_own(graphs, owner, name, each) for field, each in value.items()}
+
+
+def _is_media(node: InputNode) -> bool:
+    wanted = type_named(node.value_type)
+    while wanted and wanted.item:
+        wanted = wanted.item
+    return wanted is not None and wanted.name in MEDIA
+
+
+async def _referred(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [await _referred(graphs, owner, name, each) for each in value]
+    file = await own_file(graphs, owner, _file_id(value))
+    if file is None:
+        raise_problems(
+            [DocumentProblem("unknown_file", f"there is no file {_file_id(value)!r:.60}", name)]
+        )
+        return value
+    try:
+        pool = await graphs.context.pool_of(owner.tenant_id)
+        return file_reference(await confirm_upload(graphs.context, pool, file))
+    except REFUSALS as error:
+        return raise_problems([DocumentProblem("unusable_file", error.message, name)])
+
+
+async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | None:
+    """By its own id, or by that of the media that it is; None if it isn't the user's."""
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    try:
+        wanted = UUID(str(named))
+        async with pool.read() as tx:
+            file = await media.get_file(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
+    except (ValueError, NotFound):
+        return None
+    return file if file.user_id == owner.user_id else None
+
+
+async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
+    try:
+        found = await media.get_media(tx, owner.tenant_id, owner.user_id, named)
+    except NotFound:
+        return named
+    return found.original_file_id or named
+
+
+def file_ids_in(value: Any) -> Iterator[str]:
+    """Of all references in a value."""
+    if isinstance(value, Mapping):
+        if "file_id" in value:
+            yield str(value["file_id"])
+        for inner in value.values():
+            yield from file_ids_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from file_ids_in(inner)
+
+
+def _file_ids(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _file_id(value) for name, value in inputs.items()}
+
+
+def _file_id(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_file_id(each) for each in value]
+    return value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+
+
+async def get_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        kept = await graphs.runs.get(tx, owner.tenant_id, run_id)
+    if kept.head.user_id != owner.user_id:
+        raise NotFound(f"there is no graph run {run_id}")
+    return kept
+
+
+async def get_live_run(
+    graphs: GraphContext, owner: Owner, run_id: UUID
+) -> tuple[LoadedRun, GraphRunState]:
+    kept = await get_run(graphs, owner, run_id)
+    return kept, await with_live_progress(graphs, kept)
+
+
+async def unservable_nodes(
+    graphs: GraphContext, kept: LoadedRun, run: GraphRunState
+) -> dict[str, str]:
+    """Why jobs of these nodes wait: nobody can run them just now."""
+    waiting = sorted(
+        key for key in run.in_flight if run.record(key).status == ExecutionStatus.QUEUED
+    )
+    if not waiting:
+        return {}
+    environment = await graphs.environment.now(graphs.context, kept.head.tenant_id)
+    found = ((key, kept.plan.workflows[key.node]) for key in waiting)
+    return {
+        key.node: no_backend_message(facts)
+        for key, facts in found
+        if is_self_hosted(facts)
+        and not alternatives(facts.need_for(run.record(key).inputs or {}), environment.backends)
+    }
+
+
+async def cancel_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
+    """One that is over stays as it is."""
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
+        return decide_cancel(kept.plan, kept.run, environment)
+
+    return await apply_decision(graphs, owner.tenant_id, run_id, decide)
+
+
+async def retry_graph_run(
+    graphs: GraphContext,
+    owner: Owner,
+    run_id: UUID,
+    *,
+    backend: str | None = None,
+    max_tokens: int | None = None,
+) -> LoadedRun:
+    """`max_tokens` is a new bound in place of the run's own, never a lower one."""
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
+        if kept.head.is_expired:
+            raise Conflict("the time of this run is up: what it had done is gone")
+        if backend is not None:
+            _require_known(backend, environment)
+        run = kept.run
+        if max_tokens is not None and run.max_tokens is not None:
+            run = replace(run, max_tokens=max(max_tokens, run.max_tokens))
+        return decide_retry(kept.plan, run, environment, backend=backend)
+
+    await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
+    return await _begun(graphs, owner, run_id)
+
+
+async def answer_question(
+    graphs: GraphContext, owner: Owner, run_id: UUID, said: QuestionAnswered
+) -> LoadedRun:
+    await get_run(graphs, owner, run_id)
+
+    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
+        _require_asking(kept, said.key)
+        if said.choice == Choice.BACKEND:
+            _require_able(kept, said, environment)
+        return next_actions(kept.plan, kept.run, (said,), environment)
+
+    await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
+    return await _begun(graphs, owner, run_id)
+
+
+def only_question(kept: LoadedRun) -> ExecutionKey:
+    """For an answer that names no node: the only question there is."""
+    if len(kept.run.asking) != 1:
+        asking = ", ".join(str(key) for key in sorted(kept.run.asking)) or "none"
+        raise Conflict(f"name the node that the answer is for; asking: {asking}", field="node")
+    return next(iter(kept.run.asking))
+
+
+def _require_asking(kept: LoadedRun, key: ExecutionKey) -> None:
+    if key.node not in kept.plan.graph.nodes:
+        raise NotFound(f"the graph has no node {key.node}")
+    is_open = kept.run.status == GraphRunStatus.WAITING_FOR_USER
+    if not is_open or kept.run.record(key).status != ExecutionStatus.ASKING:
+        raise Conflict(f"{key} asks nothing (any more)")
+
+
+def _require_able(kept: LoadedRun, said: QuestionAnswered, environment: Environment) -> None:
+    facts = kept.plan.workflows[said.key.node]
+    need = facts.need_for(kept.run.record(said.key).inputs or {})
+    if not said.backend:
+        others = ", ".join(alternatives(need, environment.backends)) or "none"
+        raise InvalidInput(f"name the backend; online that can run it: {others}", field="backend")
+    if not is_online(said.backend, need, environment.backends):
+        raise InvalidInput(
+            f"{said.backend} is not online, or can't run {facts.slug}", field="backend"
+        )
+
+
+def _require_known(backend: str, environment: Environment) -> None:
+    if not any(each.is_target_of(backend) for each in environment.backends):
+        raise InvalidInput(f"there is no backend {backend}", field="backend")
+
+
+PAGE_MAX = 200
+
+
+async def list_graphs(
+    graphs: GraphContext, owner: Owner, *, before: UUID | None = None, limit: int
+) -> list[GraphListItem]:
+    """The newest first; go on with `before` = the last one's id."""
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        last = await store.get_graph_item(tx, owner.tenant_id, before) if before else None
+        if before and last is None:
+            raise NotFound(f"there is no graph {before}")
+        return await store.list_graphs(tx, owner.tenant_id, before=last, limit=min(limit, PAGE_MAX))
+
+
+async def list_runs(
+    graphs: GraphContext,
+    owner: Owner,
+    *,
+    graph_id: UUID | None = None,
+    status: GraphRunStatus | None = None,
+    before: UUID | None = None,
+    limit: int,
+) -> list[RunListItem]:
+    """The newest first; go on with `before` = the last one's id."""
+    whose = (owner.tenant_id, owner.user_id)
+    pool = await graphs.context.pool_of(owner.tenant_id)
+    async with pool.read() as tx:
+        last = await store.get_run_item(tx, *whose, before) if before else None
+        if before and last is None:
+            raise NotFound(f"there is no graph run {before}")
+        return await store.list_runs(
+            tx, *whose, graph_id=graph_id, status=status, before=last, limit=min(limit, PAGE_MAX)
+        )
+
+
+RUNS_PER_PASS_MAX = 100
+
+
+async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> int:
+    """Those that ended before; one that goes on, or waits for an answer, keeps all that it has."""
+    expired = 0
+    while True:
+        async with pool.transaction() as tx:
+            some = await store.expire_runs(
+                tx, tenant_id, ended_before=before, limit=RUNS_PER_PASS_MAX
+            )
+        expired += len(some)
+        if len(some) < RUNS_PER_PASS_MAX:
+            return expired
+
+
+async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
+    """To runs that go on: a node may need them yet."""
+    found = await store.inputs_of_open_runs(tx, tenant_id)
+    return {UUID(each) for inputs in found for each in _open_file_ids(inputs)}
+
+
+def _open_file_ids(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("file_id"), str):
+            yield value["file_id"]
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _open_file_ids(inner)

@@ -1,0 +1,212 @@
+"""What a graph is validated against: effects and workflows on offer, and the workers that could run them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+from comfyfleet.server.catalog.model import (
+    Property,
+    RegisteredWorkflow,
+    ResolvedEffect,
+    WorkflowVersion,
+    models_chosen,
+)
+from comfyfleet.server.fleets.model import BackendOffer, ModelUse
+
+NAMES_TOLD_MAX = 5
+CLOSENESS = 0.4  # of two names, as difflib counts it
+
+
+class WorkReference(Protocol):
+    """A node or step: it names an effect, or else a workflow."""
+
+    @property
+    def workflow(self) -> str: ...
+    @property
+    def effect(self) -> str | None: ...
+    @property
+    def version(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EffectTerms:
+    """What a job takes over from its effect."""
+
+    id: UUID
+    slug: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    locked: tuple[str, ...] = ()
+    stage: str = "production"
+    provider: str = "self_hosted"
+    media_types: tuple[str, ...] = ()  # of what it is applied to; none named: all of its kind
+    max_upload_bytes: int | None = None
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of an order that are the effect's."""
+        names = ("overrides", "locked", "stage", "provider", "media_types", "max_upload_bytes")
+        return {"effect_id": self.id, **{name: getattr(self, name) for name in names}}
+
+
+class BackendNeed(NamedTuple):
+    """What a backend must be able to run: a workflow, and the models that a job of it chooses."""
+
+    slug: str
+    choices: tuple[ModelUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowFacts:
+    """One version of a registered workflow."""
+
+    slug: str
+    version: int
+    properties: tuple[Property, ...] = ()
+    price_tokens: int = 0
+    typical_seconds: float | None = None
+    required_capabilities: frozenset[str] = frozenset()
+    is_current: bool = True  # the version that new jobs get, if none is named
+    effect: EffectTerms | None = None  # None: the workflow itself is offered
+    locked_choices: tuple[ModelUse, ...] = ()  # models in properties that the effect locks
+
+    @property
+    def name(self) -> str:
+        """As customers know it."""
+        return self.effect.slug if self.effect else self.slug
+
+    def property_named(self, name: str) -> Property | None:
+        return next((each for each in self.properties if each.name == name), None)
+
+    def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
+        """Of a job with these values, as far as they are known."""
+        return BackendNeed(
+            self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """A worker, as it is at this moment."""
+
+    worker_id: str
+    fleet: str = ""  # SLUG/STAGE
+    is_online: bool = True
+    workflows: frozenset[str] = frozenset()  # slugs that it may run and is able to run
+    capabilities: frozenset[str] = frozenset()
+    queue_depth: int = 0
+    free_gpu_memory_bytes: int = 0
+    offer: BackendOffer | None = None  # None: nothing is known of its models
+
+    def is_able(self, need: BackendNeed) -> bool:
+        """Whether it is there or not."""
+        if need.slug not in self.workflows:
+            return False
+        return self.offer is None or not any(map(self.offer.lacks_choice, need.choices))
+
+    @property
+    def name(self) -> str:
+        return f"worker:{self.worker_id}"
+
+    def is_target_of(self, affinity: str) -> bool:
+        return affinity in (self.name, f"fleet:{self.fleet}")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCatalogue:
+    workflows: Mapping[str, tuple[WorkflowFacts, ...]] = field(default_factory=dict)
+    backends: tuple[BackendState, ...] = ()
+    effects: Mapping[str, WorkflowFacts] = field(default_factory=dict)
+    workflow_names: tuple[str, ...] = ()  # all that are offered, for who misspelt one
+    effect_names: tuple[str, ...] = ()
+
+    def facts_for(self, named: WorkReference) -> WorkflowFacts | None:
+        if named.effect is not None:
+            return self.effects.get(named.effect)
+        return self.find(named.workflow, named.version)
+
+    def why_unknown(self, named: WorkReference) -> str:
+        """The same for what isn't there and for what isn't offered: no one can guess at the rest."""
+        if named.effect is not None:
+            return _unknown("effect", named.effect, self.effect_names)
+        versions = sorted(each.version for each in self.workflows.get(named.workflow, ()))
+        if versions:
+            known = ", ".join(map(str, versions))
+            return f"the workflow {named.workflow!r} has no version {named.version}; it has {known}"
+        return _unknown("workflow", named.workflow, self.workflow_names)
+
+    def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
+        """None for the version: the one that new jobs get."""
+        versions = self.workflows.get(slug, ())
+        if version is None:
+            return max(versions, key=lambda each: (each.is_current, each.version), default=None)
+        return next((each for each in versions if each.version == version), None)
+
+
+def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
+    names = list(offered)
+    said = f"there is no {kind} {name!r} to be used here"
+    close = get_close_matches(name, names, n=NAMES_TOLD_MAX, cutoff=CLOSENESS)
+    told = close or names[:NAMES_TOLD_MAX]
+    if not told:
+        return f"{said}; none is offered"
+    more = ", …" if len(names) > len(told) else ""
+    return f"{said}; there are {', '.join(told)}{more}"
+
+
+def catalogue_of(
+    workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
+) -> GraphCatalogue:
+    """Effects are told from workflows by their terms."""
+    by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
+    effects: dict[str, WorkflowFacts] = {}
+    for each in workflows:
+        if each.effect:
+            effects[each.effect.slug] = each
+        else:
+            by_slug[each.slug] = (*by_slug.get(each.slug, ()), each)
+    return GraphCatalogue(
+        by_slug, backends, effects, tuple(sorted(by_slug)), tuple(sorted(effects))
+    )
+
+
+def facts_of(
+    workflow: RegisteredWorkflow, version: WorkflowVersion, *, typical_seconds: float | None = None
+) -> WorkflowFacts:
+    return WorkflowFacts(
+        workflow.slug,
+        version.version,
+        version.properties,
+        workflow.price_tokens or 0,
+        typical_seconds,
+        workflow.required_capabilities,
+        is_current=version.version == workflow.version,
+    )
+
+
+def facts_of_effect(
+    offer: ResolvedEffect, *, typical_seconds: float | None = None
+) -> WorkflowFacts:
+    face = offer.effect.face
+    return WorkflowFacts(
+        offer.workflow.slug,
+        offer.version.version,
+        offer.properties,
+        face.price_tokens,
+        offer.effect.typical_seconds or typical_seconds,
+        offer.workflow.required_capabilities,
+        effect=EffectTerms(
+            offer.effect.id,
+            offer.effect.slug,
+            face.overrides,
+            face.locked,
+            face.stage,
+            face.provider,
+            face.media_types,
+            face.max_upload_bytes,
+        ),
+        locked_choices=models_chosen(
+            [each for each in offer.version.properties if each.name in face.locked], face.overrides
+        ),
+    )

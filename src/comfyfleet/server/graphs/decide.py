@@ -1,0 +1,643 @@
+"""Decides what happens next in a graph run. Pure: the same run and events give the same decision.
+
+Ended executions notify those behind them, which count down what they wait for; the last notification starts
+the node. So a decision costs what it touches, however large the run is."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import singledispatch
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+from comfyfleet.errors import Conflict
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.conditions import MISSING, MissingField, evaluate, value_at
+from comfyfleet.server.graphs.draft import (
+    RunDecision,
+    RunDraft,
+    cancel_job,
+    fail_node,
+    fail_run,
+    skip_node,
+    stop_run,
+)
+from comfyfleet.server.graphs.model import (
+    FALSE_PORT,
+    INPUT_PORT,
+    ITEM_PORT,
+    OUTPUT_PORT,
+    TRUE_PORT,
+    VALUE_PORT,
+    ConditionNode,
+    Fallback,
+    FanOutMode,
+    FanOutNode,
+    GraphConnection,
+    InputNode,
+    MergeMode,
+    MergeNode,
+    Node,
+    OutputNode,
+    WorkflowNode,
+    port_number,
+    value_for,
+)
+from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.run import (
+    AskUser,
+    CancelRun,
+    Choice,
+    Environment,
+    Event,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
+    FailureCause,
+    FinishRun,
+    GraphRunState,
+    GraphRunStatus,
+    JobCancelled,
+    JobDone,
+    JobFailed,
+    JobProgressed,
+    JobStarted,
+    JobWaiting,
+    NoBackend,
+    PlacedOn,
+    QuestionAnswered,
+    StartJob,
+    UserQuestion,
+    alternatives,
+    is_online,
+    is_self_hosted,
+    job_id,
+    no_backend_message,
+    place_job,
+)
+
+
+class NoValue:
+    """Stands for a value that will never come: its source was skipped, or another port fired."""
+
+
+NO_VALUE = NoValue()
+NOT_REACHED = "nothing that feeds it came about"
+
+
+class NodeFired(NamedTuple):
+    """It is done, and these ports give something."""
+
+    outputs: Mapping[str, Any]
+    inputs: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        # Where a node hands on what came in, both are the same; both are written down.
+        return (self.outputs, self.inputs)
+
+
+class JobNeeded(NamedTuple):
+    """A job must do it, with these properties."""
+
+    properties: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (self.properties,)
+
+
+class NodeSkipped(NamedTuple):
+    reason: str
+
+
+class NodeImpossible(NamedTuple):
+    message: str
+
+
+NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible
+
+
+def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
+    """All that feeds an execution is decided: what becomes of it."""
+    node = draft.plan.node(key.node)
+    if isinstance(node, InputNode):
+        return NodeFired({VALUE_PORT: draft.was.inputs.get(node.id, node.default)})
+    if isinstance(node, MergeNode):
+        return _merge(draft, key, node)
+    arrived = {
+        each.target.port: value_arriving(draft, each, key)
+        for each in draft.plan.shape.incoming[key.node]
+    }
+    return _unfed(draft, key, arrived) or _work(draft, node, arrived)
+
+
+def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
+    """The value at the source; DEAD if none will come, MISSING if its path leads nowhere."""
+    source = connection.source
+    depth = len(draft.plan.scope(source.node))
+    record = draft.record(ExecutionKey(source.node, key.at[:depth]))
+    if (
+        record.status != ExecutionStatus.DONE
+        or record.outputs is None
+        or source.port not in record.outputs
+    ):
+        return NO_VALUE
+    value = record.outputs[source.port]
+    if source.port == ITEM_PORT and len(key.at) > depth:
+        value = value[key.at[depth]]
+    return value_at(value, source.path)
+
+
+def _unfed(
+    draft: RunDraft, key: ExecutionKey, arrived: Mapping[str, Any]
+) -> NodeSkipped | NodeImpossible | None:
+    dead = [port for port, value in arrived.items() if value is NO_VALUE]
+    needed = draft.plan.needed[key.node]
+    if dead and (len(dead) == len(arrived) or not needed.isdisjoint(dead)):
+        return NodeSkipped(NOT_REACHED)
+    for port, value in arrived.items():
+        if value is MISSING and port in needed:
+            return NodeImpossible(
+                f"nothing arrives at {port}: {_source(draft, key, port)} is missing"
+            )
+    return None
+
+
+def _source(draft: RunDraft, key: ExecutionKey, port: str) -> str:
+    incoming = draft.plan.shape.incoming[key.node]
+    return next(str(each.source) for each in incoming if each.target.port == port)
+
+
+def _work(draft: RunDraft, node: Node, arrived: Mapping[str, Any]) -> NodeOutcome:
+    match node:
+        case WorkflowNode():
+            return _properties(draft, node, arrived)
+        case ConditionNode(expression=expression):
+            verdict = evaluate(expression, arrived[INPUT_PORT])
+            port = TRUE_PORT if verdict.value else FALSE_PORT
+            return NodeFired({port: arrived[INPUT_PORT]}, arrived, verdict.notes)
+        case FanOutNode(mode=FanOutMode.BROADCAST):
+            return NodeFired(dict.fromkeys(node.outputs, arrived[INPUT_PORT]), arrived)
+        case FanOutNode():
+            return _distribute(node, arrived[node.input_port])
+    return NodeFired(arrived, arrived)
+
+
+def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
+    """What is not given is left to the workflow's own default."""
+    properties = dict(node.properties)
+    for port, value in arrived.items():
+        if isinstance(value, NoValue | MissingField):
+            continue
+        fitting = value_for(draft.plan.wanted_type(node.id, port), value)
+        if fitting is MISSING:
+            wanted = draft.plan.wanted_type(node.id, port)
+            return NodeImpossible(
+                f"{_source(draft, ExecutionKey(node.id), port)} has no {wanted} for {port}"
+            )
+        properties[port] = fitting
+    return JobNeeded(properties)
+
+
+def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
+    items = value.get("items") if isinstance(value, Mapping) else value
+    if not isinstance(items, list | tuple):
+        return NodeImpossible("items is not a list")
+    if len(items) > node.max_items:
+        return NodeImpossible(
+            f"{len(items):,} items are more than max_items allows ({node.max_items:,})"
+        )
+    if node.per_item:
+        return NodeFired({ITEM_PORT: list(items)})
+    chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
+    # A port with nothing on it doesn't fire: an empty job is of use to nobody.
+    return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
+
+
+def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
+    """In order, none longer than another by more than one."""
+    size, longer = divmod(len(items), count)
+    ends = [number * size + min(number, longer) for number in range(count + 1)]
+    return [list(items[start:end]) for start, end in pairwise(ends)]
+
+
+def _merge(draft: RunDraft, key: ExecutionKey, node: MergeNode) -> NodeOutcome:
+    """What was skipped is left out. Over no items at all the result is empty, and still a result."""
+    if node.over is not None:
+        if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
+            return NodeSkipped(NOT_REACHED)
+        places = [
+            ExecutionKey(key.node, (*key.at, n)) for n in range(draft.width(node.over, key.at))
+        ]
+    else:
+        places = [key]
+    incoming = sorted(
+        draft.plan.shape.incoming[key.node], key=lambda each: port_number(each.target.port) or 0
+    )
+    arrived = [value_arriving(draft, each, place) for place in places for each in incoming]
+    alive = [value for value in arrived if not isinstance(value, NoValue | MissingField)]
+    if not alive and node.over is None:
+        return NodeSkipped(NOT_REACHED)
+    if node.mode == MergeMode.COLLECT:
+        return NodeFired({OUTPUT_PORT: {"merged": alive, "count": len(alive)}})
+    return NodeFired(
+        {OUTPUT_PORT: {"images": [each for value in alive for each in _pictures(value)]}}
+    )
+
+
+def _pictures(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        if "file_id" in value:
+            yield value
+        else:
+            yield from value.get("images") or ()
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _pictures(each)
+    elif isinstance(value, str):
+        yield value
+
+
+MOVES_MAX = 10
+_RETRIED = frozenset({FailureCause.ERROR, FailureCause.TIMEOUT, FailureCause.BACKEND_LOST})
+
+
+@singledispatch
+def apply_event(event: Event, draft: RunDraft) -> None:
+    raise TypeError(f"{event!r} is no event")
+
+
+def _current(draft: RunDraft, key: ExecutionKey, attempt: int) -> ExecutionRecord | None:
+    """The record that a job's event is about; None if the job is not, or no longer, its latest."""
+    record = draft.record(key)
+    is_meant = record.attempt == attempt and attempt > 0
+    is_open = record.status.is_in_flight or record.status == ExecutionStatus.STOPPING
+    return record if is_meant and is_open else None
+
+
+@apply_event.register
+def _started(event: JobStarted, draft: RunDraft) -> None:
+    record = _current(draft, event.key, event.attempt)
+    if record is not None and record.status == ExecutionStatus.QUEUED:
+        at = event.at or draft.environment.now
+        draft.update(
+            event.key, status=ExecutionStatus.RUNNING, backend=event.backend, started_at=at
+        )
+
+
+@apply_event.register
+def _waiting(event: JobWaiting, draft: RunDraft) -> None:
+    record = _current(draft, event.key, event.attempt)
+    if record is not None and record.status == ExecutionStatus.RUNNING:
+        draft.update(
+            event.key, status=ExecutionStatus.QUEUED, backend=None, started_at=None, progress=0.0
+        )
+
+
+@apply_event.register
+def _progressed(event: JobProgressed, draft: RunDraft) -> None:
+    if _current(draft, event.key, event.attempt) is not None:
+        progress = min(1.0, max(0.0, event.progress))
+        draft.update(event.key, progress=progress, current_step=event.current_step)
+
+
+@apply_event.register
+def _done(event: JobDone, draft: RunDraft) -> None:
+    """Also of a job that was told to stop and was quicker: it is paid, and a retry will use it."""
+    record = _current(draft, event.key, event.attempt)
+    if record is not None:
+        backend = event.backend or record.backend
+        outputs = {OUTPUT_PORT: event.output}
+        if draft.is_running and (why := draft.refusal(event.key, outputs)):
+            fail_node(draft, event.key, why)
+            return
+        draft.end(event.key, ExecutionStatus.DONE, outputs=outputs, backend=backend, progress=1.0)
+
+
+@apply_event.register
+def _failed(event: JobFailed, draft: RunDraft) -> None:
+    record = _current(draft, event.key, event.attempt)
+    if record is None:
+        return
+    _refund(draft, event.key)
+    backend = event.backend or record.backend
+    if record.status == ExecutionStatus.STOPPING:
+        draft.end(event.key, ExecutionStatus.CANCELLED, error=event.message, backend=backend)
+        return
+    record = draft.update(event.key, backend=backend, failures=record.failures + 1)
+    if _may_try_again(draft, event, record):
+        draft.in_flight.discard(event.key)
+        draft.hold(event.key)
+        return
+    is_lost = event.cause == FailureCause.BACKEND_LOST
+    need = draft.plan.workflows[event.key.node].need_for(record.inputs or {})
+    others = alternatives(need, draft.environment.backends) if is_lost else ()
+    fail_node(draft, event.key, event.message, others, event.traceback)
+
+
+def _may_try_again(draft: RunDraft, event: JobFailed, record: ExecutionRecord) -> bool:
+    """Losing a backend is not the node's fault: with a fallback it doesn't use up a retry."""
+    node = draft.plan.workflow_node(event.key.node)
+    if event.cause == FailureCause.BACKEND_LOST and node.fallback_strategy != Fallback.NONE:
+        draft.update(event.key, failures=record.failures - 1, moves=record.moves + 1)
+        return record.moves < MOVES_MAX
+    return event.cause in _RETRIED and record.failures <= node.retries
+
+
+@apply_event.register
+def _cancelled(event: JobCancelled, draft: RunDraft) -> None:
+    record = _current(draft, event.key, event.attempt)
+    if record is None:
+        return
+    _refund(draft, event.key)
+    if record.status == ExecutionStatus.STOPPING:
+        draft.end(event.key, ExecutionStatus.CANCELLED)
+    elif record.status == ExecutionStatus.MOVING and record.moves <= MOVES_MAX:
+        draft.in_flight.discard(event.key)
+        draft.hold(event.key)
+    else:
+        fail_node(draft, event.key, _why_cancelled(draft, event.key, record))
+
+
+def _why_cancelled(draft: RunDraft, key: ExecutionKey, record: ExecutionRecord) -> str:
+    if not record.moves:
+        return "its job was cancelled"
+    if record.affinity is None:
+        return no_backend_message(draft.plan.workflows[key.node])
+    return f"Backend {record.affinity} is offline"
+
+
+def _refund(draft: RunDraft, key: ExecutionKey) -> None:
+    draft.tokens -= draft.plan.workflows[key.node].price_tokens
+
+
+@apply_event.register
+def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
+    """An answer to a question that is no longer open changes nothing."""
+    record = draft.record(event.key)
+    if record.status != ExecutionStatus.ASKING or not draft.is_running:
+        return
+    draft.asking.discard(event.key)
+    if event.choice == Choice.SKIP:
+        skip_node(draft, event.key, "skipped by a person")
+    elif event.choice == Choice.FAIL:
+        message = record.question.message if record.question else "failed by a person"
+        fail_node(draft, event.key, message)
+    else:
+        chosen = event.backend if event.choice == Choice.BACKEND else record.chosen
+        draft.update(event.key, question=None, chosen=chosen)
+        draft.hold(event.key)
+
+
+def new_run(
+    plan: RunPlan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
+) -> GraphRunState:
+    """May spend what the graph allows, or less."""
+    bounds = [each for each in (plan.graph.max_tokens, max_tokens) if each is not None]
+    return GraphRunState(run_id, inputs, min(bounds, default=None))
+
+
+def next_actions(
+    plan: RunPlan, run: GraphRunState, ended: Iterable[Event], surroundings: Environment
+) -> RunDecision:
+    """The way on from what just happened; with nothing in `ended`, from how the world is now.
+
+    News of a job that is no longer the execution's latest, or that was told before, changes nothing.
+    """
+    draft = RunDraft(plan, run, surroundings)
+    if run.status == GraphRunStatus.PENDING:
+        _begin(draft)
+    for event in ended:
+        apply_event(event, draft)
+    return _decided(draft)
+
+
+def decide_cancel(plan: RunPlan, run: GraphRunState, surroundings: Environment) -> RunDecision:
+    draft = RunDraft(plan, run, surroundings)
+    if not run.status.is_over:
+        if run.status == GraphRunStatus.PENDING:
+            _begin(draft)
+        draft.actions.append(CancelRun())
+        stop_run(draft, GraphRunStatus.CANCELLED)
+    return draft.finished()
+
+
+def decide_retry(
+    plan: RunPlan, run: GraphRunState, surroundings: Environment, *, backend: str | None = None
+) -> RunDecision:
+    """Goes on from where it failed; what was done or skipped stays so and is not run again."""
+    if run.status != GraphRunStatus.FAILED:
+        raise Conflict(f"only a failed run can be retried; this one is {run.status}")
+    draft = RunDraft(plan, run, surroundings)
+    draft.status, draft.error = GraphRunStatus.RUNNING, None
+    again = [key for key in draft.all_keys() if _is_to_be_retried(draft, key)]
+    for key in again:
+        if backend and draft.record(key).status == ExecutionStatus.FAILED:
+            draft.update(key, chosen=backend)
+        draft.reopen(key)
+    ready = []
+    for key in again:
+        if not draft.update(key, waiting=_undecided(draft, key)).waiting:
+            ready.append(key)
+    for key in ready:
+        if draft.is_running:
+            _ready(draft, key)
+    return _decided(draft)
+
+
+def _is_to_be_retried(draft: RunDraft, key: ExecutionKey) -> bool:
+    status = draft.record(key).status
+    if status == ExecutionStatus.FAILED:
+        node = draft.plan.node(key.node)
+        return not (isinstance(node, WorkflowNode) and node.continue_on_error)
+    return status in (ExecutionStatus.CANCELLED, ExecutionStatus.STOPPING)
+
+
+def _begin(draft: RunDraft) -> None:
+    draft.status = GraphRunStatus.RUNNING
+    for node in draft.plan.shape.order:
+        if not draft.plan.scope(node):
+            draft.expect(node, 1)
+    for node in draft.plan.roots:
+        _ready(draft, ExecutionKey(node))
+
+
+def _decided(draft: RunDraft) -> RunDecision:
+    if draft.is_running:
+        _check_placements(draft)
+    while draft.is_running:
+        _notify_all(draft)
+        _start_held(draft)
+        if not draft.news:
+            break
+    if draft.is_running and not draft.open_count:
+        _finish(draft)
+    elif draft.is_running:
+        draft.status = GraphRunStatus.WAITING_FOR_USER if draft.asking else GraphRunStatus.RUNNING
+    return draft.finished()
+
+
+def _finish(draft: RunDraft) -> None:
+    outputs = {}
+    for node in draft.plan.graph.nodes.values():
+        record = draft.record(ExecutionKey(node.id))
+        if isinstance(node, OutputNode) and record.outputs is not None:
+            outputs[node.id] = record.outputs[VALUE_PORT]
+    draft.status, draft.outputs = GraphRunStatus.COMPLETED, outputs
+    draft.actions.append(FinishRun(outputs))
+
+
+# Telling those that wait
+
+
+def _notify_all(draft: RunDraft) -> None:
+    while draft.news and draft.is_running:
+        key = draft.news.popleft()
+        draft.untold.discard(key)
+        for target in draft.plan.shape.targets[key.node]:
+            for at in draft.indexes(target, key.at):
+                _notify(draft, ExecutionKey(target, at))
+
+
+def _notify(draft: RunDraft, key: ExecutionKey) -> None:
+    """What an execution waits for is counted when it is told for the first time."""
+    record = draft.record(key)
+    if record.status != ExecutionStatus.PENDING:
+        return
+    waiting = record.waiting - 1 if draft.is_touched(key) else _undecided(draft, key)
+    if waiting:
+        draft.update(key, waiting=waiting)
+    else:
+        _ready(draft, key)
+
+
+def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
+    sources = draft.plan.shape.sources[key.node]
+    return sum(
+        not draft.is_decided(each) for source in sources for each in _keys_of(draft, source, key)
+    )
+
+
+def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[ExecutionKey]:
+    """The executions of a source that one execution waits for: many, for a merge over items."""
+    for at in draft.indexes(source, key.at):
+        yield ExecutionKey(source, at)
+
+
+def _ready(draft: RunDraft, key: ExecutionKey) -> None:
+    fired = run_node(draft, key)
+    if isinstance(fired, NodeFired | JobNeeded) and (why := draft.refusal(key, *fired.values)):
+        fired = NodeImpossible(why)
+    match fired:
+        case NodeFired(outputs, inputs, notes):
+            changes = {"outputs": outputs, "inputs": inputs, "notes": notes}
+            draft.end(key, ExecutionStatus.DONE, waiting=0, **changes)
+        case JobNeeded(properties):
+            draft.update(key, waiting=0, inputs=properties)
+            draft.hold(key)
+        case NodeSkipped(reason):
+            skip_node(draft, key, reason)
+        case NodeImpossible(message):
+            fail_node(draft, key, message)
+
+
+# Starting jobs
+
+
+def _start_held(draft: RunDraft) -> None:
+    while draft.is_running and len(draft.in_flight) < draft.environment.in_queue_max:
+        found = draft.next_held()
+        if found is None:
+            return
+        row, key = found
+        if _exceeds_tokens(draft, key):
+            if not draft.in_flight:
+                most = f"the run may spend {draft.was.max_tokens} tokens"
+                price = draft.plan.workflows[key.node].price_tokens
+                fail_run(draft, key, f"{most}, {draft.tokens} are spent, and it costs {price}")
+            return  # what is in flight may be refunded yet
+        draft.pop_held(row)
+        _start(draft, key)
+
+
+def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
+    most = draft.was.max_tokens
+    return most is not None and draft.tokens + draft.plan.workflows[key.node].price_tokens > most
+
+
+def _start(draft: RunDraft, key: ExecutionKey) -> None:
+    node, record = draft.plan.workflow_node(key.node), draft.record(key)
+    facts = draft.plan.workflows[node.id]
+    need = facts.need_for(record.inputs or {})
+    is_unserved = _is_unserved(draft, facts, record)
+    found = place_job(
+        node, facts, need, draft.environment.backends, record.chosen, is_unserved=is_unserved
+    )
+    match found:
+        case PlacedOn(affinity):
+            _submit(draft, key, node, affinity)
+        case NoBackend(message, others):
+            fail_node(draft, key, message, others)
+        case UserQuestion():
+            draft.update(key, status=ExecutionStatus.ASKING, question=found)
+            draft.asking.add(key)
+            draft.actions.append(AskUser(key, found))
+
+
+def _submit(draft: RunDraft, key: ExecutionKey, node: WorkflowNode, affinity: str | None) -> None:
+    facts = draft.plan.workflows[node.id]
+    record = draft.update(
+        key,
+        status=ExecutionStatus.QUEUED,
+        attempt=draft.record(key).attempt + 1,
+        affinity=affinity,
+        backend=None,
+        progress=0.0,
+        current_step=None,
+        queued_at=draft.environment.now,
+        started_at=None,
+    )
+    draft.in_flight.add(key)
+    draft.tokens += facts.price_tokens
+    action = StartJob(
+        key,
+        job_id(draft.was.id, key, record.attempt),
+        record.attempt,
+        facts.slug,
+        facts.version,
+        record.inputs or {},
+        backend_affinity=affinity,
+        priority=max(
+            draft.environment.priority_min, min(draft.environment.priority_max, node.priority)
+        ),
+        timeout_seconds=node.timeout_seconds,
+        price_tokens=facts.price_tokens,
+        effect=facts.effect,
+    )
+    draft.actions.append(action)
+
+
+def _is_unserved(draft: RunDraft, facts: WorkflowFacts, record: ExecutionRecord) -> bool:
+    need = facts.need_for(record.inputs or {})
+    return is_self_hosted(facts) and draft.environment.is_unserved(need, record.queued_at)
+
+
+def _check_placements(draft: RunDraft) -> None:
+    """A job that waits for a worker that went away, or that nobody can run, is taken back.
+
+    It is placed anew only once its cancellation is certain: it might have been done in this moment.
+    """
+    for key in sorted(draft.in_flight):
+        record = draft.record(key)
+        if record.status != ExecutionStatus.QUEUED:
+            continue
+        facts = draft.plan.workflows[key.node]
+        if record.affinity is None:
+            is_lost = _is_unserved(draft, facts, record)
+        else:
+            need = facts.need_for(record.inputs or {})
+            is_lost = not is_online(record.affinity, need, draft.environment.backends)
+        if is_lost:
+            draft.update(key, status=ExecutionStatus.MOVING, moves=record.moves + 1)
+            cancel_job(draft, key)

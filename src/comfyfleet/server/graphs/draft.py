@@ -1,0 +1,278 @@
+"""A run while a decision is made: reads fall through to the run, writes are kept aside.
+
+So a decision costs what it changes, and the run that came in is never modified. Also the ways in which
+executions and runs end early: skip, fail, stop."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from comfyfleet.server.graphs.model import ITEM_PORT, FanOutNode, OutputNode, WorkflowNode
+from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.run import (
+    OUTPUTS_SIZE_MAX,
+    RUN_SIZE_MAX,
+    VALUE_SIZE_MAX,
+    Action,
+    CancelJob,
+    Environment,
+    ExecutionCounts,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
+    FailNode,
+    FailRun,
+    GraphRunState,
+    GraphRunStatus,
+    HeldRange,
+    Index,
+    RunError,
+    SkipNode,
+    ValueSize,
+    job_id,
+    size_of,
+    too_large_message,
+)
+
+
+class RunDecision(NamedTuple):
+    """What is to be done, the run afterwards, and which of its records are new or other."""
+
+    actions: tuple[Action, ...]
+    run: GraphRunState
+    changed: tuple[ExecutionKey, ...] = ()
+
+
+class RunDraft:
+    def __init__(self, plan: RunPlan, run: GraphRunState, surroundings: Environment) -> None:
+        self.plan = plan
+        self.was = run
+        self.environment = surroundings
+        self.status = run.status
+        self.error = run.error
+        self.outputs = run.outputs
+        self.open_count = run.open_count
+        self.tokens = run.tokens
+        self.size = run.size
+        self.outputs_size = run.outputs_size
+        self.in_flight = set(run.in_flight)
+        self.asking = set(run.asking)
+        self.rows = {row.priority: row for row in run.rows}
+        self.records: dict[ExecutionKey, ExecutionRecord] = {}
+        self.tallies: dict[str, ExecutionCounts] = {}
+        self.held: dict[tuple[int, int], ExecutionKey] = {}
+        self.no_longer_held: set[tuple[int, int]] = set()
+        self.actions: list[Action] = []
+        # Ended, and those behind them have not been told; each is told once.
+        self.news: deque[ExecutionKey] = deque()
+        self.untold: set[ExecutionKey] = set()
+
+    @property
+    def is_running(self) -> bool:
+        return self.status in (GraphRunStatus.RUNNING, GraphRunStatus.WAITING_FOR_USER)
+
+    # Records
+
+    def record(self, key: ExecutionKey) -> ExecutionRecord:
+        found = self.records.get(key)
+        return found if found is not None else self.was.record(key)
+
+    def is_touched(self, key: ExecutionKey) -> bool:
+        return key in self.records or key in self.was.records
+
+    def update(self, key: ExecutionKey, **changes: Any) -> ExecutionRecord:
+        record = replace(self.record(key), **changes)
+        self.records[key] = record
+        return record
+
+    def is_decided(self, key: ExecutionKey) -> bool:
+        return self.record(key).status.is_ended and key not in self.untold
+
+    def end(self, key: ExecutionKey, status: ExecutionStatus, **changes: Any) -> None:
+        """An execution ends once; those behind it are told when their turn comes."""
+        record = self.update(key, status=status, ended_at=self.environment.now, **changes)
+        self.in_flight.discard(key)
+        self.asking.discard(key)
+        self.open_count -= 1
+        self.count(key.node, self.tally(key.node).counted(status))
+        self.expect_items(key, record)
+        self.news.append(key)
+        self.untold.add(key)
+
+    def reopen(self, key: ExecutionKey) -> None:
+        """For a retry: as it was before, but for the number of its last job."""
+        record = self.record(key)
+        if record.status.is_ended:
+            self.open_count += 1
+            self.count(key.node, self.tally(key.node).counted(record.status, -1))
+        self.records[key] = ExecutionRecord(attempt=record.attempt, chosen=record.chosen)
+
+    # Values
+
+    def refusal(self, key: ExecutionKey, *values: Any) -> str:
+        """Why these values are too large to be kept; empty if they are not, and then they count."""
+        most = self.size.within(RUN_SIZE_MAX)
+        size = size_of(values, ValueSize(*map(min, VALUE_SIZE_MAX, most)))
+        if not size.fits(VALUE_SIZE_MAX):
+            return f"its values are {too_large_message(VALUE_SIZE_MAX)}"
+        if not size.fits(most):
+            return f"the values of the run are {too_large_message(RUN_SIZE_MAX)}"
+        if isinstance(self.plan.node(key.node), OutputNode):
+            together = self.outputs_size.plus(size)
+            if not together.fits(OUTPUTS_SIZE_MAX):
+                return f"the outputs of the run are {too_large_message(OUTPUTS_SIZE_MAX)}"
+            self.outputs_size = together
+        self.size = self.size.plus(size)
+        return ""
+
+    # Tallies
+
+    def tally(self, node: str) -> ExecutionCounts:
+        found = self.tallies.get(node)
+        return found if found is not None else self.was.tally(node)
+
+    def count(self, node: str, tally: ExecutionCounts) -> None:
+        self.tallies[node] = tally
+
+    def expect(self, node: str, executions: int) -> None:
+        tally = self.tally(node)
+        self.count(node, tally._replace(expected=tally.expected + executions))
+        self.open_count += executions
+
+    def expect_items(self, key: ExecutionKey, record: ExecutionRecord) -> None:
+        """Only now is it known how often the nodes behind a per-item fan-out will run."""
+        width = items_of(self.plan, key, record)
+        for member in self.plan.members[key.node] if width else ():
+            self.expect(member, width)
+
+    # Indexes
+
+    def width(self, fanout: str, index: Index) -> int:
+        key = ExecutionKey(fanout, index)
+        return items_of(self.plan, key, self.record(key))
+
+    def indexes(self, node: str, prefix: Index = ()) -> Iterator[Index]:
+        """All that a node has at present, beginning with a prefix."""
+        scope = self.plan.scope(node)
+        if len(prefix) >= len(scope):
+            yield prefix[: len(scope)]
+            return
+        for number in range(self.width(scope[len(prefix)], prefix)):
+            yield from self.indexes(node, (*prefix, number))
+
+    def all_keys(self) -> Iterator[ExecutionKey]:
+        for node in self.plan.shape.order:
+            for index in self.indexes(node):
+                yield ExecutionKey(node, index)
+
+    # Held executions
+
+    def hold(self, key: ExecutionKey) -> None:
+        node = self.plan.node(key.node)
+        priority = node.priority if isinstance(node, WorkflowNode) else 0
+        row = self.rows.get(priority, HeldRange(priority, 0, 0))
+        self.held[priority, row.end] = key
+        self.rows[priority] = row._replace(end=row.end + 1)
+        self.update(key, status=ExecutionStatus.HELD, place=row.end)
+
+    def next_held(self) -> tuple[HeldRange, ExecutionKey] | None:
+        waiting = [row for row in self.rows.values() if row.first < row.end]
+        if not waiting:
+            return None
+        row = max(waiting)
+        place = (row.priority, row.first)
+        return row, self.held[place] if place in self.held else self.was.held[place]
+
+    def pop_held(self, row: HeldRange) -> None:
+        self.no_longer_held.add((row.priority, row.first))
+        self.rows[row.priority] = row._replace(first=row.first + 1)
+
+    def clear_held(self) -> None:
+        self.held.clear()
+        self.no_longer_held.update(self.was.held)
+        self.rows.clear()
+
+    # The end of it
+
+    def finished(self) -> RunDecision:
+        held = {place: key for place, key in self.held.items() if place not in self.no_longer_held}
+        run = replace(
+            self.was,
+            status=self.status,
+            records=self.was.records.changed(self.records) if self.records else self.was.records,
+            tallies=self.was.tallies.changed(self.tallies) if self.tallies else self.was.tallies,
+            held=self.was.held.changed(held, self.no_longer_held),
+            rows=tuple(sorted(row for row in self.rows.values() if row.first < row.end)),
+            in_flight=frozenset(self.in_flight),
+            asking=frozenset(self.asking),
+            open_count=self.open_count,
+            tokens=self.tokens,
+            size=self.size,
+            outputs_size=self.outputs_size,
+            error=self.error,
+            outputs=self.outputs,
+        )
+        return RunDecision(tuple(self.actions), run, tuple(self.records))
+
+
+def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
+    """How many items a per-item fan-out has given; 0 for everything else."""
+    node = plan.node(key.node)
+    if not isinstance(node, FanOutNode) or not node.per_item or record.outputs is None:
+        return 0
+    return len(record.outputs[ITEM_PORT])
+
+
+def skip_node(draft: RunDraft, key: ExecutionKey, reason: str) -> None:
+    draft.end(key, ExecutionStatus.SKIPPED, waiting=0, question=None, notes=(reason,))
+    draft.actions.append(SkipNode(key, reason))
+
+
+def fail_node(
+    draft: RunDraft,
+    key: ExecutionKey,
+    message: str,
+    others: tuple[str, ...] = (),
+    traceback: str | None = None,
+) -> None:
+    node = draft.plan.node(key.node)
+    draft.end(
+        key, ExecutionStatus.FAILED, waiting=0, question=None, error=message, traceback=traceback
+    )
+    if isinstance(node, WorkflowNode) and node.continue_on_error:
+        draft.actions.append(FailNode(key, message))
+    else:
+        fail_run(draft, key, f"Node {key} failed: {message}", others)
+
+
+def fail_run(
+    draft: RunDraft, key: ExecutionKey, message: str, others: tuple[str, ...] = ()
+) -> None:
+    record = draft.record(key)
+    draft.error = RunError(key.node, key.at, record.backend or record.affinity, message, others)
+    draft.actions.append(FailRun(draft.error))
+    stop_run(draft, GraphRunStatus.FAILED)
+
+
+def stop_run(draft: RunDraft, status: GraphRunStatus) -> None:
+    """What has not started never will; what is in flight is told to stop, and ends when it says so."""
+    draft.status = status
+    draft.clear_held()
+    for key in list(draft.all_keys()):
+        record = draft.record(key)
+        if record.status.is_in_flight:
+            if record.status != ExecutionStatus.MOVING:
+                cancel_job(draft, key)
+            draft.update(key, status=ExecutionStatus.STOPPING)
+        elif not record.status.is_ended and record.status != ExecutionStatus.STOPPING:
+            draft.end(key, ExecutionStatus.CANCELLED, question=None)
+    draft.in_flight.clear()
+    draft.asking.clear()
+    draft.news.clear()
+    draft.untold.clear()
+
+
+def cancel_job(draft: RunDraft, key: ExecutionKey) -> None:
+    attempt = draft.record(key).attempt
+    draft.actions.append(CancelJob(key, job_id(draft.was.id, key, attempt), attempt))

@@ -1,0 +1,227 @@
+"""Reads what graphs and pipelines may use (effects, workflows, prices) and which backends are there, with a cache."""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from comfyfleet.errors import NotFound
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RegisteredWorkflow
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import AssignedWorkflow, BackendOffer, FleetWorker
+from comfyfleet.server.graphs.catalogue import (
+    BackendState,
+    GraphCatalogue,
+    WorkflowFacts,
+    WorkReference,
+    catalogue_of,
+    facts_of,
+    facts_of_effect,
+)
+from comfyfleet.server.graphs.model import GraphDefinition, WorkflowNode
+from comfyfleet.server.graphs.run import Environment
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.submit import WorkflowCache
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import Tenant
+
+OFFERS_MAX = 500
+
+
+async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalogue:
+    """As much of it as is named; what is not offered is left out, as is what isn't there."""
+    wanted = {(each.effect, each.workflow if each.effect is None else "") for each in named}
+    facts: list[WorkflowFacts] = []
+    for effect, workflow in sorted(wanted, key=str):
+        facts += await (_of_workflow(tx, workflow) if effect is None else _of_effect(tx, effect))
+    return catalogue_of(tuple(facts))
+
+
+async def with_offered_names(tx: Tx, found: GraphCatalogue) -> GraphCatalogue:
+    """With all names that are offered, for the complaints about others."""
+    return replace(
+        found,
+        workflow_names=tuple(await catalog.offered_slugs(tx)),
+        effect_names=tuple(await catalog.published_slugs(tx)),
+    )
+
+
+async def all_offered(tx: Tx) -> list[WorkflowFacts]:
+    """Effects and workflows, by name; of each what a job gets if no version is named."""
+    found = [facts_of_effect(each) for each in await catalog.list_published(tx, limit=OFFERS_MAX)]
+    slugs = (await catalog.offered_slugs(tx))[:OFFERS_MAX]
+    for slug in slugs:
+        found += [each for each in await _of_workflow(tx, slug) if each.is_current]
+    return found
+
+
+async def _of_workflow(tx: Tx, slug: str) -> list[WorkflowFacts]:
+    try:
+        workflow = await catalog.workflow_by_slug(tx, slug)
+    except NotFound:
+        return []
+    return await versions_offered(tx, workflow) if workflow.is_offered else []
+
+
+async def versions_offered(tx: Tx, workflow: RegisteredWorkflow) -> list[WorkflowFacts]:
+    seconds = await dispatch.typical_seconds(tx, workflow.id)
+    return [
+        facts_of(workflow, version, typical_seconds=seconds)
+        for version in await catalog.versions_of(tx, workflow)
+    ]
+
+
+async def _of_effect(tx: Tx, slug: str) -> list[WorkflowFacts]:
+    offer = await catalog.find_published(tx, slug)
+    if offer is None:
+        return []
+    seconds = await dispatch.typical_seconds(tx, offer.workflow.id)
+    return [facts_of_effect(offer, typical_seconds=seconds)]
+
+
+# Jobs of graphs go to workers that we have; a cloud is asked for by effects only.
+PROVIDER = "self_hosted"
+MEMORY_READING_TTL = timedelta(minutes=5)
+BACKENDS_TTL = timedelta(seconds=1)
+
+
+async def read_graph_catalogue(
+    tx: Tx, graph: GraphDefinition, context: JobContext
+) -> GraphCatalogue:
+    """As much of it as the graph asks for."""
+    nodes = [each for each in graph.nodes.values() if isinstance(each, WorkflowNode)]
+    found = await with_offered_names(tx, await read_catalogue(tx, nodes))
+    return replace(found, backends=await read_backends(tx, context))
+
+
+async def read_backends(
+    tx: Tx, context: JobContext, *, seen_since: datetime | None = None
+) -> tuple[BackendState, ...]:
+    """Every worker that is registered, those that are offline among them."""
+    now = context.clock()
+    if seen_since is None:
+        seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
+    assigned = await fleets.assignments(tx)
+    depths = await dispatch.count_bound(tx)
+    workers = await fleets.workers_of(tx)
+    offers = await context.abilities.offers(tx, workers, now=now)
+    return tuple(
+        [
+            _state(
+                worker,
+                await context.abilities.able(
+                    tx, offers.get(worker.worker_id), assigned.get(worker.fleet_id, [])
+                ),
+                depths,
+                await _free_memory(tx, worker, now),
+                seen_since,
+                offers.get(worker.worker_id),
+            )
+            for worker in workers
+            if PROVIDER in worker.providers
+        ]
+    )
+
+
+async def _free_memory(tx: Tx, worker: FleetWorker, now: datetime) -> int:
+    found = await fleets.readings(tx, worker.worker_id, since=now - MEMORY_READING_TTL, limit=1)
+    if not found:
+        return 0
+    reading = found[0].reading
+    return (reading.gpu_memory_total_bytes or 0) - (reading.gpu_memory_used_bytes or 0)
+
+
+def _state(
+    worker: FleetWorker,
+    able: Iterable[AssignedWorkflow],
+    depths: Mapping[str, int],
+    free_memory: int,
+    seen_since: datetime,
+    offer: BackendOffer | None,
+) -> BackendState:
+    """`able`: what its backend can run. One that is paused counts: its jobs will be run here."""
+    return BackendState(
+        worker.worker_id,
+        fleet=worker.fleet_name,
+        is_online=worker.takes_jobs and worker.last_seen_at >= seen_since,
+        workflows=frozenset(
+            each.slug
+            for each in able
+            if each.is_active
+            and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
+            and each.required_capabilities <= worker.capabilities
+        ),
+        capabilities=worker.capabilities,
+        queue_depth=depths.get(worker.subject, 0),
+        free_gpu_memory_bytes=max(0, free_memory),
+        offer=offer,
+    )
+
+
+class EnvironmentCache:
+    """Backends, looked at once a second at most: each step of each run would ask otherwise."""
+
+    def __init__(self) -> None:
+        self._backends: tuple[BackendState, ...] = ()
+        self._at: datetime | None = None
+        self._began: datetime | None = None
+        self._tenants: dict[UUID, Tenant] = {}
+        self._lookup: WorkflowCache | None = None
+        self._lately_online: dict[Hashable, tuple[BackendState, datetime]] = {}
+
+    def lookup(self, context: JobContext) -> WorkflowCache:
+        """What nodes name, as old as the backends are."""
+        self._lookup = self._lookup or WorkflowCache(context)
+        return self._lookup
+
+    async def now(
+        self, context: JobContext, tenant_id: UUID, *, fresh: bool = False
+    ) -> Environment:
+        now = context.clock()
+        if fresh or self._at is None or now - self._at > BACKENDS_TTL:
+            async with context.central.read() as tx:
+                self._backends = await read_backends(
+                    tx, context, seen_since=self._seen_since(context)
+                )
+                # Its range of priorities may be changed, so it is not kept for long either.
+                self._tenants.clear()
+                self._lookup = None
+            self._at = now
+            self._note_online(now, timedelta(seconds=context.settings.no_backend_seconds))
+        tenant = self._tenants.get(tenant_id)
+        if tenant is None:
+            async with context.central.read() as tx:
+                tenant = await tenants.get_tenant(tx, tenant_id)
+            self._tenants[tenant_id] = tenant
+        return Environment(
+            now,
+            self._backends,
+            in_queue_max=context.settings.max_queued_per_graph_run,
+            priority_min=tenant.min_priority,
+            priority_max=tenant.max_priority,
+            lately_online=tuple(self._lately_online.values()),
+            watched_since=self._began,
+            no_backend_seconds=context.settings.no_backend_seconds,
+        )
+
+    def _note_online(self, now: datetime, kept: timedelta) -> None:
+        """One of those that can run the same; who was there longer ago makes no difference."""
+        for each in self._backends:
+            if each.is_online:
+                offered = each.offer.key if each.offer else None
+                self._lately_online[each.workflows, offered] = each, now
+        self._lately_online = {
+            what: seen for what, seen in self._lately_online.items() if now - seen[1] <= kept
+        }
+
+    def _seen_since(self, context: JobContext) -> datetime:
+        """While we were away nobody could be seen: who was there before is given time to come back."""
+        now, settings = context.clock(), context.settings
+        self._began = self._began or now
+        usual = timedelta(seconds=settings.offline_after_seconds)
+        if now - self._began < usual:
+            return now - max(usual, timedelta(seconds=settings.remove_worker_after_seconds))
+        return now - usual

@@ -1,0 +1,431 @@
+"""A graph ready to run: its order, scopes and cycles, and the facts of its workflows at the start.
+
+A node between a per-item fan-out and the merge over it runs once for each item. The fan-outs around a node,
+outermost first, are its scope; a run numbers the node's executions by one index for each. A run keeps its
+plan, so that a later version of a workflow doesn't change it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
+from comfyfleet.server.graphs.conditions import MISSING, value_at
+from comfyfleet.server.graphs.model import (
+    ANY,
+    FALSE_PORT,
+    TRUE_PORT,
+    ConditionNode,
+    DocumentProblem,
+    FanOutNode,
+    GraphConnection,
+    GraphDefinition,
+    InputNode,
+    MergeNode,
+    Node,
+    OutputNode,
+    PortType,
+    WorkflowNode,
+    inputs_of,
+    type_named,
+)
+
+Scope: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    order: tuple[str, ...]  # every node after its sources; those in or behind a cycle are left out
+    incoming: Mapping[str, tuple[GraphConnection, ...]]
+    sources: Mapping[str, tuple[str, ...]]  # nodes that must be decided first
+    targets: Mapping[str, tuple[str, ...]]  # nodes that wait for this one
+    scopes: Mapping[str, Scope]
+    cycles: tuple[tuple[str, ...], ...] = ()
+    problems: tuple[DocumentProblem, ...] = ()
+
+
+def shape_of(graph: GraphDefinition) -> GraphShape:
+    """Connections that name unknown nodes are passed over: the validation tells of them."""
+    incoming: dict[str, list[GraphConnection]] = {node: [] for node in graph.nodes}
+    for each in graph.connections:
+        if each.source.node in graph.nodes and each.target.node in graph.nodes:
+            incoming[each.target.node].append(each)
+    sources = {node: _sources(graph, node, found) for node, found in incoming.items()}
+    order, cycles = _ordered(sources)
+    scopes, problems = _scopes(graph, order, sources)
+    return GraphShape(
+        order,
+        {node: tuple(found) for node, found in incoming.items()},
+        sources,
+        _turned(sources),
+        scopes,
+        cycles,
+        problems,
+    )
+
+
+def _sources(
+    graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
+) -> tuple[str, ...]:
+    """A merge over a fan-out also waits for the fan-out, which tells how many items there are."""
+    merge = graph.nodes[node]
+    over = merge.over if isinstance(merge, MergeNode) else None
+    first = [over] if over in graph.nodes and over is not None else []
+    return tuple(dict.fromkeys([*first, *(each.source.node for each in incoming)]))
+
+
+def _turned(sources: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    targets: dict[str, list[str]] = {node: [] for node in sources}
+    for node, found in sources.items():
+        for source in found:
+            targets[source].append(node)
+    return {node: tuple(found) for node, found in targets.items()}
+
+
+def _ordered(
+    sources: Mapping[str, tuple[str, ...]],
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    targets = _turned(sources)
+    waiting = {node: len(found) for node, found in sources.items()}
+    order: list[str] = []
+    _take_all([node for node, count in waiting.items() if not count], targets, waiting, order)
+    sound = tuple(order)
+    cycles: list[tuple[str, ...]] = []
+    while len(order) < len(sources):
+        cycle = _find_cycle(sources, set(order))
+        cycles.append(cycle)
+        # As if the cycle had been decided: what is behind it may have cycles of its own.
+        for node in cycle:
+            waiting[node] = -len(sources)
+        _take_all(list(cycle), targets, waiting, order)
+    return sound, tuple(cycles)
+
+
+def _take_all(
+    ready: list[str],
+    targets: Mapping[str, tuple[str, ...]],
+    waiting: dict[str, int],
+    order: list[str],
+) -> None:
+    at = 0
+    while at < len(ready):
+        node = ready[at]
+        at += 1
+        order.append(node)
+        for target in targets[node]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+
+
+def _find_cycle(sources: Mapping[str, tuple[str, ...]], done: set[str]) -> tuple[str, ...]:
+    """Every node that is left has a source that is left: going back from one must come round."""
+    node = next(each for each in sources if each not in done)
+    path: dict[str, None] = {}
+    while node not in path:
+        path[node] = None
+        node = next(each for each in sources[node] if each not in done)
+    nodes = list(path)
+    return tuple(reversed(nodes[nodes.index(node) :]))
+
+
+def _scopes(
+    graph: GraphDefinition, order: Iterable[str], sources: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, Scope], tuple[DocumentProblem, ...]]:
+    scopes: dict[str, Scope] = {}
+    problems: list[DocumentProblem] = []
+    for node in order:
+        given = {source: _given_scope(graph, source, scopes[source]) for source in sources[node]}
+        scopes[node] = _scope(graph, node, given, scopes, problems)
+    return scopes, tuple(problems)
+
+
+def _given_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
+    """The scope of what a node gives: a per-item fan-out opens one."""
+    fanout = graph.nodes[node]
+    is_opening = isinstance(fanout, FanOutNode) and fanout.per_item
+    return (*scope, node) if is_opening else scope
+
+
+def _scope(
+    graph: GraphDefinition,
+    node: str,
+    given: Mapping[str, Scope],
+    scopes: Mapping[str, Scope],
+    problems: list[DocumentProblem],
+) -> Scope:
+    found = graph.nodes[node]
+    if isinstance(found, MergeNode) and found.over is not None:
+        return _closed(graph, found, given, scopes, problems)
+    longest = max(given.values(), key=len, default=())
+    for source, scope in given.items():
+        if longest[: len(scope)] != scope:
+            message = (
+                f"{source} runs for the items of {scope[-1]}, other inputs for those of "
+                f"{longest[-1]}; merge one of them first"
+            )
+            problems.append(DocumentProblem("mixed_items", message, node))
+    if longest and isinstance(found, OutputNode):
+        message = f"runs for each item of {longest[-1]}; put a merge over {longest[-1]} before it"
+        problems.append(DocumentProblem("open_items", message, node))
+    return longest
+
+
+def _closed(
+    graph: GraphDefinition,
+    merge: MergeNode,
+    given: Mapping[str, Scope],
+    scopes: Mapping[str, Scope],
+    problems: list[DocumentProblem],
+) -> Scope:
+    fanout = graph.nodes.get(merge.over or "")
+    if not isinstance(fanout, FanOutNode) or not fanout.per_item:
+        message = f"over must name a fan-out with per_item, not {merge.over!r}"
+        problems.append(DocumentProblem("invalid_over", message, merge.id, "over"))
+        return max(given.values(), key=len, default=())
+    inside = (*scopes[fanout.id], fanout.id)
+    for source, scope in given.items():
+        if scope != inside:
+            message = (
+                f"{source} doesn't run for each item of {fanout.id}, and so can't be merged over it"
+            )
+            problems.append(DocumentProblem("mixed_items", message, merge.id))
+    return scopes[fanout.id]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    graph: GraphDefinition
+    shape: GraphShape
+    workflows: Mapping[str, WorkflowFacts]  # by node id
+    needed: Mapping[str, frozenset[str]]  # ports without which a node can't do its work
+    members: Mapping[str, tuple[str, ...]]  # per-item fan-out → nodes that run once for each item
+
+    def node(self, node: str) -> Node:
+        return self.graph.nodes[node]
+
+    def workflow_node(self, node: str) -> WorkflowNode:
+        found = self.graph.nodes[node]
+        if not isinstance(found, WorkflowNode):
+            raise TypeError(f"{node} has no jobs")
+        return found
+
+    def scope(self, node: str) -> Scope:
+        return self.shape.scopes[node]
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(node for node in self.shape.order if not self.shape.sources[node])
+
+    def wanted_type(self, node: str, port: str) -> PortType:
+        facts = self.workflows.get(node)
+        found = facts.property_named(port) if facts else None
+        return (type_named(found.type) if found else None) or ANY
+
+
+def plan_of(graph: GraphDefinition, catalogue: GraphCatalogue) -> RunPlan:
+    """Of a graph that was validated against the same catalogue."""
+    shape = shape_of(graph)
+    workflows = resolve_workflows(graph, catalogue)
+    lacking = [
+        DocumentProblem("unknown_workflow", catalogue.why_unknown(node), node.id, node.work_field)
+        for node in graph.nodes.values()
+        if isinstance(node, WorkflowNode) and node.id not in workflows
+    ]
+    raise_problems([*lacking, *shape.problems, *cycle_problems(shape)])
+    needed = {node: _needed(graph.nodes[node], workflows) for node in graph.nodes}
+    return RunPlan(graph, shape, workflows, needed, _members(graph, shape))
+
+
+def resolve_workflows(
+    graph: GraphDefinition, catalogue: GraphCatalogue
+) -> dict[str, WorkflowFacts]:
+    """The workflow of each workflow node, as far as there is one."""
+    found: dict[str, WorkflowFacts] = {}
+    for node in graph.nodes.values():
+        facts = isinstance(node, WorkflowNode) and catalogue.facts_for(node)
+        if facts:
+            found[node.id] = facts
+    return found
+
+
+def cycle_problems(shape: GraphShape) -> list[DocumentProblem]:
+    return [
+        DocumentProblem(
+            "cycle", "the graph runs in a circle: " + " → ".join((*cycle, cycle[0])), cycle[0]
+        )
+        for cycle in shape.cycles
+    ]
+
+
+def raise_problems(problems: list[DocumentProblem]) -> None:
+    """Raises with all of them, if there are any."""
+    if not problems:
+        return
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    raise InvalidInput(
+        f"the graph has {count}:\n{lines}", problems=[each._asdict() for each in problems]
+    )
+
+
+def is_required(each: Property) -> bool:
+    return bool(each.required) and each.default is None
+
+
+def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str]:
+    if isinstance(node, MergeNode):
+        return frozenset()
+    if not isinstance(node, WorkflowNode):
+        return frozenset(inputs_of(node) or ())
+    facts = workflows[node.id].properties
+    return frozenset(each.name for each in facts if is_required(each))
+
+
+def _members(graph: GraphDefinition, shape: GraphShape) -> dict[str, tuple[str, ...]]:
+    fanouts = [each.id for each in graph.nodes.values() if isinstance(each, FanOutNode)]
+    members: dict[str, list[str]] = {fanout: [] for fanout in fanouts}
+    for node in shape.order:
+        if shape.scopes[node]:
+            members[shape.scopes[node][-1]].append(node)
+    return {fanout: tuple(found) for fanout, found in members.items()}
+
+
+CONDITIONS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuote:
+    tokens_min: int
+    tokens_max: int
+    jobs_min: int
+    jobs_max: int
+    seconds_min: float
+    seconds_max: float
+    unknown_durations: tuple[str, ...] = ()  # workflows that nobody has timed; counted as 0 s
+    warnings: tuple[DocumentProblem, ...] = ()  # what nobody could run just now
+
+
+class _Sum(NamedTuple):
+    tokens: int
+    jobs: int
+    seconds: float
+
+
+def quote_plan(
+    plan: RunPlan, inputs: Mapping[str, Any] | None = None, *, side_by_side: int = 1
+) -> RunQuote:
+    """`side_by_side`: how many jobs of the run can be worked on at a time."""
+    least, most = _widths(plan, inputs or {})
+    parallel = max(1, side_by_side)
+    ways = [_alive(plan, fires) for fires in _answers(plan)]
+    if len(_conditions(plan)) > CONDITIONS_MAX:
+        low_ways, high_ways = [_alive(plan, {})], [set(plan.shape.order)]
+    else:
+        low_ways = high_ways = ways
+    low = [_sum(plan, way, least, parallel) for way in low_ways]
+    high = [_sum(plan, way, most, parallel) for way in high_ways]
+    return RunQuote(
+        tokens_min=min(each.tokens for each in low),
+        tokens_max=max(each.tokens for each in high),
+        jobs_min=min(each.jobs for each in low),
+        jobs_max=max(each.jobs for each in high),
+        seconds_min=min(each.seconds for each in low),
+        seconds_max=max(each.seconds for each in high),
+        unknown_durations=_unknown(plan),
+    )
+
+
+def _conditions(plan: RunPlan) -> list[str]:
+    return [node for node in plan.shape.order if isinstance(plan.node(node), ConditionNode)]
+
+
+def _answers(plan: RunPlan) -> Iterator[dict[str, frozenset[str]]]:
+    """Which ports fire, for each combination of what the conditions may say."""
+    conditions = _conditions(plan)[:CONDITIONS_MAX]
+    ports = (frozenset({TRUE_PORT}), frozenset({FALSE_PORT}))
+    for answers in product(ports, repeat=len(conditions)):
+        yield dict(zip(conditions, answers, strict=True))
+
+
+def _alive(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
+    """The nodes that run, if every condition fires the ports given; none: neither is certain."""
+    alive: set[str] = set()
+    for node in plan.shape.order:
+        if _runs(plan, node, alive, fires):
+            alive.add(node)
+    return alive
+
+
+def _runs(plan: RunPlan, node: str, alive: set[str], fires: Mapping[str, frozenset[str]]) -> bool:
+    found = plan.node(node)
+    if isinstance(found, MergeNode) and found.over is not None:
+        return found.over in alive
+    incoming = plan.shape.incoming[node]
+    fed = {each.target.port for each in incoming if _feeds(plan, each, alive, fires)}
+    if incoming and not fed:
+        return False
+    return all(
+        each.target.port in fed for each in incoming if each.target.port in plan.needed[node]
+    )
+
+
+def _feeds(
+    plan: RunPlan, each: GraphConnection, alive: set[str], fires: Mapping[str, frozenset[str]]
+) -> bool:
+    if each.source.node not in alive:
+        return False
+    if not isinstance(plan.node(each.source.node), ConditionNode):
+        return True
+    return each.source.port in fires.get(each.source.node, frozenset())
+
+
+def _sum(plan: RunPlan, alive: Iterable[str], widths: Mapping[str, int], parallel: int) -> _Sum:
+    tokens, jobs, work = 0, 0, 0.0
+    ready: dict[str, float] = {}
+    running = set(alive)
+    for node in plan.shape.order:
+        if node not in running:
+            continue
+        times = prod(widths[each] for each in plan.scope(node))
+        facts = plan.workflows.get(node)
+        seconds = (facts.typical_seconds or 0.0) if facts else 0.0
+        begin = max((ready.get(each, 0.0) for each in plan.shape.sources[node]), default=0.0)
+        ready[node] = begin + (seconds if times else 0.0)
+        if facts is not None:
+            tokens, jobs, work = (
+                tokens + times * facts.price_tokens,
+                jobs + times,
+                work + times * seconds,
+            )
+    return _Sum(tokens, jobs, max([work / parallel, *ready.values()]))
+
+
+def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """How many items each fan-out has, at least and at most; the same where the list is known."""
+    least: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for node in plan.graph.nodes.values():
+        if isinstance(node, FanOutNode) and node.per_item:
+            known = _known_width(plan, node, inputs)
+            least[node.id] = 0 if known is None else known
+            most[node.id] = node.max_items if known is None else min(known, node.max_items)
+    return least, most
+
+
+def _known_width(plan: RunPlan, node: FanOutNode, inputs: Mapping[str, Any]) -> int | None:
+    source = next((each.source for each in plan.shape.incoming[node.id]), None)
+    given = plan.graph.nodes[source.node] if source else None
+    if source is None or not isinstance(given, InputNode):
+        return None
+    value = value_at(inputs.get(given.id, given.default), source.path)
+    items = value.get("items", MISSING) if isinstance(value, Mapping) else value
+    return len(items) if isinstance(items, list | tuple) else None
+
+
+def _unknown(plan: RunPlan) -> tuple[str, ...]:
+    facts = plan.workflows.values()
+    return tuple(sorted({each.slug for each in facts if each.typical_seconds is None}))

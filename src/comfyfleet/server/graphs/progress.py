@@ -1,0 +1,202 @@
+"""The progress of a run as figures, and a graph as a Mermaid flowchart coloured by it. Costs as much as there are nodes."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from comfyfleet.server.graphs.model import (
+    INPUT_PORT,
+    OUTPUT_PORT,
+    VALUE_PORT,
+    ConditionNode,
+    FanOutNode,
+    GraphConnection,
+    GraphDefinition,
+    InputNode,
+    MergeNode,
+    Node,
+    OutputNode,
+    WorkflowNode,
+)
+from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.run import (
+    ExecutionKey,
+    ExecutionStatus,
+    GraphRunState,
+    GraphRunStatus,
+)
+
+UNKNOWN_SECONDS = (
+    1.0  # what a node weighs if nobody knows how long it takes; a fraction if it has no job
+)
+NO_JOB_SECONDS = 0.01
+
+
+class NodeProgress(NamedTuple):
+    node_id: str
+    at: tuple[int, ...]
+    backend_id: str | None
+    progress: float
+    current_step: str | None
+
+
+class RunProgress(NamedTuple):
+    overall_percent: float
+    weighted_percent: float  # by how long each node typically takes
+    completed_nodes: int
+    total_nodes: int
+    running_nodes: tuple[NodeProgress, ...]  # that a backend works on; others wait in the queue
+
+
+def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
+    """Skipped nodes count as completed: nothing is left to be done for them."""
+    running = tuple(
+        _running(run, key)
+        for key in sorted(run.in_flight)
+        if run.record(key).status == ExecutionStatus.RUNNING
+    )
+    going: dict[str, float] = {}
+    for each in running:
+        going[each.node_id] = going.get(each.node_id, 0.0) + each.progress
+    parts = {
+        node: done_fraction(plan, run, node, going.get(node, 0.0)) for node in plan.shape.order
+    }
+    weights = {node: weight_of(plan, node) for node in plan.shape.order}
+    return RunProgress(
+        _percent(parts, dict.fromkeys(parts, 1.0)),
+        _percent(parts, weights),
+        sum(part >= 1 for part in parts.values()),
+        len(parts),
+        running,
+    )
+
+
+def _running(run: GraphRunState, key: ExecutionKey) -> NodeProgress:
+    record = run.record(key)
+    return NodeProgress(
+        key.node,
+        key.at,
+        record.backend,
+        record.progress,
+        record.current_step,
+    )
+
+
+def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0.0) -> float:
+    """From 0 to 1; `going` is the progress of its executions that are under way, added up."""
+    if run.status == GraphRunStatus.PENDING:
+        return 0.0
+    tally = run.tally(node)
+    if run.status in (GraphRunStatus.FAILED, GraphRunStatus.CANCELLED):
+        # What will never be done is not done, though nothing of it is left to wait for.
+        return (tally.done + tally.skipped) / tally.expected if tally.expected else 0.0
+    if is_settled(plan, run, node):
+        return 1.0
+    return min(0.999, (tally.ended + going) / tally.expected) if tally.expected else 0.0
+
+
+def is_settled(plan: RunPlan, run: GraphRunState, node: str) -> bool:
+    """Nothing is left, and nothing more can come: the fan-outs around it are settled too."""
+    if run.status == GraphRunStatus.PENDING:
+        return False
+    tally = run.tally(node)
+    return tally.ended == tally.expected and all(
+        run.tally(each).ended == run.tally(each).expected for each in plan.scope(node)
+    )
+
+
+def node_status(plan: RunPlan, run: GraphRunState, node: str) -> ExecutionStatus:
+    """One word for all executions of a node."""
+    tally = run.tally(node)
+    if not is_settled(plan, run, node):
+        going = {run.record(key).status for key in run.in_flight if key.node == node}
+        if tally.ended or going - {ExecutionStatus.QUEUED}:
+            return ExecutionStatus.RUNNING
+        return ExecutionStatus.QUEUED if going else ExecutionStatus.PENDING
+    if tally.failed:
+        return ExecutionStatus.FAILED
+    if tally.cancelled:
+        return ExecutionStatus.CANCELLED
+    return ExecutionStatus.DONE if tally.done else ExecutionStatus.SKIPPED
+
+
+def weight_of(plan: RunPlan, node: str) -> float:
+    if not isinstance(plan.node(node), WorkflowNode):
+        return NO_JOB_SECONDS
+    return plan.workflows[node].typical_seconds or UNKNOWN_SECONDS
+
+
+def _percent(parts: dict[str, float], weights: dict[str, float]) -> float:
+    total = sum(weights.values())
+    return 100 * sum(parts[node] * weights[node] for node in parts) / total if total else 100.0
+
+
+# Saying nothing that the arrow doesn't.
+_PLAIN_PORTS = frozenset({INPUT_PORT, OUTPUT_PORT, VALUE_PORT, "item", "items"})
+_COLOURS = {
+    ExecutionStatus.DONE: "fill:#d3f9d8,stroke:#2b8a3e",
+    ExecutionStatus.RUNNING: "fill:#d0ebff,stroke:#1864ab",
+    ExecutionStatus.FAILED: "fill:#ffe3e3,stroke:#c92a2a",
+    ExecutionStatus.SKIPPED: "fill:#f1f3f5,stroke:#adb5bd,stroke-dasharray:4",
+    ExecutionStatus.CANCELLED: "fill:#f1f3f5,stroke:#868e96",
+}
+
+
+def draw_mermaid(
+    graph: GraphDefinition, *, plan: RunPlan | None = None, run: GraphRunState | None = None
+) -> str:
+    names = {node: f"n{number}" for number, node in enumerate(graph.nodes)}
+    lines = ["flowchart LR"]
+    lines += [f"    {names[node.id]}{_shape(node)}" for node in graph.nodes.values()]
+    lines += [
+        f"    {names[each.source.node]} {_arrow(each)} {names[each.target.node]}"
+        for each in graph.connections
+        if each.source.node in names and each.target.node in names
+    ]
+    if plan is not None and run is not None:
+        lines += _coloured(names, plan, run)
+    return "\n".join(lines) + "\n"
+
+
+def _shape(node: Node) -> str:
+    match node:
+        case InputNode():
+            return f'(["{_said(node.id, node.value_type)}"])'
+        case WorkflowNode():
+            version = f" v{node.version}" if node.version else ""
+            return f'["{_said(node.id, node.name + version)}"]'
+        case ConditionNode():
+            return f'{{"{_said(node.id, node.text)}"}}'
+        case FanOutNode():
+            return f'[/"{_said(node.id, "each item" if node.per_item else node.mode)}"\\]'
+        case MergeNode():
+            over = f" over {node.over}" if node.over else ""
+            return f'[\\"{_said(node.id, node.mode + over)}"/]'
+        case OutputNode():
+            return f'(["{_said(node.id, "output")}"])'
+
+
+def _said(name: str, more: str) -> str:
+    return f"{_escaped(name)}<br/><small>{_escaped(more)}</small>"
+
+
+def _escaped(text: str) -> str:
+    for char, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("\n", " ")):
+        text = text.replace(char, code)
+    return text
+
+
+def _arrow(connection: GraphConnection) -> str:
+    source, target = connection
+    start = source.port if source.port not in _PLAIN_PORTS else ""
+    start = ".".join(filter(None, (start, *source.path)))
+    end = "" if target.port in _PLAIN_PORTS else target.port
+    label = " → ".join(filter(None, (start, end)))
+    return f'-->|"{_escaped(label)}"|' if label else "-->"
+
+
+def _coloured(names: dict[str, str], plan: RunPlan, run: GraphRunState) -> Iterator[str]:
+    yield from (f"    classDef {status} {colours}" for status, colours in _COLOURS.items())
+    for node, name in names.items():
+        status = node_status(plan, run, node)
+        if status in _COLOURS:
+            yield f"    class {name} {status}"

@@ -1,0 +1,357 @@
+"""Advances runs: turns the state of their jobs into events, reads the outbox, sweeps backends and timeouts."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.api.values import clean, text_of
+from comfyfleet.api.worker import Progress
+from comfyfleet.errors import NotFound, QueueFull, Unavailable
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.graphs import store
+from comfyfleet.server.graphs.apply import (
+    GRAPH_RUN_KIND,
+    STEPS_MAX,
+    GraphContext,
+    LoadedRun,
+    apply_decision,
+)
+from comfyfleet.server.graphs.catalogue import BackendState
+from comfyfleet.server.graphs.decide import apply_event, next_actions
+from comfyfleet.server.graphs.draft import RunDecision, RunDraft
+from comfyfleet.server.graphs.run import (
+    Environment,
+    Event,
+    ExecutionKey,
+    FailureCause,
+    GraphRunState,
+    GraphRunStatus,
+    JobCancelled,
+    JobDone,
+    JobFailed,
+    JobProgressed,
+    JobStarted,
+    JobWaiting,
+)
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.media.service import FILES_AT_ONCE_MAX
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch
+
+TIMED_OUT = "node timeout"  # the raw error of a job that took longer than its node allows
+_PICTURES = "image/"
+
+
+async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
+    """What completed jobs have made, by id; a file that has expired since is left out."""
+    wanted = [
+        UUID(each["file_id"])
+        for job in jobs
+        if job.status == JobStatus.COMPLETED
+        for each in (job.result_metadata or {}).get("outputs", ())
+    ]
+    found: dict[UUID, File] = {}
+    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
+        found |= await media.find_existing(tx, tenant_id, wanted[start : start + FILES_AT_ONCE_MAX])
+    return found
+
+
+def events_from_job(
+    key: ExecutionKey,
+    attempt: int,
+    job: Job,
+    dispatch: Dispatch | None,
+    made: Mapping[UUID, File],
+    backends: Iterable[BackendState],
+) -> Iterator[Event]:
+    """All of it each time: what a run has heard before changes nothing."""
+    worker = dispatch.worker_id if dispatch else None
+    if job.status == JobStatus.QUEUED:
+        yield JobWaiting(key, attempt)
+        return
+    if worker and job.started_at:
+        yield JobStarted(key, attempt, worker, job.started_at)
+    if job.status == JobStatus.COMPLETED:
+        yield JobDone(key, attempt, job_output(job, made), worker)
+    elif job.status == JobStatus.CANCELLED:
+        yield JobCancelled(key, attempt)
+    elif job.status == JobStatus.FAILED:
+        message = job.error_message or "Processing failed."
+        cause = _cause(job, worker, backends)
+        yield JobFailed(key, attempt, message, cause, worker, job.raw_error)
+
+
+def _cause(job: Job, worker: str | None, backends: Iterable[BackendState]) -> FailureCause:
+    if job.raw_error == TIMED_OUT:
+        return FailureCause.TIMEOUT
+    is_there = any(each.is_online for each in backends if each.worker_id == worker)
+    return FailureCause.ERROR if is_there or worker is None else FailureCause.BACKEND_LOST
+
+
+def progress_event(key: ExecutionKey, attempt: int, progress: Progress) -> JobProgressed:
+    step = f"{progress.step} of {progress.steps}" if progress.step and progress.steps else None
+    words = [f"node {progress.node}" if progress.node else None, step]
+    current = ", ".join(filter(None, words)) or None
+    return JobProgressed(key, attempt, (progress.percent or 0.0) / 100, current)
+
+
+def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
+    """`{images, files, width, height, text, json, values, …}`; files by reference."""
+    result = job.result_metadata or {}
+    outputs = [
+        _output_reference(each, made[UUID(each["file_id"])])
+        for each in result.get("outputs", ())
+        if UUID(each["file_id"]) in made
+    ]
+    pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
+    first = pictures[0] if pictures else {}
+    return {
+        "images": pictures,
+        "files": outputs,
+        "width": first.get("width") or 0,
+        "height": first.get("height") or 0,
+        **shown_values(job),
+        "prompt_id": job.provider_job_id or "",
+        "execution_time": result.get("execution_seconds") or 0.0,
+    }
+
+
+def shown_values(job: Job) -> dict[str, Any]:
+    """What nodes showed. `values` has each by its name, and all of one node under that node's id."""
+    shown, text = job.values, text_of(job.values) or ""
+    by_name: dict[str, Any] = {}
+    for each in shown:
+        by_name.setdefault(each.name, each.value)
+    by_node: dict[str, Any] = {}
+    if len({each.node_id for each in shown}) > 1:
+        for each in shown:
+            by_node.setdefault(each.node_id, {}).setdefault(each.name, each.value)
+    return {"text": text, "json": _parse_shown(text), "values": {**by_node, **by_name}}
+
+
+def _parse_shown(text: str) -> Any:
+    """A number, a boolean, a list or an object that was shown as text; None for plain words."""
+    try:
+        return clean(json.loads(text)) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _output_reference(output: Mapping[str, Any], file: File) -> dict[str, Any]:
+    sizes = {name: output[name] for name in ("width", "height") if output.get(name)}
+    return {**file_reference(file), **sizes}
+
+
+def file_reference(file: File) -> dict[str, Any]:
+    """A file as values of a run name it. Its path is a name for people, not where it lies."""
+    return {
+        "file_id": str(file.id),
+        "filename": file.filename,
+        "path": f"{file.id}/{file.filename}",
+        "mime_type": file.mime_type,
+        "size": file.size,
+    }
+
+
+log = logging.getLogger(__name__)
+OUTBOX_PER_PAGE = 500
+RETRY_DELAY = timedelta(seconds=30)
+RUNS_PER_PAGE = 100
+
+
+async def advance(
+    graphs: GraphContext, tenant_id: UUID, run_id: UUID, *, heard: tuple[int, ...] = ()
+) -> LoadedRun:
+    """As far as it can go at present."""
+
+    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
+        return next_actions(
+            kept.plan, kept.run, await _read_events(graphs, kept, environment), environment
+        )
+
+    kept = await apply_decision(graphs, tenant_id, run_id, decide, heard=heard)
+    for _ in range(STEPS_MAX):
+        # A step in which jobs were refused has started nothing in their place.
+        if kept.run.status != GraphRunStatus.RUNNING or kept.run.in_flight or not kept.run.held:
+            break
+        kept = await apply_decision(graphs, tenant_id, run_id, decide)
+    return kept
+
+
+async def _dispatches(
+    graphs: GraphContext, kept: LoadedRun, found: Iterable[Job]
+) -> dict[UUID, Dispatch]:
+    """Of those that some worker has or had."""
+    begun = [job.id for job in found if job.status != JobStatus.QUEUED]
+    if not begun:
+        return {}
+    async with graphs.context.central.read() as tx:
+        return await dispatch.of_jobs(tx, kept.head.tenant_id, begun)
+
+
+async def _read_events(
+    graphs: GraphContext, kept: LoadedRun, environment: Environment
+) -> list[Event]:
+    """Of all jobs that the run waits for: what it knows already changes nothing."""
+    waiting = kept.jobs
+    if not waiting:
+        return []
+    pool = await graphs.context.pool_of(kept.head.tenant_id)
+    async with pool.read() as tx:
+        found = await jobs.get_many(tx, kept.head.tenant_id, list(waiting))
+        made = await output_files(tx, kept.head.tenant_id, found.values())
+    rows = await _dispatches(graphs, kept, found.values())
+    return [
+        event
+        for job_id, (key, attempt) in sorted(waiting.items(), key=lambda each: each[1])
+        if job_id in found
+        for event in events_from_job(
+            key, attempt, found[job_id], rows.get(job_id), made, environment.backends
+        )
+    ]
+
+
+async def with_live_progress(graphs: GraphContext, kept: LoadedRun) -> GraphRunState:
+    """With what running jobs have said since: told often, so never written down."""
+    if kept.run.status.is_over or not kept.run.in_flight:
+        return kept.run
+    pool = await graphs.context.pool_of(kept.head.tenant_id)
+    async with pool.read() as tx:
+        found = await jobs.get_many(tx, kept.head.tenant_id, list(kept.jobs))
+    rows = await _dispatches(graphs, kept, found.values())
+    environment = Environment(graphs.context.clock())
+    draft = RunDraft(kept.plan, kept.run, environment)
+    for job_id, (key, attempt) in kept.jobs.items():
+        job = found.get(job_id)
+        if job is None:
+            continue
+        row = rows.get(job_id)
+        if not job.status.is_active:
+            # It has ended, and the run will hear of that in a moment: it doesn't fall back till then.
+            if job.status == JobStatus.COMPLETED:
+                apply_event(
+                    JobStarted(key, attempt, (row and row.worker_id) or "", job.started_at), draft
+                )
+                apply_event(JobProgressed(key, attempt, 1.0), draft)
+            continue
+        events: list[Event] = list(events_from_job(key, attempt, job, row, {}, ()))
+        progress = graphs.context.progress_cache.of(job.lease_token)
+        if progress and job.shown_status == JobStatus.PROCESSING:
+            events.append(progress_event(key, attempt, progress))
+        for event in events:
+            apply_event(event, draft)
+    return draft.finished().run
+
+
+async def read_outbox(graphs: GraphContext, pool: Database) -> None:
+    """Processes all outbox rows of one pool: some may be there for long."""
+    after = 0
+    while True:
+        async with pool.read() as tx:
+            words = await jobs.outbox_of_runs(
+                tx, GRAPH_RUN_KIND, now=graphs.context.clock(), limit=OUTBOX_PER_PAGE, after=after
+            )
+        by_run: dict[tuple[UUID, UUID], list[int]] = {}
+        for word, tenant_id, run_id, _job in words:
+            by_run.setdefault((tenant_id, run_id), []).append(word)
+        for (tenant_id, run_id), ids in by_run.items():
+            await _advance_safely(graphs, pool, tenant_id, run_id, tuple(ids))
+        if len(words) < OUTBOX_PER_PAGE:
+            return
+        after = words[-1][0]
+
+
+async def _advance_safely(
+    graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID, heard: tuple[int, ...] = ()
+) -> None:
+    """Logs any error, so that one run doesn't block the others; its outbox rows stay."""
+    try:
+        await advance(graphs, tenant_id, run_id, heard=heard)
+    except (QueueFull, Unavailable) as error:
+        log.log(log_level_of(error), "graph run %s waits: %s", run_id, error.message)
+    except NotFound:
+        # It was removed; nobody is left to hear this.
+        async with pool.transaction() as tx:
+            await jobs.delete_outbox(tx, heard)
+    except Exception:
+        log.exception("graph run %s can't go on", run_id)
+        await _reschedule(graphs, pool, heard)
+
+
+async def _reschedule(graphs: GraphContext, pool: Database, heard: tuple[int, ...]) -> None:
+    """Delays the rows, so that the same error isn't logged every second."""
+    if heard:
+        async with pool.transaction() as tx:
+            until = graphs.context.clock() + RETRY_DELAY
+            await jobs.reschedule_outbox(tx, heard, until=until)
+
+
+async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
+    """Every run that goes on, against the backends as they are, and the time."""
+    after: UUID | None = None
+    while True:
+        async with pool.read() as tx:
+            page = await store.list_open_runs(tx, after=after, limit=RUNS_PER_PAGE)
+        for tenant_id, run_id in page:
+            await _sweep_run(graphs, pool, tenant_id, run_id)
+        if len(page) < RUNS_PER_PAGE:
+            return
+        after = page[-1][1]
+
+
+async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID) -> None:
+    try:
+        await _end_overdue(graphs, pool, tenant_id, run_id)
+    except Exception:
+        log.exception("graph run %s can't be judged", run_id)
+    else:
+        await _advance_safely(graphs, pool, tenant_id, run_id)
+
+
+async def _end_overdue(graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID) -> None:
+    async with pool.read() as tx:
+        kept = await graphs.runs.get(tx, tenant_id, run_id)
+    limits = {
+        job_id: seconds
+        for job_id, (key, _) in kept.jobs.items()
+        if (seconds := kept.plan.workflow_node(key.node).timeout_seconds)
+    }
+    if not limits:
+        return
+    async with pool.read() as tx:
+        found = await jobs.get_many(tx, tenant_id, list(limits))
+    for job in overdue_jobs(graphs, found, limits):
+        await _fail_overdue(graphs, pool, job, limits[job.id])
+
+
+def overdue_jobs(
+    graphs: GraphContext, found: Mapping[UUID, Job], limits: Mapping[UUID, int]
+) -> list[Job]:
+    """Counted from the start on a worker: waiting in the queue is nobody's fault."""
+    now = graphs.context.clock()
+    return [
+        job
+        for job in found.values()
+        if job.status == JobStatus.PROCESSING
+        and job.started_at
+        and now - job.started_at > timedelta(seconds=limits[job.id])
+    ]
+
+
+async def _fail_overdue(graphs: GraphContext, pool: Database, job: Job, seconds: int) -> None:
+    context = graphs.context
+    why = Failure(f"it took longer than {seconds} s", TIMED_OUT)
+    async with pool.transaction() as tx:
+        ended, words = await jobs.force_fail(
+            tx, job.tenant_id, job.id, why, new_id=context.new_id, now=context.clock()
+        )
+    if ended:
+        await flush(context, pool, [ended], words)

@@ -1,0 +1,196 @@
+"""Plans and runs as JSON rows and back. Pure; what can be counted again from the records is not kept.
+
+Each change of a run writes its row and the records that changed; reading it costs all of its records."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.fleets.model import ModelUse
+from comfyfleet.server.graphs.catalogue import EffectTerms, WorkflowFacts, catalogue_of
+from comfyfleet.server.graphs.draft import items_of
+from comfyfleet.server.graphs.model import GraphDefinition, OutputNode, WorkflowNode
+from comfyfleet.server.graphs.parse import parse_graph, write_graph
+from comfyfleet.server.graphs.plan import RunPlan, plan_of, raise_problems
+from comfyfleet.server.graphs.run import (
+    NEW_RECORD,
+    NO_SIZE,
+    RUN_SIZE_MAX,
+    Choice,
+    ExecutionCounts,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
+    GraphRunState,
+    GraphRunStatus,
+    HeldRange,
+    PersistentMap,
+    UserQuestion,
+    ValueSize,
+    size_of,
+)
+
+
+def dump_plan(plan: RunPlan) -> dict[str, Any]:
+    """As JSON takes it."""
+    facts = {(each.name, each.slug, each.version): each for each in plan.workflows.values()}
+    return {
+        "graph": write_graph(plan.graph),
+        "workflows": [_saved(each) for each in facts.values()],
+    }
+
+
+def load_plan(saved: Mapping[str, Any]) -> RunPlan:
+    """Of an expired run nothing is left, which is a graph without nodes."""
+    if not saved:
+        return plan_of(GraphDefinition("", {}, ()), catalogue_of(()))
+    parsed = parse_graph(saved["graph"])
+    raise_problems(list(parsed.problems))
+    return plan_of(parsed.graph, catalogue_of(tuple(map(_restored, saved["workflows"]))))
+
+
+def _saved(facts: WorkflowFacts) -> dict[str, Any]:
+    return {
+        "slug": facts.slug,
+        "version": facts.version,
+        "properties": [asdict(each) for each in facts.properties],
+        "price_tokens": facts.price_tokens,
+        "typical_seconds": facts.typical_seconds,
+        "required_capabilities": sorted(facts.required_capabilities),
+        "is_current": facts.is_current,
+        "effect": _saved_effect(facts.effect) if facts.effect else None,
+        "locked_choices": [list(each) for each in facts.locked_choices],
+    }
+
+
+def _saved_effect(effect: EffectTerms) -> dict[str, Any]:
+    return {**asdict(effect), "id": str(effect.id)}
+
+
+def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
+    return WorkflowFacts(
+        slug=saved["slug"],
+        version=saved["version"],
+        properties=tuple(map(_property, saved["properties"])),
+        price_tokens=saved["price_tokens"],
+        typical_seconds=saved["typical_seconds"],
+        required_capabilities=frozenset(saved["required_capabilities"]),
+        is_current=saved["is_current"],
+        effect=_restored_effect(saved.get("effect")),
+        locked_choices=tuple(ModelUse(*each) for each in saved.get("locked_choices", ())),
+    )
+
+
+def _restored_effect(saved: Mapping[str, Any] | None) -> EffectTerms | None:
+    if saved is None:
+        return None
+    tuples = {name: tuple(saved[name]) for name in ("locked", "media_types")}
+    return EffectTerms(**{**saved, **tuples, "id": UUID(saved["id"])})
+
+
+def _property(saved: Mapping[str, Any]) -> Property:
+    choices = saved["choices"]
+    return Property(**{**saved, "choices": None if choices is None else tuple(choices)})
+
+
+_MOMENTS = ("queued_at", "started_at", "ended_at")
+
+
+def dump_record(record: ExecutionRecord) -> dict[str, Any]:
+    """As JSON takes it; what is as in a fresh record is left out."""
+    found: dict[str, Any] = {}
+    for each in fields(ExecutionRecord):
+        value = getattr(record, each.name)
+        if value != getattr(NEW_RECORD, each.name):
+            found[each.name] = value.isoformat() if isinstance(value, datetime) else value
+    if record.question is not None:
+        found["question"] = record.question._asdict()
+    return found
+
+
+def load_record(saved: Mapping[str, Any]) -> ExecutionRecord:
+    found = dict(saved)
+    found["status"] = ExecutionStatus(found.get("status", ExecutionStatus.PENDING))
+    found["notes"] = tuple(found.get("notes", ()))
+    for name in _MOMENTS:
+        if name in found:
+            found[name] = datetime.fromisoformat(found[name])
+    if "question" in found:
+        asked = found["question"]
+        choices = tuple(Choice(each) for each in asked["choices"])
+        found["question"] = UserQuestion(asked["message"], tuple(asked["backends"]), choices)
+    return ExecutionRecord(**found)
+
+
+def load_run(
+    plan: RunPlan, head: GraphRunState, records: Mapping[ExecutionKey, ExecutionRecord]
+) -> GraphRunState:
+    """`head` is the run as far as it is kept apart: id, inputs, status, tokens, error, outputs, max_tokens."""
+    if head.status == GraphRunStatus.PENDING:
+        return head
+    tallies = _tallies(plan, records)
+    held = {
+        _place(plan, key, each): key
+        for key, each in records.items()
+        if each.status == ExecutionStatus.HELD
+    }
+    return replace(
+        head,
+        records=PersistentMap(records),
+        tallies=PersistentMap(tallies),
+        held=PersistentMap(held),
+        rows=_rows(held),
+        in_flight=frozenset(key for key, each in records.items() if each.status.is_in_flight),
+        asking=frozenset(
+            key for key, each in records.items() if each.status == ExecutionStatus.ASKING
+        ),
+        open_count=sum(each.expected - each.ended for each in tallies.values()),
+        size=_size(records.values()),
+        outputs_size=_size(
+            each for key, each in records.items() if isinstance(plan.node(key.node), OutputNode)
+        ),
+    )
+
+
+def _size(records: Iterable[ExecutionRecord]) -> ValueSize:
+    total = NO_SIZE
+    for each in records:
+        total = total.plus(size_of((each.inputs, each.outputs), RUN_SIZE_MAX))
+    return total
+
+
+def _tallies(
+    plan: RunPlan, records: Mapping[ExecutionKey, ExecutionRecord]
+) -> dict[str, ExecutionCounts]:
+    expected = Counter({node: 1 for node in plan.shape.order if not plan.scope(node)})
+    tallies: dict[str, ExecutionCounts] = {}
+    for key, record in records.items():
+        width = items_of(plan, key, record)
+        for member in plan.members[key.node] if width else ():
+            expected[member] += width
+        if record.status.is_ended:
+            tallies[key.node] = tallies.get(key.node, ExecutionCounts()).counted(record.status)
+    return {
+        node: tallies.get(node, ExecutionCounts())._replace(expected=count)
+        for node, count in expected.items()
+    }
+
+
+def _place(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> tuple[int, int]:
+    node = plan.node(key.node)
+    return (node.priority if isinstance(node, WorkflowNode) else 0, record.place)
+
+
+def _rows(held: Iterable[tuple[int, int]]) -> tuple[HeldRange, ...]:
+    """They are taken from the front only, so that what is left has no gaps."""
+    places: dict[int, list[int]] = {}
+    for priority, number in held:
+        places.setdefault(priority, []).append(number)
+    return tuple(
+        HeldRange(priority, min(found), max(found) + 1)
+        for priority, found in sorted(places.items())
+    )

@@ -1,0 +1,413 @@
+"""The SQL of graphs and their runs. Every row is looked up with its tenant."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    RowMapping,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+    tuple_,
+    update,
+)
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import (
+    Moment,
+    for_update,
+    insert_if_new,
+    is_one_of,
+    is_sqlite,
+    upsert_each,
+)
+from comfyfleet.server.db.driver import ONE_BY_ONE_MAX, PreparedStatement
+from comfyfleet.server.db.tenant_tables import graph_executions, graph_runs, graph_versions, graphs
+from comfyfleet.server.graphs.run import (
+    EXPIRED_REVISION,
+    ExecutionKey,
+    ExecutionRecord,
+    GraphListItem,
+    GraphRunState,
+    GraphRunStatus,
+    RunError,
+    RunListItem,
+    RunRow,
+    StoredGraph,
+)
+from comfyfleet.server.graphs.snapshot import dump_record, load_record
+
+ROWS_PER_STATEMENT_MAX = 500
+OPEN_STATUSES = (GraphRunStatus.PENDING, GraphRunStatus.RUNNING, GraphRunStatus.WAITING_FOR_USER)
+
+
+# Graphs
+
+
+async def add_graph(tx: Tx, graph: StoredGraph) -> None:
+    row = {name: getattr(graph, name) for name in ("id", "tenant_id", "user_id", "name", "version")}
+    await tx.execute(insert(graphs).values({**row, "created_at": graph.created_at}))
+    await add_version(tx, graph)
+
+
+async def add_version(tx: Tx, graph: StoredGraph) -> None:
+    row = {
+        "graph_id": graph.id,
+        "version": graph.version,
+        "tenant_id": graph.tenant_id,
+        "document": dict(graph.document),
+        "created_at": graph.created_at,
+    }
+    await tx.execute(insert(graph_versions).values(row))
+
+
+async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> int | None:
+    """Counted up while the row is ours: two new versions at once get two numbers."""
+    changed = await tx.execute(
+        update(graphs)
+        .where(
+            graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id, graphs.c.deleted_at.is_(None)
+        )
+        .values(version=graphs.c.version + 1, name=name)
+        .returning(graphs.c.version)
+    )
+    found: int | None = changed.scalar_one_or_none()
+    return found
+
+
+async def get_graph(
+    tx: Tx, tenant_id: UUID, graph_id: UUID, version: int | None
+) -> StoredGraph | None:
+    query = _stored(tenant_id, version).where(graphs.c.id == graph_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _graph(row) if row else None
+
+
+async def graphs_named(
+    tx: Tx, tenant_id: UUID, name: str, *, user_id: UUID | None = None, limit: int
+) -> list[StoredGraph]:
+    """Of the tenant, or of one user; the newest first."""
+    query = _stored(tenant_id, None).where(graphs.c.name == name)
+    if user_id is not None:
+        query = query.where(graphs.c.user_id == user_id)
+    newest = (graphs.c.created_at.desc(), graphs.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_graph(row) for row in found.mappings()]
+
+
+async def delete_graph(tx: Tx, tenant_id: UUID, graph_id: UUID, *, now: datetime) -> None:
+    """Its runs stay, each with the graph as it was at their start."""
+    await tx.execute(
+        update(graphs)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
+        .values(deleted_at=now)
+    )
+
+
+def _stored(tenant_id: UUID, version: int | None) -> Select[Any]:
+    number = graphs.c.version if version is None else version
+    joined = graphs.join(graph_versions, graph_versions.c.graph_id == graphs.c.id)
+    return (
+        select(graphs, graph_versions.c.document, graph_versions.c.version.label("found"))
+        .select_from(joined)
+        .where(graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None))
+        .where(graph_versions.c.version == number)
+    )
+
+
+def _graph(row: RowMapping) -> StoredGraph:
+    return StoredGraph(
+        row["id"],
+        row["tenant_id"],
+        row["user_id"],
+        row["name"],
+        row["found"],
+        row["document"],
+        row["created_at"],
+    )
+
+
+# Runs
+
+
+def _head(row: RowMapping) -> RunRow:
+    error = row["error"]
+    values = {**row, "status": GraphRunStatus(row["status"]), "error": error and _error(error)}
+    return RunRow(**values)
+
+
+def _error(saved: Mapping[str, Any]) -> RunError:
+    return RunError(
+        saved["node"],
+        tuple(saved["at"]),
+        saved["backend"],
+        saved["message"],
+        tuple(saved["alternatives"]),
+    )
+
+
+async def add_run(tx: Tx, head: RunRow) -> bool:
+    """False: there is one with this id already."""
+    row = {
+        "id": head.id,
+        "tenant_id": head.tenant_id,
+        "user_id": head.user_id,
+        "graph_id": head.graph_id,
+        "graph_version": head.graph_version,
+        "snapshot": dict(head.snapshot),
+        "inputs": dict(head.inputs),
+        "max_tokens": head.max_tokens,
+        "status": head.status,
+        "revision": head.revision,
+        "tokens": head.tokens,
+        "created_at": head.created_at,
+        "changed_at": head.created_at,
+    }
+    added = await tx.execute(insert_if_new(tx, graph_runs, [row]).returning(graph_runs.c.id))
+    return added.one_or_none() is not None
+
+
+async def get_run(tx: Tx, tenant_id: UUID, run_id: UUID) -> RunRow | None:
+    query = select(graph_runs).where(graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _head(row) if row else None
+
+
+_LOCK_REVISION = PreparedStatement(
+    lambda tx: for_update(
+        tx,
+        select(graph_runs.c.revision).where(
+            graph_runs.c.tenant_id == bindparam("of_tenant"), graph_runs.c.id == bindparam("of_run")
+        ),
+    )
+)
+
+
+async def lock_revision(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
+    """Nobody else advances the run until the transaction ends."""
+    row = await _LOCK_REVISION.first(tx, {"of_tenant": tenant_id, "of_run": run_id})
+    return row["revision"] if row else None
+
+
+async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
+    query = select(graph_runs.c.revision).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.id == run_id
+    )
+    return (await tx.execute(query)).scalar_one_or_none()
+
+
+async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[tuple[UUID, UUID]]:
+    """(tenant, run), page by page."""
+    query = select(graph_runs.c.tenant_id, graph_runs.c.id).where(
+        graph_runs.c.status.in_(OPEN_STATUSES)
+    )
+    if after:
+        query = query.where(graph_runs.c.id > after)
+    found = await tx.execute(query.order_by(graph_runs.c.id).limit(limit))
+    return [(row.tenant_id, row.id) for row in found]
+
+
+_WRITTEN = (
+    "status", "revision", "tokens", "max_tokens", "error", "outputs", "changed_at", "ended_at",
+)  # fmt: skip
+_WRITE_HEAD = PreparedStatement(
+    lambda tx: (
+        update(graph_runs)
+        .where(graph_runs.c.id == bindparam("of_run"))
+        .values({name: bindparam(f"new_{name}") for name in _WRITTEN})
+    )
+)
+
+
+def _upsert(tx: Tx) -> Any:
+    return upsert_each(tx, graph_executions, key=("run_id", "node", "at"))
+
+
+_WRITE_RECORD = PreparedStatement(_upsert, columns=graph_executions.c.keys())
+
+
+async def write_run(
+    tx: Tx,
+    head: RunRow,
+    run: GraphRunState,
+    changed: Iterable[ExecutionKey],
+    *,
+    revision: int,
+    now: datetime,
+) -> None:
+    """The head as it is now, and the records that are new or other."""
+    values = {
+        "status": run.status,
+        "revision": revision,
+        "tokens": run.tokens,
+        "max_tokens": run.max_tokens,
+        "error": run.error._asdict() if run.error else None,
+        "outputs": None if run.outputs is None else dict(run.outputs),
+        "changed_at": now,
+        "ended_at": now if run.status.is_over else None,
+    }
+    new = {f"new_{name}": value for name, value in values.items()}
+    await _WRITE_HEAD.tuples(tx, {**new, "of_run": head.id})
+    for part in _parts(_row(head, key, run.record(key)) for key in changed):
+        if len(part) == 1 or (is_sqlite(tx) and len(part) <= ONE_BY_ONE_MAX):
+            for each in part:
+                await _WRITE_RECORD.tuples(tx, each)
+        else:
+            await tx.execute(_upsert(tx), part)
+
+
+def _row(head: RunRow, key: ExecutionKey, record: ExecutionRecord) -> dict[str, Any]:
+    return {
+        "run_id": head.id,
+        "node": key.node,
+        "at": ",".join(map(str, key.at)),
+        "tenant_id": head.tenant_id,
+        "record": dump_record(record),
+    }
+
+
+def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    left = iter(rows)
+    while part := list(islice(left, ROWS_PER_STATEMENT_MAX)):
+        yield part
+
+
+async def read_records(tx: Tx, head: RunRow) -> dict[ExecutionKey, ExecutionRecord]:
+    query = select(graph_executions.c.node, graph_executions.c.at, graph_executions.c.record).where(
+        graph_executions.c.run_id == head.id, graph_executions.c.tenant_id == head.tenant_id
+    )
+    return {
+        ExecutionKey(row.node, _index(row.at)): load_record(row.record)
+        for row in await tx.execute(query)
+    }
+
+
+def _index(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+# Lists: without documents, snapshots and records
+
+
+async def list_graphs(
+    tx: Tx, tenant_id: UUID, *, before: GraphListItem | None, limit: int
+) -> list[GraphListItem]:
+    """The newest first."""
+    query = _entries(graphs, GraphListItem).where(
+        graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None)
+    )
+    found = await tx.execute(_newest(graphs, query, before, limit))
+    return [GraphListItem(**row) for row in found.mappings()]
+
+
+async def get_graph_item(tx: Tx, tenant_id: UUID, graph_id: UUID) -> GraphListItem | None:
+    query = _entries(graphs, GraphListItem).where(
+        graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return GraphListItem(**row) if row else None
+
+
+async def list_runs(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    graph_id: UUID | None,
+    status: GraphRunStatus | None,
+    before: RunListItem | None,
+    limit: int,
+) -> list[RunListItem]:
+    """The newest first."""
+    query = _run_entries().where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.user_id == user_id
+    )
+    if graph_id:
+        query = query.where(graph_runs.c.graph_id == graph_id)
+    if status:
+        query = query.where(graph_runs.c.status == status)
+    found = await tx.execute(_newest(graph_runs, query, before, limit))
+    return [_run_entry(row) for row in found.mappings()]
+
+
+async def get_run_item(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunListItem | None:
+    query = _run_entries().where(
+        graph_runs.c.tenant_id == tenant_id,
+        graph_runs.c.user_id == user_id,
+        graph_runs.c.id == run_id,
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _run_entry(row) if row else None
+
+
+def _entries(table: Table, entry: type[GraphListItem]) -> Select[Any]:
+    return select(*(table.c[each.name] for each in fields(entry)))
+
+
+def _run_entries() -> Select[Any]:
+    """With the names of their graphs, deleted ones too."""
+    own = (graph_runs.c[each.name] for each in fields(RunListItem) if each.name != "name")
+    joined = graph_runs.join(graphs, graphs.c.id == graph_runs.c.graph_id)
+    return select(*own, graphs.c.name).select_from(joined)
+
+
+def _newest(
+    table: Table, query: Select[Any], before: GraphListItem | RunListItem | None, limit: int
+) -> Select[Any]:
+    place = (table.c.created_at, table.c.id)
+    if before:
+        last = tuple_(literal(before.created_at, Moment()), before.id)
+        query = query.where(tuple_(*place) < last)
+    return query.order_by(*(each.desc() for each in place)).limit(limit)
+
+
+def _run_entry(row: RowMapping) -> RunListItem:
+    error = row["error"]
+    values = {**row, "status": GraphRunStatus(row["status"]), "error": error and _error(error)}
+    return RunListItem(**values)
+
+
+# Retention
+
+
+async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit: int) -> list[UUID]:
+    """Runs that are over lose what went in, what came out and what was recorded; the oldest first."""
+    old = (
+        select(graph_runs.c.id)
+        .where(
+            graph_runs.c.tenant_id == tenant_id,
+            graph_runs.c.ended_at < ended_before,
+            graph_runs.c.revision != EXPIRED_REVISION,
+        )
+        .order_by(graph_runs.c.ended_at)
+        .limit(limit)
+    )
+    ids = list((await tx.execute(for_update(tx, old, skip_locked=True))).scalars())
+    if not ids:
+        return []
+    lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null()}
+    # A retry takes the end away: one that was quicker keeps its run.
+    over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
+    changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
+    expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
+    await tx.execute(
+        delete(graph_executions).where(is_one_of(tx, graph_executions.c.run_id, expired))
+    )
+    return expired
+
+
+async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]]:
+    """What was given to runs that go on."""
+    query = select(graph_runs.c.inputs).where(
+        graph_runs.c.tenant_id == tenant_id, graph_runs.c.status.in_(OPEN_STATUSES)
+    )
+    return list((await tx.execute(query)).scalars())

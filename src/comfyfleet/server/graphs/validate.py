@@ -1,0 +1,429 @@
+"""Validates a graph before anything runs: types, connections, values, sizes. Every problem names its node and port."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from comfyfleet.errors import InvalidValue
+from comfyfleet.server.catalog.model import Property, check_value, models_chosen
+from comfyfleet.server.graphs.catalogue import (
+    BackendNeed,
+    BackendState,
+    GraphCatalogue,
+    WorkflowFacts,
+)
+from comfyfleet.server.graphs.model import (
+    ANY,
+    DEFAULT_LIMITS,
+    ConnectionSource,
+    DocumentProblem,
+    Fallback,
+    FanOutMode,
+    FanOutNode,
+    GraphConnection,
+    GraphDefinition,
+    GraphLimits,
+    InputNode,
+    MergeNode,
+    Node,
+    OutputNode,
+    PortType,
+    WorkflowNode,
+    fits,
+    fits_items,
+    holds,
+    inputs_of,
+    outputs_of,
+    port_number,
+    type_at,
+    type_named,
+)
+from comfyfleet.server.graphs.parse import parse_graph, read_document
+from comfyfleet.server.graphs.plan import (
+    GraphShape,
+    cycle_problems,
+    is_required,
+    resolve_workflows,
+    shape_of,
+)
+from comfyfleet.server.graphs.run import (
+    VALUE_SIZE_MAX,
+    alternatives,
+    is_self_hosted,
+    no_backend_message,
+    size_of,
+    too_large_message,
+)
+
+
+class PortTypes:
+    """The types that leave each port, found in the order of the graph."""
+
+    def __init__(self, graph: GraphDefinition, shape: GraphShape) -> None:
+        self.graph = graph
+        self.leaving: dict[str, Mapping[str, PortType]] = {}
+        for node in shape.order:
+            arriving = [self.of(each) or ANY for each in shape.incoming[node]]
+            given = arriving[0] if arriving else ANY
+            self.leaving[node] = outputs_of(graph.nodes[node], given)
+
+    def ports(self, node: str) -> Collection[str]:
+        return (
+            self.leaving[node] if node in self.leaving else outputs_of(self.graph.nodes[node], ANY)
+        )
+
+    def of(self, connection: GraphConnection) -> PortType | None:
+        """What arrives over a connection; None if there can't be anything at its source."""
+        source = connection.source
+        ports = self.leaving.get(source.node)
+        if ports is None:  # in or behind a cycle: nothing is known
+            return ANY
+        return type_at(ports[source.port], source.path) if source.port in ports else None
+
+
+def connection_problems(
+    graph: GraphDefinition,
+    types: PortTypes,
+    workflows: Mapping[str, WorkflowFacts],
+    broken: Collection[str],
+) -> Iterator[DocumentProblem]:
+    taken: set[tuple[str, str]] = set()
+    for each in graph.connections:
+        yield from _unknown_nodes(graph, each, broken)
+        if each.target in taken:
+            yield DocumentProblem("repeated_input", "two connections end here", *each.target)
+        taken.add(each.target)
+        if each.source.node in graph.nodes:
+            yield from _source_problems(types, each)
+        if each.target.node in graph.nodes:
+            yield from _target_problems(graph, types, workflows, each)
+
+
+def _unknown_nodes(
+    graph: GraphDefinition, each: GraphConnection, broken: Collection[str]
+) -> Iterator[DocumentProblem]:
+    for end, node in (("from", each.source.node), ("to", each.target.node)):
+        if node not in graph.nodes and node not in broken:
+            message = f"the connection {end} {each.source if end == 'from' else each.target} names an unknown node"
+            yield DocumentProblem("unknown_node", message, *each.target)
+
+
+def _source_problems(types: PortTypes, each: GraphConnection) -> Iterator[DocumentProblem]:
+    ports = types.ports(each.source.node)
+    if each.source.port not in ports:
+        offered = ", ".join(ports) or "none"
+        message = f"{each.source.node} has no output {each.source.port!r}; it has {offered}"
+        yield DocumentProblem("unknown_port", message, *each.target)
+    elif types.of(each) is None:
+        yield DocumentProblem("unknown_field", f"there is no {each.source}", *each.target)
+
+
+def _target_problems(
+    graph: GraphDefinition,
+    types: PortTypes,
+    workflows: Mapping[str, WorkflowFacts],
+    each: GraphConnection,
+) -> Iterator[DocumentProblem]:
+    node = graph.nodes[each.target.node]
+    wanted = _wanted(graph, workflows, each)
+    if wanted is None:
+        known = _ports_of(node, workflows)
+        word = "property" if isinstance(node, WorkflowNode) else "input"
+        offered = f"; it has {', '.join(known) or 'none'}" if known is not None else ""
+        message = f"{each.target.node} has no {word} {each.target.port!r}{offered}"
+        code = "unknown_property" if word == "property" else "unknown_port"
+        yield DocumentProblem(code, message, *each.target)
+        return
+    given = types.of(each) if each.source.node in graph.nodes else None
+    if given is None:
+        return
+    if isinstance(node, FanOutNode) and node.mode == FanOutMode.DISTRIBUTE:
+        if not fits_items(given):
+            message = f"takes a list; {each.source} is {given}"
+            yield DocumentProblem("type_mismatch", message, *each.target)
+    elif not fits(given, wanted):
+        message = f"takes {wanted}; {each.source} is {given}{_hint(given, wanted)}"
+        yield DocumentProblem("type_mismatch", message, *each.target)
+
+
+def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[str] | None:
+    """None for a node that has as many as are connected."""
+    if isinstance(node, WorkflowNode):
+        return [each.name for each in workflows[node.id].properties]
+    return inputs_of(node)
+
+
+def _wanted(
+    graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], each: GraphConnection
+) -> PortType | None:
+    """The type of the port that a connection ends at; None if there is no such port."""
+    node, port = graph.nodes[each.target.node], each.target.port
+    if isinstance(node, MergeNode):
+        return None if port_number(port) is None else ANY
+    if not isinstance(node, WorkflowNode):
+        return (inputs_of(node) or {}).get(port)
+    if node.id not in workflows:  # that it is unknown is told once
+        return ANY
+    found = workflows[node.id].property_named(port)
+    return (type_named(found.type) or ANY) if found else None
+
+
+def _hint(given: PortType, wanted: PortType) -> str:
+    if given.item is not None and fits(given.item, wanted):
+        return "; take one of them with .0, or distribute them with a fan-out"
+    return ""
+
+
+class GraphCheck(NamedTuple):
+    """`warnings` keep nothing from being run: backends come and go."""
+
+    graph: GraphDefinition
+    problems: tuple[DocumentProblem, ...]
+    warnings: tuple[DocumentProblem, ...] = ()
+
+
+def check_graph_text(
+    text: str, catalogue: GraphCatalogue, limits: GraphLimits = DEFAULT_LIMITS
+) -> GraphCheck:
+    return check_graph(read_document(text), catalogue, limits)
+
+
+def check_graph(
+    document: Any, catalogue: GraphCatalogue, limits: GraphLimits = DEFAULT_LIMITS
+) -> GraphCheck:
+    """Reads a document and validates what could be read, so that one mistake hides no other."""
+    parsed = parse_graph(document, limits)
+    found = validate(parsed.graph, catalogue, limits, parsed.broken)
+    return GraphCheck(parsed.graph, (*parsed.problems, *found), warnings(parsed.graph, catalogue))
+
+
+def validate(
+    graph: GraphDefinition,
+    catalogue: GraphCatalogue,
+    limits: GraphLimits = DEFAULT_LIMITS,
+    broken: Collection[str] = (),
+) -> tuple[DocumentProblem, ...]:
+    shape = shape_of(graph)
+    workflows = resolve_workflows(graph, catalogue)
+    types = PortTypes(graph, shape)
+    found = [
+        *_workflow_problems(graph, workflows, catalogue),
+        *connection_problems(graph, types, workflows, broken),
+        *_missing_inputs(graph, shape, workflows),
+        *cycle_problems(shape),
+        *shape.problems,
+        *_unreachable(graph, shape, broken),
+        *_too_large(graph, shape, limits),
+        *_growing(graph, shape),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _workflow_problems(
+    graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], catalogue: GraphCatalogue
+) -> Iterator[DocumentProblem]:
+    for node in graph.nodes.values():
+        if not isinstance(node, WorkflowNode):
+            continue
+        if node.id not in workflows:
+            why = catalogue.why_unknown(node)
+            yield DocumentProblem("unknown_workflow", why, node.id, node.work_field)
+        else:
+            yield from _literal_problems(node, workflows[node.id])
+        if node.fallback_strategy == Fallback.NONE:
+            yield from _affinity_problems(node, workflows.get(node.id), graph, catalogue)
+
+
+def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[DocumentProblem, ...]:
+    """What could not be run just now, and is not refused for that."""
+    workflows = resolve_workflows(graph, catalogue)
+    found: list[DocumentProblem] = []
+    for node in graph.nodes.values():
+        if not isinstance(node, WorkflowNode):
+            continue
+        facts = workflows.get(node.id)
+        if node.fallback_strategy != Fallback.NONE:
+            found += _affinity_problems(node, facts, graph, catalogue)
+        if (
+            facts
+            and is_self_hosted(facts)
+            and not alternatives(_need(node, facts, graph), catalogue.backends)
+        ):
+            found.append(
+                DocumentProblem("no_backend", no_backend_message(facts), node.id, node.work_field)
+            )
+    return tuple(found)
+
+
+def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
+    """What comes by a connection is not known yet."""
+    unknown = {
+        port: "" for id, port in (each.target for each in graph.connections) if id == node.id
+    }
+    return facts.need_for({**unknown, **node.properties})
+
+
+def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[DocumentProblem]:
+    for name, value in node.properties.items():
+        facts = workflow.property_named(name)
+        if facts is None:
+            known = ", ".join(each.name for each in workflow.properties) or "none"
+            message = f"{workflow.name} has no property {name!r}; it has {known}"
+            yield DocumentProblem("unknown_property", message, node.id, name)
+        elif wrong := value_problem(facts, value):
+            yield DocumentProblem("type_mismatch", wrong, node.id, name)
+
+
+def value_problem(each: Property, value: Any) -> str:
+    """Why a property can't take a value; empty if it can."""
+    try:
+        check_value(each, value)
+    except InvalidValue as problem:
+        return problem.message
+    return ""
+
+
+def _affinity_problems(
+    node: WorkflowNode,
+    workflow: WorkflowFacts | None,
+    graph: GraphDefinition,
+    catalogue: GraphCatalogue,
+) -> Iterator[DocumentProblem]:
+    """Being offline is no problem here. What is gone is one only without a fallback."""
+    if node.backend_affinity is None:
+        return
+    meant = [each for each in catalogue.backends if each.is_target_of(node.backend_affinity)]
+    if not meant:
+        message = f"there is no backend {node.backend_affinity}"
+        yield DocumentProblem("unknown_backend", message, node.id, "backend_affinity")
+    elif workflow and not any(each.is_able(_need(node, workflow, graph)) for each in meant):
+        message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
+        lacks = _models_lacking(node, workflow, meant)
+        yield DocumentProblem("unable_backend", message + lacks, node.id, "backend_affinity")
+
+
+def _models_lacking(
+    node: WorkflowNode, workflow: WorkflowFacts, meant: Iterable[BackendState]
+) -> str:
+    """Only models that the node itself names: which others there are is the operator's."""
+    chosen = models_chosen(workflow.properties, node.properties)
+    named = [each for each in chosen if each.file in node.properties.values()]
+    offers = [each.offer for each in meant if each.offer is not None]
+    lacking = [each.file for each in named if any(offer.lacks_choice(each) for offer in offers)]
+    return f": it lacks {', '.join(lacking)}" if lacking else ""
+
+
+def _missing_inputs(
+    graph: GraphDefinition, shape: GraphShape, workflows: Mapping[str, WorkflowFacts]
+) -> Iterator[DocumentProblem]:
+    connected = {each.target for each in graph.connections}
+    for node in graph.nodes.values():
+        given = node.properties if isinstance(node, WorkflowNode) else {}
+        for port in _must_have(node, shape, workflows):
+            if port not in given and (node.id, port) not in connected:
+                yield DocumentProblem("missing_input", "nothing is connected here", node.id, port)
+        for port in given:
+            if (node.id, port) in connected:
+                yield DocumentProblem(
+                    "repeated_input", "has both a value and a connection", node.id, port
+                )
+
+
+def _must_have(
+    node: Node, shape: GraphShape, workflows: Mapping[str, WorkflowFacts]
+) -> tuple[str, ...]:
+    if isinstance(node, MergeNode):
+        return () if shape.incoming[node.id] else ("input_0",)
+    if not isinstance(node, WorkflowNode):
+        return tuple(inputs_of(node) or ())
+    facts = workflows[node.id].properties if node.id in workflows else ()
+    return tuple(each.name for each in facts if is_required(each))
+
+
+def _unreachable(
+    graph: GraphDefinition, shape: GraphShape, broken: Collection[str]
+) -> Iterator[DocumentProblem]:
+    """A node that leads to no output would be paid for, and nobody could get what it made."""
+    outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
+    if not outputs and not broken:
+        yield DocumentProblem("no_output", "the graph has no output node")
+    if not outputs or broken:
+        return
+    used, waiting = set(outputs), list(outputs)
+    while waiting:
+        for source in shape.sources[waiting.pop()]:
+            if source not in used:
+                used.add(source)
+                waiting.append(source)
+    for node in graph.nodes:
+        if node not in used:
+            yield DocumentProblem(
+                "unreachable_node", "no output of the graph can be reached from it", node
+            )
+
+
+def _too_large(
+    graph: GraphDefinition, shape: GraphShape, limits: GraphLimits
+) -> Iterator[DocumentProblem]:
+    jobs = 0
+    for node, scope in shape.scopes.items():
+        if len(scope) > limits.fanout_depth_max:
+            message = f"stands inside {len(scope)} fan-outs, more than {limits.fanout_depth_max}"
+            yield DocumentProblem("too_deep", message, node)
+        if isinstance(graph.nodes[node], WorkflowNode):
+            jobs += width_max(graph, scope)
+    if jobs > limits.jobs_max:
+        message = (
+            f"the graph could start {jobs:,} jobs, more than {limits.jobs_max:,}; lower max_items"
+        )
+        yield DocumentProblem("too_many_jobs", message)
+
+
+def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProblem]:
+    """Merges that repeat merges: how many values they make whatever the run is given, if all arrive."""
+    counts: dict[str, int] = {}
+    for node in shape.order:
+        fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
+        # A merge adds itself, its list and its count; others hand on what comes.
+        count = 3 + sum(fed) if isinstance(graph.nodes[node], MergeNode) else max(fed, default=1)
+        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # told once
+        if count > VALUE_SIZE_MAX.values:
+            message = f"would hold {count:,} values, more than {VALUE_SIZE_MAX.values:,}"
+            yield DocumentProblem("too_large", message, node)
+
+
+def _count_at(counts: Mapping[str, int], source: ConnectionSource) -> int:
+    """One of several, or their number, is as good as one."""
+    is_part = any(each.isdecimal() or each == "count" for each in source.path)
+    return 1 if is_part else counts.get(source.node, 1)
+
+
+def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
+    """How often a node runs at most: the widths of the fan-outs around it, multiplied."""
+    fanouts = [graph.nodes[each] for each in scope]
+    return prod(each.max_items for each in fanouts if isinstance(each, FanOutNode))
+
+
+def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
+    """What is wrong with the values that a run was given."""
+    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    known = ", ".join(nodes) or "none"
+    if not size_of(inputs).fits(VALUE_SIZE_MAX):
+        return (
+            DocumentProblem("too_large", f"the inputs are {too_large_message(VALUE_SIZE_MAX)}"),
+        )
+    problems = [
+        DocumentProblem("unknown_input", f"the graph has no input {name!r}; it has {known}")
+        for name in inputs
+        if name not in nodes
+    ]
+    for node in nodes.values():
+        if node.id not in inputs:
+            if node.required and node.default is None:
+                problems.append(DocumentProblem("missing_input", "is not given", node.id))
+            continue
+        wanted = type_named(node.value_type) or ANY
+        if not holds(wanted, inputs[node.id]):
+            message = f"takes {wanted}, not {inputs[node.id]!r:.60}"
+            problems.append(DocumentProblem("type_mismatch", message, node.id))
+    return tuple(problems)

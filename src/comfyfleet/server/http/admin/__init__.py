@@ -1,0 +1,13 @@
+"""The operators' API: everything under /api/admin, behind an operator's key."""
+
+from comfyfleet.server.http.admin import catalog, fleets, jobs, operators, tenants
+
+ROUTERS = (
+    fleets.router,
+    catalog.router,
+    tenants.router,
+    jobs.dispatches_router,
+    jobs.router,
+    operators.router,
+    operators.operators_router,
+)

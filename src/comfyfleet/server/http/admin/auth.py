@@ -1,0 +1,80 @@
+"""Authentication of operators, and the router that all parts of the admin API use."""
+
+from typing import Annotated, TypeAlias
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict
+
+from comfyfleet.errors import Unauthenticated
+from comfyfleet.server.http.deps import now_of, plane_of
+from comfyfleet.server.http.middleware import caller_of
+from comfyfleet.server.http.request_body import Body as Body
+from comfyfleet.server.http.request_body import JsonRoute
+from comfyfleet.server.secrets import is_key_of_hash
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import FIRST_OWNER, ActingOperator, Role
+
+# It only finds the key and describes it in the API's document: the refusals are ours.
+_admin_bearer = HTTPBearer(auto_error=False, scheme_name="admin key")
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+async def authenticate_operator(request: Request) -> ActingOperator:
+    """Asked before the request's body is read. Whoever only views may change nothing."""
+    bearer = await _admin_bearer(request)
+    if bearer is None:
+        raise Unauthenticated(
+            "an operator's key is needed",
+            hint="Send Authorization: Bearer KEY; the first key was printed when the control plane "
+            "first started, or is set by COMFYFLEET_ADMIN_KEY there.",
+        )
+    acting = await _known(request, bearer.credentials)
+    acting.require(Role.VIEWER if request.method in READS else Role.OPERATOR)
+    return acting
+
+
+async def _known(request: Request, key: str) -> ActingOperator:
+    plane, now = plane_of(request), now_of(request)
+    if is_key_of_hash(key, plane.admin_key.key_hash):
+        return ActingOperator(FIRST_OWNER, Role.OWNER)
+    async with plane.central.read() as tx:
+        operator = await tenants.authenticate_operator(tx, key)
+    if not operator.is_use_noted(now):
+        async with plane.central.transaction() as tx:
+            await tenants.note_operator_use(tx, operator, now=now)
+    return ActingOperator(operator.subject, operator.role)
+
+
+async def require_operator(
+    request: Request,
+    _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_admin_bearer)],
+) -> str:
+    """The actor for the audit. `APIRouter(dependencies=[Depends(admin)])`."""
+    return caller_of(request, ActingOperator).actor
+
+
+async def require_owner(request: Request, actor: Annotated[str, Depends(require_operator)]) -> str:
+    """The same, where an owner is needed."""
+    caller_of(request, ActingOperator).require(Role.OWNER)
+    return actor
+
+
+PREFIX = "/api/admin"
+PAGE_MAX = 1000
+# Who acts, for the audit; asking for it also asks for the key.
+OperatorDep: TypeAlias = Annotated[str, Depends(require_operator)]
+OwnerDep: TypeAlias = Annotated[str, Depends(require_owner)]
+
+
+class AdminResponse(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+def admin_router(below: str = "") -> APIRouter:
+    return APIRouter(
+        prefix=PREFIX + below,
+        tags=["admin"],
+        dependencies=[Depends(require_operator)],
+        route_class=JsonRoute,
+    )

@@ -1,0 +1,692 @@
+"""Workflows and effects: registered with their properties, listed, activated, paused, published."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID, uuid4
+
+from fastapi import Body as InBody
+from fastapi import Path, Query, status
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from comfyfleet.errors import InvalidInput, NotFound, Refused
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.draft import best_object_info, draft_workflow
+from comfyfleet.server.catalog.model import (
+    PROPERTY_TYPES,
+    EffectDefinition,
+    EffectSettings,
+    Property,
+    PropertyType,
+    RegisteredWorkflow,
+    WorkflowDraft,
+    WorkflowTerms,
+    WorkflowVersion,
+)
+from comfyfleet.server.catalog.service import engine_object_info
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.http.admin.auth import AdminResponse, Body, OperatorDep, admin_router
+from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.http.request_body import Tokens, VersionNumber
+from comfyfleet.server.notifications import service as notifications
+
+
+class PropertyBody(BaseModel):
+    """Fields that we don't know are told in the answer's warnings: they may be misspelt."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field(
+        description="The one named `input`, of image or video, takes the user's media."
+    )
+    # A text, so that a type that isn't one is told in a sentence, with all that there are.
+    type: str = Field(json_schema_extra={"enum": list(PROPERTY_TYPES)})
+    binding: str | None = Field(
+        default=None, description='"<node id>.<input>", ids as in the prompt.'
+    )
+    placeholder: str | None = Field(
+        default=None,
+        description="Or a text that stands in the document, and is replaced as a value.",
+    )
+    default: Any = Field(
+        default=None, description="Without it, a bound input keeps the document's value."
+    )
+    minimum: int | float | None = Field(
+        default=None,
+        validation_alias=AliasChoices("minimum", "min"),
+        description="Else that of the node, for number and integer.",
+    )
+    maximum: int | float | None = Field(
+        default=None, validation_alias=AliasChoices("maximum", "max")
+    )
+    step: int | float | None = Field(default=None, description="For those who draw a slider.")
+    choices: list[str | int | float | bool] | None = Field(
+        default=None,
+        validation_alias=AliasChoices("choices", "options"),
+        description="For a choice; else those of the node.",
+    )
+    required: bool | None = Field(
+        default=None, description="Else: files, and placeholders without a default, are."
+    )
+    description: str = Field(default="", description="For people.")
+
+    def parsed(self) -> Property:
+        said = {name: getattr(self, name) for name in type(self).model_fields}
+        choices = None if self.choices is None else tuple(self.choices)
+        return Property(**{**said, "choices": choices})
+
+    def warnings(self) -> list[str]:
+        unknown = sorted(self.model_extra or {})
+        return [
+            f"The property {self.name} has fields that we don't know: {', '.join(unknown)}."
+        ] * (len(unknown) > 0)
+
+
+class PropertyAnswer(AdminResponse):
+    name: str
+    type: PropertyType
+    binding: str | None
+    placeholder: str | None
+    default: Any
+    minimum: int | float | None
+    maximum: int | float | None
+    step: int | float | None
+    choices: list[Any] | None
+    required: bool
+    description: str
+
+
+def answer_of(each: Property) -> PropertyAnswer:
+    return PropertyAnswer(
+        name=each.name,
+        type=each.type,
+        binding=each.binding,
+        placeholder=each.placeholder,
+        default=each.default,
+        minimum=each.minimum,
+        maximum=each.maximum,
+        step=each.step,
+        choices=None if each.choices is None else list(each.choices),
+        required=bool(each.required),
+        description=each.description,
+    )
+
+
+# Each is some megabytes: a document is compared with the newest fleets' only.
+OBJECT_INFOS_MAX = 10
+
+
+class TermsBody(Body):
+    """What is said of a workflow as a whole; what is left out stays as it is."""
+
+    required_capabilities: list[str] | None = Field(
+        default=None, description="A worker must have all of them to get a job.", max_length=200
+    )
+    run_limit_seconds: int | None = Field(
+        default=None, description="How long a job may run; else COMFYFLEET_RUN_LIMIT_SECONDS."
+    )
+    price_tokens: Tokens | None = Field(
+        default=None,
+        description="Offers it in customers' graphs and pipelines, at this price; 0: for nothing.",
+    )
+    is_withdrawn: bool = Field(
+        default=False, description="True: it is no longer offered; runs that go on may use it."
+    )
+
+    def terms(self) -> WorkflowTerms:
+        named = self.required_capabilities
+        return WorkflowTerms(
+            required_capabilities=None if named is None else frozenset(named),
+            run_limit_seconds=self.run_limit_seconds,
+            price_tokens=self.price_tokens,
+            is_withdrawn=self.is_withdrawn or None,
+        )
+
+
+class NewWorkflow(TermsBody):
+    slug: str = Field(
+        description="Lower-case letters, digits, ., - and _; a known one: its next version."
+    )
+    document: dict[str, Any] = Field(
+        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one."
+    )
+    properties: list[PropertyBody] = Field(default_factory=list, description="Its named inputs.")
+    output_node_id: str | int | None = Field(
+        default=None,
+        description="The node whose files are the result; else those of all output nodes.",
+    )
+    fleet: str | None = Field(
+        default=None,
+        description="SLUG/STAGE whose nodes it is checked against; else the fleet that knows most.",
+    )
+    break_effects: bool = Field(
+        default=False,
+        description="Register it though published effects don't fit it; they refuse jobs until changed.",
+    )
+
+
+class RegisteredVersion(AdminResponse):
+    slug: str
+    version: int
+    warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
+    notes: list[str] = Field(default_factory=list, description="What will be known later.")
+
+
+async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
+    """Checked as a whole, then the document is kept, then the rows are written."""
+    reported, usual = await _object_infos(body, plane)
+    made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
+    await service.store_document(plane.store, made)
+    now = plane.clock()
+    async with plane.central.transaction() as tx:
+        before = await catalog.properties_in_use(tx, body.slug)
+        workflow, version = await catalog.register_workflow(
+            tx,
+            made,
+            body.terms(),
+            now=now,
+            run_limit_seconds=plane.settings.run_limit_seconds,
+        )
+        if not body.break_effects:
+            await catalog.require_unbroken(tx, workflow, version.properties, before)
+        doubts = [
+            *await service.doubts(tx, workflow, version),
+            *await _broken(tx, workflow, version, before),
+        ]
+        await notifications.record_audit(
+            tx,
+            actor=operator,
+            action="register_workflow",
+            subject=workflow.subject,
+            now=now,
+            details={"version": version.version, "document_hash": version.document_hash},
+        )
+    told = [warning for each in body.properties for warning in each.warnings()]
+    return RegisteredVersion(
+        slug=workflow.slug,
+        version=version.version,
+        warnings=[*told, *made.warnings, *doubts],
+        notes=list(made.notes),
+    )
+
+
+async def _broken(
+    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, before: Sequence[Property]
+) -> list[str]:
+    found = await catalog.broken_by(tx, workflow, version.properties, before)
+    return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
+
+
+def _draft(
+    body: NewWorkflow, object_infos: list[Mapping[str, Any]], is_reported: bool
+) -> WorkflowDraft:
+    """Takes a while for a large workflow: not for the loop that serves everybody."""
+    known = best_object_info(body.document, object_infos)
+    output = None if body.output_node_id is None else str(body.output_node_id)
+    return draft_workflow(
+        slug=body.slug,
+        document=body.document,
+        properties=[each.parsed() for each in body.properties],
+        output_node_id=output,
+        object_info=known if known is not None else {},
+        is_reported=is_reported,
+    )
+
+
+async def _object_infos(
+    body: NewWorkflow, plane: ControlPlane
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """What the fleets last reported, and the built-in engine's if it is installed and of use."""
+    async with plane.central.read() as tx:
+        found = [await _named(tx, body.fleet)] if body.fleet else await fleets.all_of(tx)
+    keys = {each.object_info_key: each for each in found if each.object_info_key}
+    newest = list(keys.values())[-OBJECT_INFOS_MAX:]
+    reported: list[Mapping[str, Any]] = []
+    for fleet in newest:
+        try:
+            found_there = await object_info.read_object_info(plane.store, fleet)
+        except NotFound:
+            continue
+        if found_there is not None:
+            reported.append(found_there)
+    if body.fleet and reported:
+        return reported, []
+    try:
+        return reported, [engine_object_info()]
+    except Refused:
+        if reported or "nodes" not in body.document:
+            return reported, []
+        raise
+
+
+async def _named(tx: Tx, name: str) -> Fleet:
+    slug, _, stage = name.partition("/")
+    try:
+        return await fleets.get(tx, slug, stage or "production")
+    except NotFound as error:
+        raise InvalidInput(error.message, field="fleet") from None
+
+
+router = admin_router()
+WorkflowSlug = Annotated[str, Path(description="The workflow's slug.")]
+Number = Annotated[VersionNumber | None, Query(description="Else the one that new jobs get.")]
+
+
+class WorkflowAnswer(AdminResponse):
+    slug: str
+    version: int = Field(description="The one that new jobs get.")
+    is_active: bool
+    is_paused: bool
+    required_capabilities: list[str]
+    run_limit_seconds: int
+    price_tokens: Tokens | None = Field(
+        description="Of a job in customers' graphs and pipelines; null: it is not offered there."
+    )
+    fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
+    created_at: datetime
+
+
+class Workflows(AdminResponse):
+    workflows: list[WorkflowAnswer]
+
+
+class Model(AdminResponse):
+    input: str = Field(description="Class.input; empty where the node type isn't known.")
+    file: str
+
+
+class WorkflowDetail(WorkflowAnswer):
+    kind: str = Field(description="workflow or prompt: what its document is.")
+    document_hash: str
+    output_node_id: str | None
+    properties: list[PropertyAnswer]
+    node_types: list[str]
+    models: list[Model]
+    versions: list[int]
+
+
+class Chosen(Body):
+    version: VersionNumber | None = Field(
+        default=None, description="The version that new jobs get."
+    )
+    break_effects: bool = Field(
+        default=False, description="Though published effects don't fit it; they refuse jobs then."
+    )
+
+
+class AbleWorker(AdminResponse):
+    worker_id: str
+    fleet: str
+    can_run: bool
+    missing: dict[str, list[str]] = Field(description="node_types, models and capabilities.")
+
+
+class AbleWorkers(AdminResponse):
+    workers: list[AbleWorker] = Field(description="Those that have told what they have.")
+
+
+@router.post("/workflows", status_code=status.HTTP_201_CREATED, name="create")
+async def create_workflow(
+    body: NewWorkflow, plane: PlaneDep, operator: OperatorDep
+) -> RegisteredVersion:
+    """Register a workflow or, under a slug that exists, its next version.
+
+    Everything is checked first; 422 names the property and the node, and nothing is written.
+    """
+    return await register(body, plane, operator)
+
+
+@router.get("/workflows")
+async def list_workflows(plane: PlaneDep) -> Workflows:
+    async with plane.central.read() as tx:
+        found = [await _workflow_answer(tx, each) for each in await catalog.list_workflows(tx)]
+    return Workflows(workflows=found)
+
+
+@router.get("/workflows/{slug}", name="show")
+async def show_workflow(
+    slug: WorkflowSlug, plane: PlaneDep, version: Number = None
+) -> WorkflowDetail:
+    async with plane.central.read() as tx:
+        workflow = await catalog.find_workflow(tx, slug)
+        found = await catalog.get_version(tx, workflow, version)
+        return WorkflowDetail(
+            **(await _workflow_answer(tx, workflow)).model_dump(),
+            kind=found.kind,
+            document_hash=found.document_hash,
+            output_node_id=found.output_node_id,
+            properties=[answer_of(each) for each in found.properties],
+            node_types=list(found.node_types),
+            models=[Model(input=each.input, file=each.file) for each in found.models],
+            versions=[each.version for each in await catalog.versions_of(tx, workflow)],
+        )
+
+
+@router.get("/workflows/{slug}/document")
+async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> dict[str, Any]:
+    """As it was registered."""
+    async with plane.central.read() as tx:
+        found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
+    return await service.read_document(plane.store, found)
+
+
+@router.get("/workflows/{slug}/workers")
+async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> AbleWorkers:
+    """Which workers of its fleets can run it, and what is missing where."""
+    async with plane.central.read() as tx:
+        workflow = await catalog.find_workflow(tx, slug)
+        found = await catalog.get_version(tx, workflow, version)
+        rows = [
+            AbleWorker(worker_id=name, fleet=fleet.name, can_run=not lack, missing=lack.as_json())
+            for fleet in await fleets.fleets_with(tx, workflow.id)
+            for name, lack in (await service.lacks_of(tx, fleet, workflow, found)).items()
+        ]
+    return AbleWorkers(workers=rows)
+
+
+@router.patch("/workflows/{slug}")
+async def change_terms(
+    slug: WorkflowSlug, body: TermsBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkflowAnswer:
+    """Capabilities, run limit and price, without a new version."""
+
+    async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
+        return await catalog.change_terms(tx, workflow, body.terms())
+
+    details = body.model_dump(exclude_unset=True)
+    return await _workflow_acted(plane, slug, "change_workflow", change, operator, now, details)
+
+
+@router.post("/workflows/{slug}/activate")
+async def activate(
+    slug: WorkflowSlug,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+    body: Annotated[Chosen | None, InBody()] = None,
+) -> WorkflowAnswer:
+    """Let new jobs use it, or another version of it."""
+    version = body.version if body else None
+
+    async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
+        if body and version is not None and not body.break_effects:
+            wanted = await catalog.get_version(tx, workflow, version)
+            before = await catalog.properties_in_use(tx, workflow.slug)
+            await catalog.require_unbroken(tx, workflow, wanted.properties, before)
+        return await catalog.activate_version(tx, workflow, version=version)
+
+    return await _workflow_acted(
+        plane, slug, "activate", change, operator, now, {"version": version}
+    )
+
+
+@router.post("/workflows/{slug}/deactivate")
+async def deactivate(
+    slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkflowAnswer:
+    """No new jobs; those that wait stay where they are."""
+    return await _workflow_acted(
+        plane, slug, "deactivate", catalog.deactivate_version, operator, now
+    )
+
+
+@router.post("/workflows/{slug}/pause")
+async def pause(
+    slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkflowAnswer:
+    """Jobs are taken and wait; those that run are let end."""
+    return await _workflow_acted(plane, slug, "pause", catalog.pause_workflow, operator, now)
+
+
+@router.post("/workflows/{slug}/resume")
+async def resume(
+    slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkflowAnswer:
+    return await _workflow_acted(plane, slug, "resume", catalog.resume_workflow, operator, now)
+
+
+async def _workflow_acted(
+    plane: ControlPlane,
+    slug: str,
+    action: str,
+    change: Callable[[Tx, RegisteredWorkflow], Awaitable[RegisteredWorkflow]],
+    operator: str,
+    now: datetime,
+    details: dict[str, Any] | None = None,
+) -> WorkflowAnswer:
+    async with plane.central.transaction() as tx:
+        workflow = await change(tx, await catalog.find_workflow(tx, slug))
+        await notifications.record_audit(
+            tx, actor=operator, action=action, subject=workflow.subject, now=now, details=details
+        )
+        answer = await _workflow_answer(tx, workflow)
+        concerned = [
+            worker.worker_id
+            for fleet in await fleets.fleets_with(tx, workflow.id)
+            for worker in await fleets.workers_of(tx, fleet)
+        ]
+    # Those that wait for jobs ask anew, as what they now may run.
+    plane.queue.order(concerned)
+    return answer
+
+
+async def _workflow_answer(tx: Tx, workflow: RegisteredWorkflow) -> WorkflowAnswer:
+    return WorkflowAnswer(
+        slug=workflow.slug,
+        version=workflow.version,
+        is_active=workflow.is_active,
+        is_paused=workflow.is_paused,
+        required_capabilities=sorted(workflow.required_capabilities),
+        run_limit_seconds=workflow.run_limit_seconds,
+        price_tokens=workflow.price_tokens,
+        fleets=[each.name for each in await fleets.fleets_with(tx, workflow.id)],
+        created_at=workflow.created_at,
+    )
+
+
+EffectSlug = Annotated[str, Path(description="The effect's slug.")]
+Change = Callable[[Tx, EffectDefinition], Awaitable[EffectDefinition]]
+
+
+class FaceBody(Body):
+    """What is left out stays as it is, or as it is usually."""
+
+    title: str | None = Field(default=None, description="For people; else the slug.")
+    description: str | None = None
+    preview_url: str | None = Field(default=None, description="A picture or video of the result.")
+    price_tokens: Tokens | None = Field(default=None, description="What a job costs; 0 at first.")
+    overrides: dict[str, Any] | None = Field(
+        default=None, description="Values of properties in place of the workflow's defaults."
+    )
+    locked: list[str] | None = Field(
+        default=None, description="Properties that customers neither see nor set."
+    )
+    stage: str | None = Field(default=None, description="Of the fleets that run it; production.")
+    provider: Literal["self_hosted", "cloud"] | None = None
+    published: bool | None = Field(default=None, description="Whether customers see it.")
+    max_upload_bytes: int | None = Field(default=None, description="Of the media sent to it.")
+    media_types: list[str] | None = Field(
+        default=None, description="Such as image/png; none named: all of the kind that it takes."
+    )
+
+    keep_metadata: bool | None = Field(
+        default=None,
+        description="Whether results carry the prompt and workflow that made them; false at first.",
+    )
+
+    def face(self, before: EffectSettings) -> EffectSettings:
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "published"}
+        # These can be taken back; for the others null says no more than leaving them out.
+        kept = ("preview_url", "max_upload_bytes")
+        said = {name: value for name, value in given.items() if value is not None or name in kept}
+        known = {name: said[name] for name in said if name in EffectSettings.__slots__}
+        for name in ("media_types", "locked"):
+            if name in known:
+                known[name] = tuple(known[name])
+        published = before.is_published if self.published is None else self.published
+        return replace(before, **known, is_published=published)
+
+
+class NewEffect(FaceBody):
+    slug: str = Field(
+        description="Lower-case letters, digits, ., - and _; at most 100.", examples=["sepia"]
+    )
+    workflow_slug: str = Field(description="Of the registered workflow behind it.")
+
+
+class MadeEffect(AdminResponse):
+    id: UUID
+    slug: str
+
+
+class AdminEffectAnswer(AdminResponse):
+    id: UUID
+    slug: str
+    workflow_slug: str
+    title: str
+    description: str
+    preview_url: str | None
+    price_tokens: int
+    overrides: dict[str, Any]
+    locked: list[str]
+    stage: str
+    provider: str
+    published: bool
+    max_upload_bytes: int | None
+    media_types: list[str]
+    keep_metadata: bool
+    last_processing_time_seconds: float | None
+    typical_seconds: float | None
+    created_at: datetime
+
+
+class AdminEffects(AdminResponse):
+    effects: list[AdminEffectAnswer]
+
+
+@router.post("/effects", status_code=status.HTTP_201_CREATED, name="create")
+async def create_effect(
+    body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> MadeEffect:
+    """Overrides are checked against the workflow's properties; customers see it once published."""
+    face = body.face(EffectSettings())
+    async with plane.central.transaction() as tx:
+        effect = await catalog.create_effect(
+            tx,
+            effect_id=uuid4(),
+            slug=body.slug,
+            workflow=await _workflow(tx, body.workflow_slug),
+            face=face,
+            now=now,
+        )
+        details = {"workflow": body.workflow_slug, **asdict(face)}
+        await _record(tx, effect, "create_effect", operator, now, details)
+    return MadeEffect(id=effect.id, slug=effect.slug)
+
+
+@router.get("/effects")
+async def list_effects(
+    plane: PlaneDep,
+    workflow: Annotated[str | None, Query(description="Only of this one.")] = None,
+) -> AdminEffects:
+    """By slug, also those that are not published."""
+    async with plane.central.read() as tx:
+        named = await catalog.workflow_by_slug(tx, workflow) if workflow else None
+        found = await catalog.list_effects(tx, workflow=named)
+        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx)}
+    return AdminEffects(effects=[_effect_answer(each, slugs[each.workflow_id]) for each in found])
+
+
+@router.get("/effects/{slug}", name="show")
+async def show_effect(slug: EffectSlug, plane: PlaneDep) -> AdminEffectAnswer:
+    async with plane.central.read() as tx:
+        return await _answered(tx, await catalog.effect_by_slug(tx, slug))
+
+
+@router.patch("/effects/{slug}")
+async def change(
+    slug: EffectSlug, body: FaceBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> AdminEffectAnswer:
+    """Jobs that were submitted keep their price and their prompt."""
+
+    async def changed(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
+        return await catalog.update_effect(tx, effect, body.face(effect.face))
+
+    details = body.model_dump(exclude_unset=True)
+    return await _effect_acted(plane, slug, "change_effect", changed, operator, now, details)
+
+
+@router.post("/effects/{slug}/publish")
+async def publish(
+    slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> AdminEffectAnswer:
+    """Checked again first: the workflow may have a new version since."""
+    return await _effect_acted(plane, slug, "publish", catalog.publish_effect, operator, now)
+
+
+@router.post("/effects/{slug}/withdraw")
+async def withdraw(
+    slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> AdminEffectAnswer:
+    """No new jobs; those that were submitted go on."""
+    return await _effect_acted(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
+
+
+async def _effect_acted(
+    plane: ControlPlane,
+    slug: str,
+    action: str,
+    act: Change,
+    operator: str,
+    now: datetime,
+    details: dict[str, Any] | None = None,
+) -> AdminEffectAnswer:
+    async with plane.central.transaction() as tx:
+        effect = await act(tx, await catalog.effect_by_slug(tx, slug))
+        await _record(tx, effect, action, operator, now, details or {})
+        return await _answered(tx, effect)
+
+
+async def _workflow(tx: Tx, slug: str) -> RegisteredWorkflow:
+    try:
+        return await catalog.workflow_by_slug(tx, slug)
+    except NotFound as error:
+        raise InvalidInput(error.message, field="workflow_slug") from None
+
+
+async def _record(
+    tx: Tx,
+    effect: EffectDefinition,
+    action: str,
+    operator: str,
+    now: datetime,
+    details: dict[str, Any],
+) -> None:
+    await notifications.record_audit(
+        tx, actor=operator, action=action, subject=effect.subject, now=now, details=details
+    )
+
+
+async def _answered(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:
+    return _effect_answer(effect, (await catalog.get_workflow(tx, effect.workflow_id)).slug)
+
+
+def _effect_answer(effect: EffectDefinition, workflow_slug: str) -> AdminEffectAnswer:
+    face = asdict(effect.face)
+    return AdminEffectAnswer(
+        **{name: face[name] for name in face if name in AdminEffectAnswer.model_fields},
+        id=effect.id,
+        slug=effect.slug,
+        workflow_slug=workflow_slug,
+        published=effect.face.is_published,
+        last_processing_time_seconds=effect.last_processing_time_seconds,
+        typical_seconds=effect.typical_seconds,
+        created_at=effect.created_at,
+    )

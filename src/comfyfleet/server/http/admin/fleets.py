@@ -1,0 +1,505 @@
+"""Fleets and their workers: created, assigned, approved, drained, revoked."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Annotated, Literal, TypeAlias
+
+from fastapi import Path, Query, status
+from pydantic import Field
+
+from comfyfleet.api.worker import BackendFacts, Reading
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import AssignedWorkflow, Fleet, FleetWorker
+from comfyfleet.server.http.admin.auth import (
+    PAGE_MAX,
+    AdminResponse,
+    Body,
+    OperatorDep,
+    admin_router,
+)
+from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.jobs.finish import requeue_worker
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.queue.switch_costs import Estimate
+from comfyfleet.server.secrets import hash_key, new_key
+
+router = admin_router()
+READINGS_MAX = 3000
+WorkerId = Annotated[str, Path(description="The worker's id.")]
+
+
+class WorkerAnswer(AdminResponse):
+    worker_id: str
+    fleet: str = Field(description="SLUG/STAGE")
+    state: str = Field(description="online, offline, draining, pending or revoked")
+    is_approved: bool
+    is_draining: bool
+    current_load: int
+    max_concurrency: int
+    capabilities: list[str]
+    providers: list[str]
+    models_loaded: list[str]
+    registration_source: str
+    protocol_version: int
+    last_seen_at: datetime
+    created_at: datetime
+
+
+class Workers(AdminResponse):
+    workers: list[WorkerAnswer]
+    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class WorkerDetail(WorkerAnswer):
+    workflows: list[str] = Field(description="What it may run, by its fleet's assignments.")
+    backend: BackendFacts | None = Field(description="What its backend is and has.")
+    reading: Reading | None = Field(description="Its machine's state when it last told.")
+
+
+class ReadingAnswer(AdminResponse):
+    at: datetime
+    reading: Reading
+
+
+class Readings(AdminResponse):
+    readings: list[ReadingAnswer] = Field(description="The newest first.")
+
+
+class Revoked(WorkerAnswer):
+    requeued: int = Field(description="How many jobs went back to the queue.")
+    hint: str = Field(description="What else may have to be done to keep it out.")
+
+
+class RotateKey(Body):
+    now: bool = Field(
+        default=False,
+        description="The key it has is dead at once. Else it is told the new one with its next "
+        "answer, and has both until it uses that.",
+    )
+
+
+class NewKey(AdminResponse):
+    worker_id: str
+    token: str = Field(description="The worker's new key, shown this once.")
+
+
+@router.get("/workers")
+async def list_workers(
+    plane: PlaneDep,
+    now: NowDep,
+    fleet: Annotated[str | None, Query(description="Only this one's, as SLUG/STAGE.")] = None,
+    after: Annotated[
+        str | None, Query(pattern=r"^[^\x00]+$", description="Only ids behind this one.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
+) -> Workers:
+    async with plane.central.read() as tx:
+        found = await fleets.workers_of(
+            tx,
+            await _fleet(tx, fleet) if fleet is not None else None,
+            after_worker_id=after,
+            limit=limit + 1,
+        )
+    page = found[:limit]
+    following = page[-1].worker_id if len(found) > limit else None
+    return Workers(workers=[_worker_answer(each, plane, now) for each in page], next=following)
+
+
+@router.get("/workers/{worker_id}", name="show")
+async def show_worker(worker_id: WorkerId, plane: PlaneDep, now: NowDep) -> WorkerDetail:
+    async with plane.central.read() as tx:
+        worker = await fleets.get_worker(tx, worker_id)
+        facts = await fleets.facts_of(tx, [worker])
+        since = now - timedelta(hours=plane.settings.reading_keep_hours)
+        readings = await fleets.readings(tx, worker_id, since=since, limit=1)
+        workflows = await fleets.workflows_of(tx, worker)
+    return WorkerDetail(
+        **_worker_answer(worker, plane, now).model_dump(),
+        workflows=workflows,
+        backend=facts.get(worker_id),
+        reading=readings[0].reading if readings else None,
+    )
+
+
+@router.get("/workers/{worker_id}/readings")
+async def readings(
+    worker_id: WorkerId,
+    plane: PlaneDep,
+    now: NowDep,
+    hours: Annotated[float, Query(gt=0, le=24 * 31)] = 1,
+) -> Readings:
+    """GPU, memory, temperature, CPU and disk over time, at most one each 30 s."""
+    async with plane.central.read() as tx:
+        await fleets.get_worker(tx, worker_id)
+        found = await fleets.readings(
+            tx, worker_id, since=now - timedelta(hours=hours), limit=READINGS_MAX
+        )
+    return Readings(readings=[ReadingAnswer(at=each.at, reading=each.reading) for each in found])
+
+
+@router.post("/workers/{worker_id}/approve")
+async def approve(
+    worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkerAnswer:
+    """It may take jobs: one that waits for approval, or that was revoked."""
+    return await _acted(plane, worker_id, "approve", fleets.approve_worker, operator, now)
+
+
+@router.post("/workers/{worker_id}/revoke")
+async def revoke(
+    worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> Revoked:
+    """Its key is dead at once, its id lets nobody in again, and its jobs go to others."""
+
+    async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
+        return await fleets.revoke_worker(tx, worker, now=now)
+
+    answer = await _acted(plane, worker_id, "revoke", change, operator, now)
+    requeued = await requeue_worker(plane.context, worker_id, RequeueReason.REVOKED)
+    hint = (
+        f"Who knows the secret of {answer.fleet} can join under another id: "
+        "rotate it too if this worker is not to be trusted."
+    )
+    return Revoked(**answer.model_dump(), requeued=requeued, hint=hint)
+
+
+@router.post("/workers/{worker_id}/drain")
+async def drain(
+    worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkerAnswer:
+    """It finishes what it runs and takes nothing new."""
+    return await _acted(plane, worker_id, "drain", fleets.drain_worker, operator, now)
+
+
+@router.post("/workers/{worker_id}/undrain")
+async def undrain(
+    worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> WorkerAnswer:
+    """It takes jobs again."""
+
+    async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
+        return await fleets.drain_worker(tx, worker, is_draining=False)
+
+    return await _acted(plane, worker_id, "undrain", change, operator, now)
+
+
+@router.post("/workers/{worker_id}/rotate-token")
+async def rotate_token(
+    worker_id: WorkerId,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+    body: RotateKey = RotateKey(),  # noqa: B008  frozen
+) -> NewKey:
+    """A new key, shown this once; a worker that runs is told of it and goes on with it."""
+    key = new_key()
+
+    async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
+        await fleets.rotate_key(tx, worker, key=key, at_once=body.now)
+        return worker
+
+    await _acted(plane, worker_id, "rotate_key", change, operator, now)
+    return NewKey(worker_id=worker_id, token=key)
+
+
+async def _acted(
+    plane: ControlPlane,
+    worker_id: str,
+    action: str,
+    change: Callable[[Tx, FleetWorker], Awaitable[FleetWorker]],
+    operator: str,
+    now: datetime,
+) -> WorkerAnswer:
+    async with plane.central.transaction() as tx:
+        worker = await change(tx, await fleets.get_worker(tx, worker_id))
+        await notifications.record_audit(
+            tx, actor=operator, action=action, subject=worker.subject, now=now
+        )
+    # If it waits for a job it asks anew, as what it now is.
+    plane.queue.order([worker_id])
+    return _worker_answer(worker, plane, now)
+
+
+async def _fleet(tx: Tx, name: str) -> Fleet:
+    slug, slash, stage = name.partition("/")
+    if not slash:
+        raise InvalidInput("a fleet is named SLUG/STAGE", field="fleet")
+    return await fleets.get(tx, slug, stage)
+
+
+def _state(worker: FleetWorker, plane: ControlPlane, now: datetime) -> str:
+    if worker.revoked_at is not None:
+        return "revoked"
+    if not worker.is_approved:
+        return "pending"
+    if now - worker.last_seen_at > timedelta(seconds=plane.settings.offline_after_seconds):
+        return "offline"
+    return "draining" if worker.is_draining else "online"
+
+
+def _worker_answer(worker: FleetWorker, plane: ControlPlane, now: datetime) -> WorkerAnswer:
+    return WorkerAnswer(
+        worker_id=worker.worker_id,
+        fleet=worker.fleet_name,
+        state=_state(worker, plane, now),
+        is_approved=worker.is_approved,
+        is_draining=worker.is_draining,
+        current_load=worker.current_load,
+        max_concurrency=worker.max_concurrency,
+        capabilities=sorted(worker.capabilities),
+        providers=list(worker.providers),
+        models_loaded=list(worker.models_loaded),
+        registration_source=worker.registration_source,
+        protocol_version=worker.protocol_version,
+        last_seen_at=worker.last_seen_at,
+        created_at=worker.created_at,
+    )
+
+
+Slug = Annotated[str, Path(description="The fleet's slug.")]
+Stage = Annotated[str, Path(description="Its stage, such as production.")]
+Approval: TypeAlias = Literal["auto", "manual"]
+
+
+class NewFleet(Body):
+    slug: str = Field(description="Lower-case letters, digits, - and _; at most 60.")
+    stage: str = Field(
+        default="production", description="Fleets of one slug may have several stages."
+    )
+    max_workers: int | None = Field(
+        default=None, description="At most so many workers; else COMFYFLEET_MAX_FLEET_WORKERS."
+    )
+
+    approval: Approval = Field(
+        default="auto",
+        description="manual: who joins gets no job until an operator approves it.",
+    )
+
+
+class FleetSecret(AdminResponse):
+    slug: str
+    stage: str
+    secret: str = Field(description="Workers join with it. It is shown this once.")
+
+
+class Cap(Body):
+    max_workers: int | None = Field(description="null: as many as the settings allow.")
+
+
+class WantedApproval(Body):
+    approval: Approval = Field(description="auto or manual, for those who join from now on.")
+
+
+class WantedWorkflows(Body):
+    workflow_slugs: list[str] = Field(description="These and no others.", max_length=10_000)
+
+
+class FleetAnswer(AdminResponse):
+    slug: str
+    stage: str
+    max_workers: int | None
+    approval: str
+    workers: int = Field(description="How many have joined.")
+    workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
+    object_info_hash: str | None = Field(description="Of what its backends last reported.")
+    created_at: datetime
+
+
+class SwitchAnswer(AdminResponse):
+    model: str = Field(description="A checkpoint or diffusion model.")
+    seconds: float = Field(description="What a switch to it costs, at most.")
+    run_seconds: float = Field(description="How long its runs take without a switch.")
+    runs: int = Field(description="As many of each kind were compared.")
+    is_free: bool = Field(description="So little that jobs of it go by the order of arrival.")
+
+
+class FleetDetails(FleetAnswer):
+    model_switches: list[SwitchAnswer] = Field(description="As far as finished runs tell.")
+
+
+class Fleets(AdminResponse):
+    fleets: list[FleetAnswer]
+
+
+class AssignmentAnswer(AdminResponse):
+    slug: str
+    stage: str
+    workflows: list[str]
+    added: list[str]
+    removed: list[str]
+    warnings: list[str] = Field(description="What could not be checked.")
+
+
+@router.post("/fleets", status_code=status.HTTP_201_CREATED)
+async def create(
+    body: NewFleet, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> FleetSecret:
+    """Make a fleet. Its secret is shown this once, and stored hashed."""
+    secret = new_key()
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.create(
+            tx,
+            slug=body.slug,
+            stage=body.stage,
+            secret_hash=hash_key(secret),
+            max_workers=body.max_workers,
+            approval=body.approval,
+            now=now,
+        )
+        details = {"max_workers": body.max_workers, "approval": body.approval}
+        await notifications.record_audit(
+            tx,
+            actor=operator,
+            action="create_fleet",
+            subject=fleet.subject,
+            now=now,
+            details=details,
+        )
+    return FleetSecret(slug=fleet.slug, stage=fleet.stage, secret=secret)
+
+
+@router.get("/fleets")
+async def list_fleets(plane: PlaneDep) -> Fleets:
+    async with plane.central.read() as tx:
+        found = [await _fleet_answer(tx, fleet) for fleet in await fleets.all_of(tx)]
+    return Fleets(fleets=found)
+
+
+@router.get("/fleets/{slug}/{stage}", name="show")
+async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
+    """With what a switch to each of its models costs."""
+    async with plane.central.read() as tx:
+        fleet = await fleets.get(tx, slug, stage)
+        answer = await _fleet_answer(tx, fleet)
+        costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
+    switches = [_switch(model, each) for (_, model), each in sorted(costs.items())]
+    return FleetDetails(**answer.model_dump(), model_switches=switches)
+
+
+@router.post("/fleets/{slug}/{stage}/rotate-secret")
+async def rotate_secret(
+    slug: Slug, stage: Stage, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> FleetSecret:
+    """A new secret; the old one lets nobody in any more. Workers that have joined go on."""
+    secret = new_key()
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.rotate_secret(
+            tx, await fleets.get(tx, slug, stage), secret_hash=hash_key(secret)
+        )
+        await notifications.record_audit(
+            tx, actor=operator, action="rotate_secret", subject=fleet.subject, now=now
+        )
+    return FleetSecret(slug=slug, stage=stage, secret=secret)
+
+
+@router.put("/fleets/{slug}/{stage}/cap")
+async def set_cap(
+    slug: Slug, stage: Stage, body: Cap, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> FleetAnswer:
+    """A lower cap sends nobody away; it lets nobody else in."""
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
+        details = {"max_workers": body.max_workers}
+        await notifications.record_audit(
+            tx, actor=operator, action="set_cap", subject=fleet.subject, now=now, details=details
+        )
+        return await _fleet_answer(tx, fleet)
+
+
+@router.put("/fleets/{slug}/{stage}/approval")
+async def set_approval(
+    slug: Slug,
+    stage: Stage,
+    body: WantedApproval,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> FleetAnswer:
+    """Whether workers that join are approved at once, or by an operator."""
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
+        details = {"approval": body.approval}
+        await notifications.record_audit(
+            tx,
+            actor=operator,
+            action="set_approval",
+            subject=fleet.subject,
+            now=now,
+            details=details,
+        )
+        return await _fleet_answer(tx, fleet)
+
+
+@router.put("/fleets/{slug}/{stage}/workflows")
+async def assign(
+    slug: Slug,
+    stage: Stage,
+    body: WantedWorkflows,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> AssignmentAnswer:
+    """Set which workflows the fleet runs: these and no others.
+
+    Refused (422 `refused`, with `details.missing`) if workers have told what they have and none of
+    them can run one of these; if none has told, it is taken and `warnings` says so.
+    """
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get(tx, slug, stage)
+        before = await fleets.assigned_to(tx, fleet)
+        assignment, warnings = await service.assign_workflows(
+            tx, fleet, body.workflow_slugs, now=now
+        )
+        after = await fleets.assigned_to(tx, fleet)
+        answer = AssignmentAnswer(
+            slug=slug,
+            stage=stage,
+            workflows=_slugs(after),
+            added=_slugs(each for each in after if each.workflow_id in assignment.added),
+            removed=_slugs(each for each in before if each.workflow_id in assignment.removed),
+            warnings=warnings,
+        )
+        details = {"added": answer.added, "removed": answer.removed}
+        await notifications.record_audit(
+            tx, actor=operator, action="assign", subject=fleet.subject, now=now, details=details
+        )
+        workers = await fleets.workers_of(tx, fleet)
+    # Those that wait for jobs ask anew, as what they now may run.
+    plane.queue.order(worker.worker_id for worker in workers)
+    return answer
+
+
+async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
+    return FleetAnswer(
+        slug=fleet.slug,
+        stage=fleet.stage,
+        max_workers=fleet.max_workers,
+        approval=fleet.approval,
+        workers=await fleets.count_workers(tx, fleet),
+        workflows=_slugs(await fleets.assigned_to(tx, fleet)),
+        object_info_hash=fleet.object_info_hash,
+        created_at=fleet.created_at,
+    )
+
+
+def _switch(model: str, known: Estimate) -> SwitchAnswer:
+    return SwitchAnswer(
+        model=model,
+        seconds=round(known.seconds, 3),
+        run_seconds=round(known.run_seconds, 3),
+        runs=min(known.stayed, known.switched),
+        is_free=known.is_free,
+    )
+
+
+def _slugs(assigned: Iterable[AssignedWorkflow]) -> list[str]:
+    """The open workflow is the fleet's own affair, and named by nobody."""
+    return [each.slug for each in assigned if not each.is_open]

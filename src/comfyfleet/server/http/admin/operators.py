@@ -1,0 +1,260 @@
+"""Operators, the audit log, maintenance mode and the reconciliation of jobs with the queue."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from fastapi import Depends, Query, status
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from comfyfleet.api.values import RowId
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.admin.auth import (
+    PAGE_MAX,
+    AdminResponse,
+    Body,
+    OperatorDep,
+    OwnerDep,
+    admin_router,
+)
+from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.http.request_body import in_utc
+from comfyfleet.server.http.streams import run_shielded
+from comfyfleet.server.jobs import context
+from comfyfleet.server.jobs.reconcile import reconcile as repair
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import AuditEntry
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_operator_key
+
+router = admin_router()
+EXPORT_PAGE = 500
+
+
+class EntryAnswer(AdminResponse):
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    tenant_id: UUID | None
+    details: dict[str, Any]
+
+
+class Entries(AdminResponse):
+    entries: list[EntryAnswer] = Field(description="The newest first.")
+    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+async def wanted_of(
+    action: Annotated[
+        str | None, Query(description="Such as submit, lease, complete, revoke.")
+    ] = None,
+    subject: Annotated[str | None, Query(description="Such as dispatch:12, worker:gpu-7.")] = None,
+    actor: Annotated[
+        str | None, Query(description="Such as operator:ada, admin, sweep, worker:gpu-7.")
+    ] = None,
+    tenant: Annotated[UUID | None, Query(description="Only what concerns this tenant.")] = None,
+    since: Annotated[datetime | None, Query(description="Not before then.")] = None,
+    until: Annotated[datetime | None, Query(description="Before then.")] = None,
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "subject": subject,
+        "actor": actor,
+        "tenant_id": tenant,
+        "since": since and in_utc(since),
+        "until": until and in_utc(until),
+    }
+
+
+Wanted = Annotated[dict[str, Any], Depends(wanted_of)]
+Before = Annotated[RowId | None, Query(description="Only entries with a lower id.")]
+
+
+@router.get("/audit")
+async def find(
+    plane: PlaneDep,
+    wanted: Wanted,
+    before: Before = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+) -> Entries:
+    async with plane.central.read() as tx:
+        found = await notifications.find_audit_entries(
+            tx, **wanted, before_id=before, limit=limit + 1
+        )
+    page = found[:limit]
+    following = page[-1].id if len(found) > limit else None
+    return Entries(entries=[_answer(entry) for entry in page], next=following)
+
+
+@router.get(
+    "/audit/export",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}, "description": "All that fit."}},
+)
+async def export(plane: PlaneDep, wanted: Wanted, before: Before = None) -> StreamingResponse:
+    """All that fit, the newest first, one JSON object per line."""
+    return StreamingResponse(_lines(plane, wanted, before), media_type="application/x-ndjson")
+
+
+async def _lines(
+    plane: ControlPlane, wanted: dict[str, Any], before: int | None
+) -> AsyncIterator[str]:
+    while True:
+        page = await run_shielded(_page(plane, wanted, before))
+        if not page:
+            return
+        yield "".join(f"{json.dumps(_answer(entry).model_dump(mode='json'))}\n" for entry in page)
+        before = page[-1].id
+
+
+async def _page(
+    plane: ControlPlane, wanted: dict[str, Any], before: int | None
+) -> list[AuditEntry]:
+    """A look for each page: whoever reads slowly holds no transaction open."""
+    async with plane.central.read() as tx:
+        return await notifications.find_audit_entries(
+            tx, **wanted, before_id=before, limit=EXPORT_PAGE
+        )
+
+
+def _answer(entry: AuditEntry) -> EntryAnswer:
+    return EntryAnswer(
+        id=entry.id,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        subject=entry.subject,
+        tenant_id=entry.tenant_id,
+        details=dict(entry.details),
+    )
+
+
+operators_router = admin_router("/operators")
+
+
+class NewPerson(Body):
+    name: str = Field(description="The audit tells it.", examples=["ada"])
+    role: Role = Role.OPERATOR
+
+
+class OperatorAnswer(AdminResponse):
+    id: UUID
+    name: str
+    role: Role
+    prefix: str = Field(description="The first characters of the key.")
+    created_at: datetime
+    created_by: str
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class MadeOperator(OperatorAnswer):
+    key: str = Field(description="It is shown this once.")
+
+
+class Operators(AdminResponse):
+    operators: list[OperatorAnswer]
+
+
+@operators_router.post("", status_code=status.HTTP_201_CREATED)
+async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> MadeOperator:
+    """With a key of their own, which is shown this once. Takes an owner."""
+    key = new_operator_key()
+    async with plane.central.transaction() as tx:
+        made = await tenants.create_operator(
+            tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
+        )
+        await notifications.record_audit(
+            tx,
+            actor=owner,
+            action="add_operator",
+            subject=made.subject,
+            now=now,
+            details={"role": made.role},
+        )
+    return MadeOperator(**_told(made), key=key)
+
+
+@operators_router.get("")
+async def list_operators(plane: PlaneDep) -> Operators:
+    """The revoked ones among them. The key of the environment is nobody's, and not listed."""
+    async with plane.central.read() as tx:
+        return Operators(
+            operators=[OperatorAnswer(**_told(each)) for each in await tenants.list_operators(tx)]
+        )
+
+
+@operators_router.post("/{name}/revoke")
+async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> OperatorAnswer:
+    """Their key is dead at once, on every control plane. Takes an owner."""
+    async with plane.central.transaction() as tx:
+        revoked = await tenants.revoke_operator(tx, name, now=now)
+        await notifications.record_audit(
+            tx, actor=owner, action="revoke_operator", subject=revoked.subject, now=now
+        )
+    return OperatorAnswer(**_told(revoked))
+
+
+def _told(operator: Operator) -> dict[str, Any]:
+    return {name: getattr(operator, name) for name in OperatorAnswer.model_fields}
+
+
+ROWS_PER_CALL_MAX = 100_000
+
+
+class Maintenance(Body):
+    on: bool
+
+
+class GoOn(Body):
+    after: str | None = Field(default=None, description="`next` of an earlier answer.")
+
+
+class Repaired(BaseModel):
+    dispatches_ended: int
+    dispatches_made: int
+    pools_skipped: int
+    rows_read: int
+    next: str | None = Field(description="Ask on with after=next; null: all was read.")
+
+
+@router.get("/maintenance")
+async def maintenance(plane: PlaneDep) -> Maintenance:
+    async with plane.central.read() as tx:
+        return Maintenance(on=await context.in_maintenance(tx))
+
+
+@router.post("/maintenance")
+async def set_maintenance(
+    plane: PlaneDep, wanted: Maintenance, operator: OperatorDep
+) -> Maintenance:
+    """On: no new leases, running jobs end. Off: work goes on."""
+    async with plane.central.transaction() as tx:
+        await context.set_maintenance(tx, is_on=wanted.on)
+        await notifications.record_audit(
+            tx,
+            actor=operator,
+            action="maintenance",
+            subject="control",
+            now=plane.clock(),
+            details={"on": wanted.on},
+        )
+    plane.context.queue.order()
+    return wanted
+
+
+@router.post("/reconcile")
+async def reconcile(plane: PlaneDep, wanted: GoOn | None = None) -> Repaired:
+    """Looks for what no sweep has put right, and repairs it; each repair is in the audit.
+
+    One call reads some 100,000 rows and then answers with `next`: ask on with it until it is null.
+    """
+    repairs = await repair(
+        plane.context, after=wanted.after if wanted else None, rows_max=ROWS_PER_CALL_MAX
+    )
+    return Repaired.model_validate({name: getattr(repairs, name) for name in Repaired.model_fields})

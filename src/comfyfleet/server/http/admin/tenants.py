@@ -1,0 +1,571 @@
+"""Tenants with their users, keys and wallets: created, limited, credited, erased; and the check of the ledger."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from fastapi import Query, Response, status
+from pydantic import AwareDatetime, Field
+
+from comfyfleet.api.values import ROW_ID_MAX
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.http.admin.auth import (
+    AdminResponse,
+    Body,
+    OperatorDep,
+    OwnerDep,
+    admin_router,
+)
+from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
+from comfyfleet.server.maintenance import checks, retention
+from comfyfleet.server.media import service as media
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import (
+    ALL_SCOPES,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    ApiKey,
+    Fault,
+    LedgerTransaction,
+    NewApiKey,
+    Scope,
+    Tenant,
+    TransactionType,
+    User,
+    check_tenant_name,
+    new_api_key,
+)
+from comfyfleet.server.tenants.service import USERS_PER_PAGE_MAX
+from comfyfleet.server.tenants.wallet import TRANSACTIONS_PER_PAGE_MAX
+
+router = admin_router()
+FIRST_KEY = "first key"
+
+
+class NewTenant(Body):
+    name: str = Field(description="For people; the id is what counts.", examples=["Ada's films"])
+    email: str | None = Field(
+        default=None, description="Of its first user.", examples=["ada@example.com"]
+    )
+
+
+class MadeTenant(AdminResponse):
+    id: UUID
+    name: str
+    pool: str = Field(description="The tenant database that it lives in.")
+    key: str = Field(description="Of its first user. It is shown this once.")
+    user_id: UUID = Field(description="Its first user.")
+
+
+class Limits(Body):
+    min_priority: int = Field(
+        default=PRIORITY_MIN, description="Lower ones of its jobs are raised to it."
+    )
+    max_priority: int = Field(default=PRIORITY_MAX, description="Higher ones are lowered to it.")
+    max_queued: int | None = Field(
+        default=None, le=INTEGER_MAX, description="So many of its jobs may wait at once."
+    )
+
+
+class Retention(Body):
+    retention_days: int | None = Field(
+        description="Media and files go after so many days; null: COMFYFLEET_RETENTION_DAYS.",
+        examples=[30],
+    )
+
+
+class Quota(Body):
+    max_storage_bytes: Annotated[int, Field(ge=0, le=ROW_ID_MAX)] | None = Field(
+        description="So much may it store; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
+        examples=[50 * 1024**3],
+    )
+
+
+class Storage(AdminResponse):
+    used_bytes: int = Field(description="With uploads that are only announced.")
+    max_storage_bytes: int
+
+
+class TenantAnswer(AdminResponse):
+    id: UUID
+    name: str
+    pool: str
+    min_priority: int
+    max_priority: int
+    max_queued: int | None = Field(description="null: COMFYFLEET_MAX_QUEUED_PER_TENANT.")
+    retention_days: int | None = Field(description="null: COMFYFLEET_RETENTION_DAYS.")
+    max_storage_bytes: int | None = Field(
+        description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
+    )
+    erasing_at: datetime | None = Field(description="Since then its private data go.")
+    erased_at: datetime | None = Field(description="Since then only its ledger is left.")
+    created_at: datetime
+
+
+class Tenants(AdminResponse):
+    tenants: list[TenantAnswer]
+
+
+@router.post("/tenants", status_code=status.HTTP_201_CREATED, name="create")
+async def create_tenant(
+    body: NewTenant, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> MadeTenant:
+    """With its first user and that user's key, which is shown this once.
+
+    The user is written first: if the rest never comes, a row is left over that no key leads to.
+    """
+    name, tenant_id, user_id, key = check_tenant_name(body.name), uuid4(), uuid4(), new_api_key()
+    async with plane.central.read() as tx:
+        pool = await tenants.least_full(tx, plane.pools)
+    async with plane.pools[pool].transaction() as tx:
+        await tenants.create_user(
+            tx, user_id=user_id, tenant_id=tenant_id, email=body.email, now=now
+        )
+    async with plane.central.transaction() as tx:
+        tenant = await tenants.create_tenant(tx, tenant_id=tenant_id, name=name, pool=pool, now=now)
+        await tenants.create_key(
+            tx, NewApiKey(uuid4(), key, tenant_id, user_id, FIRST_KEY), now=now
+        )
+        details = {"name": tenant.name, "pool": pool, "user_id": user_id}
+        await _record_tenant(tx, tenant, "create_tenant", operator, now, details)
+    return MadeTenant(id=tenant.id, name=tenant.name, pool=pool, key=key, user_id=user_id)
+
+
+@router.get("/tenants")
+async def list_tenants(plane: PlaneDep) -> Tenants:
+    async with plane.central.read() as tx:
+        return Tenants(tenants=[answer_of(each) for each in await tenants.list_tenants(tx)])
+
+
+@router.get("/tenants/{tenant_id}", name="show")
+async def show_tenant(tenant_id: UUID, plane: PlaneDep) -> TenantAnswer:
+    async with plane.central.read() as tx:
+        return answer_of(await tenants.get_tenant(tx, tenant_id))
+
+
+@router.put("/tenants/{tenant_id}/limits")
+async def set_limits(
+    tenant_id: UUID, body: Limits, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> TenantAnswer:
+    """Jobs that wait keep the priority that they have."""
+    async with plane.central.transaction() as tx:
+        tenant = await tenants.set_limits(tx, tenant_id, **body.model_dump())
+        await _record_tenant(tx, tenant, "set_limits", operator, now, body.model_dump())
+    return answer_of(tenant)
+
+
+@router.put("/tenants/{tenant_id}/retention")
+async def set_retention(
+    tenant_id: UUID, body: Retention, plane: PlaneDep, now: NowDep, owner: OwnerDep
+) -> TenantAnswer:
+    """How long its media and their files are kept; the ledger stays. Takes an owner: older ones go."""
+    async with plane.central.transaction() as tx:
+        tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
+        await _record_tenant(tx, tenant, "set_retention", owner, now, body.model_dump())
+    return answer_of(tenant)
+
+
+@router.put("/tenants/{tenant_id}/quota")
+async def set_quota(
+    tenant_id: UUID, body: Quota, plane: PlaneDep, now: NowDep, owner: OwnerDep
+) -> TenantAnswer:
+    """How many bytes it may store, uploads that are only announced among them. Takes an owner."""
+    async with plane.central.transaction() as tx:
+        tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
+        await _record_tenant(tx, tenant, "set_quota", owner, now, body.model_dump())
+    return answer_of(tenant)
+
+
+@router.get("/tenants/{tenant_id}/storage")
+async def storage(tenant_id: UUID, plane: PlaneDep) -> Storage:
+    async with plane.central.read() as tx:
+        tenant = await tenants.get_tenant(tx, tenant_id)
+    async with plane.pools[tenant.pool].transaction() as tx:
+        used = await media.used_bytes(tx, tenant_id)
+    own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
+    return Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
+
+
+async def _record_tenant(
+    tx: Tx, tenant: Tenant, action: str, operator: str, now: datetime, details: dict[str, Any]
+) -> None:
+    await notifications.record_audit(
+        tx,
+        actor=operator,
+        action=action,
+        subject=tenant.subject,
+        now=now,
+        tenant_id=tenant.id,
+        details=details,
+    )
+
+
+def answer_of(tenant: Tenant) -> TenantAnswer:
+    return TenantAnswer(**asdict(tenant))
+
+
+SHOWN_MAX = 1000
+
+
+class DriftAnswer(AdminResponse):
+    fault: Fault
+    tenant_id: UUID
+    user_id: UUID | None
+    job_id: UUID | None
+    message: str
+
+
+class Books(AdminResponse):
+    is_sound: bool = Field(description="All was verified, and all adds up.")
+    found: int = Field(description="How many drifts there are.")
+    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_MAX:,} of them.")
+    pools_left_out: list[str] = Field(description="They are down: their books were not verified.")
+
+
+@router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
+async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDep) -> TenantAnswer:
+    """Removes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
+
+    Its keys are dead with the answer and nothing new is taken. Jobs that are active are cancelled and
+    refunded, and the rest is done by a sweep: `erased_at` of the tenant tells when. There is no way back. Takes an owner.
+    """
+    return answer_of(
+        await retention.begin_erasure(plane.context, tenant_id, actor=operator, now=now)
+    )
+
+
+@router.get("/ledger")
+async def verify(
+    plane: PlaneDep,
+    tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
+) -> Books:
+    """Wallets against their transactions, transactions against jobs. Changes nothing."""
+    verified = await checks.verify_ledger(plane.context, tenant_id)
+    shown = [
+        DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
+        for each in verified.drifts[:SHOWN_MAX]
+    ]
+    return Books(
+        is_sound=verified.is_sound,
+        found=len(verified.drifts),
+        drifts=shown,
+        pools_left_out=sorted(verified.pools_left_out),
+    )
+
+
+USERS = "/tenants/{tenant_id}/users"
+USER = USERS + "/{user_id}"
+
+
+class NewUser(Body):
+    email: str | None = Field(default=None, examples=["bob@example.com"])
+    name: str | None = Field(default=None, examples=["Bob"])
+
+
+class UserAnswer(AdminResponse):
+    id: UUID
+    tenant_id: UUID
+    email: str | None
+    name: str | None
+    is_active: bool
+    created_at: datetime
+
+
+class Users(AdminResponse):
+    users: list[UserAnswer] = Field(description="The oldest first.")
+    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class AdminWantedKey(Body):
+    name: str = Field(default="key", description="To tell it from others.", examples=["website"])
+    scopes: list[Scope] = Field(
+        default_factory=lambda: sorted(ALL_SCOPES), description="What it may be used for."
+    )
+    expires_at: AwareDatetime | None = Field(default=None, description="null: never.")
+
+
+class AdminKeyAnswer(AdminResponse):
+    id: UUID
+    user_id: UUID
+    name: str
+    prefix: str = Field(description="Its first characters.")
+    scopes: list[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class AdminMadeKey(AdminKeyAnswer):
+    key: str = Field(description="It is shown this once.")
+
+
+class AdminKeys(AdminResponse):
+    keys: list[AdminKeyAnswer] = Field(description="The newest first, revoked ones among them.")
+
+
+@router.post(USERS, status_code=status.HTTP_201_CREATED, name="create")
+async def create_user(
+    tenant_id: UUID, body: NewUser, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> UserAnswer:
+    """Without a key: make one under …/users/{user_id}/keys."""
+    async with plane.central.read() as tx:
+        pool = plane.pools[(await tenants.require_kept(tx, tenant_id)).pool]
+    async with pool.transaction() as tx:
+        user = await tenants.create_user(
+            tx, user_id=uuid4(), tenant_id=tenant_id, email=body.email, name=body.name, now=now
+        )
+    async with plane.central.transaction() as tx:
+        await _record_user(tx, user, "create_user", operator, now)
+    return _user_answer(user)
+
+
+@router.get(USERS)
+async def list_users(
+    tenant_id: UUID,
+    plane: PlaneDep,
+    after: Annotated[UUID | None, Query(description="Go on after this user.")] = None,
+    limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
+) -> Users:
+    pool = await plane.context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        found = await tenants.list_users(tx, tenant_id, after_id=after, limit=limit)
+    following = found[-1].id if len(found) == limit else None
+    return Users(users=[_user_answer(each) for each in found], next=following)
+
+
+@router.get(USER, name="show")
+async def show_user(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> UserAnswer:
+    return _user_answer(await _user(plane, tenant_id, user_id))
+
+
+@router.post(USER + "/deactivate")
+async def deactivate(
+    tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> UserAnswer:
+    """All their keys are revoked, first of all; jobs that were submitted go on."""
+    user = await _user(plane, tenant_id, user_id)
+    async with plane.central.transaction() as tx:
+        revoked = await tenants.revoke_all_keys(tx, tenant_id, user_id, now=now)
+        await _record_user(tx, user, "deactivate_user", operator, now, {"keys_revoked": revoked})
+    return await _set_active(plane, user, is_active=False)
+
+
+@router.post(USER + "/activate")
+async def activate(
+    tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> UserAnswer:
+    """They need a new key: those that were revoked stay so."""
+    user = await _user(plane, tenant_id, user_id)
+    async with plane.central.transaction() as tx:
+        await tenants.require_kept(tx, tenant_id)
+        await _record_user(tx, user, "activate_user", operator, now)
+    return await _set_active(plane, user, is_active=True)
+
+
+@router.post(USER + "/keys", status_code=status.HTTP_201_CREATED)
+async def create_key(
+    tenant_id: UUID,
+    user_id: UUID,
+    body: AdminWantedKey,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> AdminMadeKey:
+    """The key is shown this once, and stored hashed."""
+    user, key = await _user(plane, tenant_id, user_id), new_api_key()
+    wanted = NewApiKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
+    async with plane.central.transaction() as tx:
+        await tenants.require_kept(tx, tenant_id)
+        made = await tenants.create_key(tx, wanted, now=now)
+        await _record_user(tx, user, "create_key", operator, now, _of_key(made))
+    return AdminMadeKey(**_key_answer(made).model_dump(), key=key)
+
+
+@router.get(USER + "/keys")
+async def list_keys(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> AdminKeys:
+    await _user(plane, tenant_id, user_id)
+    async with plane.central.read() as tx:
+        found = await tenants.list_keys(tx, tenant_id, user_id)
+    return AdminKeys(keys=[_key_answer(each) for each in found])
+
+
+@router.post(USER + "/keys/{key_id}/revoke")
+async def revoke_key(
+    tenant_id: UUID,
+    user_id: UUID,
+    key_id: UUID,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> AdminKeyAnswer:
+    """Dead at once; a second time changes nothing."""
+    user = await _user(plane, tenant_id, user_id)
+    async with plane.central.transaction() as tx:
+        revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
+        await _record_user(tx, user, "revoke_key", operator, now, _of_key(revoked))
+    return _key_answer(revoked)
+
+
+async def _user(plane: ControlPlane, tenant_id: UUID, user_id: UUID) -> User:
+    pool = await plane.context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await tenants.get_user(tx, tenant_id, user_id)
+
+
+async def _set_active(plane: ControlPlane, user: User, *, is_active: bool) -> UserAnswer:
+    pool = await plane.context.pool_of(user.tenant_id)
+    async with pool.transaction() as tx:
+        return _user_answer(
+            await tenants.set_user_active(tx, user.tenant_id, user.id, is_active=is_active)
+        )
+
+
+async def _record_user(
+    tx: Tx,
+    user: User,
+    action: str,
+    operator: str,
+    now: datetime,
+    details: dict[str, Any] | None = None,
+) -> None:
+    await notifications.record_audit(
+        tx,
+        actor=operator,
+        action=action,
+        subject=user.subject,
+        now=now,
+        tenant_id=user.tenant_id,
+        details=details,
+    )
+
+
+def _of_key(key: ApiKey) -> dict[str, Any]:
+    return {"key_id": key.id, "prefix": key.prefix, "scopes": key.scopes}
+
+
+def _user_answer(user: User) -> UserAnswer:
+    return UserAnswer(**asdict(user))
+
+
+def _key_answer(key: ApiKey) -> AdminKeyAnswer:
+    shown = {name: getattr(key, name) for name in AdminKeyAnswer.model_fields}
+    return AdminKeyAnswer.model_validate({**shown, "scopes": sorted(key.scopes)})
+
+
+WALLET = "/tenants/{tenant_id}/wallets/{user_id}"
+Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older than this one.")]
+
+
+class Payment(Body):
+    amount: Tokens = Field(description="In tokens, above zero.", examples=[500])
+    provider_transaction_id: str = Field(
+        description="The payment provider's own id: the same one counts once.",
+        examples=["pi_3PqK2x"],
+    )
+
+
+class Balance(AdminResponse):
+    balance: int
+
+
+class AdminWalletAnswer(Balance):
+    tenant_id: UUID
+    user_id: UUID
+
+
+class AdminTransactionAnswer(AdminResponse):
+    id: int
+    type: TransactionType
+    amount: int = Field(description="What it adds to the balance.")
+    job_id: UUID | None
+    provider_transaction_id: str | None
+    created_at: datetime
+
+
+class AdminTransactions(AdminResponse):
+    transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
+    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+@router.post(
+    WALLET + "/credits",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": Balance, "description": "Credited before; nothing was changed."}},
+)
+async def credit(
+    tenant_id: UUID,
+    user_id: UUID,
+    body: Payment,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OwnerDep,
+    response: Response,
+) -> Balance:
+    """A payment counts once, however often it is told. Takes an owner."""
+    pool = await plane.context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        await tenants.get_user(tx, tenant_id, user_id)
+        credited = await ledger.credit(
+            tx, tenant_id, user_id, body.amount, body.provider_transaction_id, now=now
+        )
+    await _record_once(plane, tenant_id, user_id, body, operator, now)
+    if not credited.is_new:
+        response.status_code = status.HTTP_200_OK
+    return Balance(balance=credited.balance)
+
+
+@router.get(WALLET, name="show")
+async def show_wallet(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> AdminWalletAnswer:
+    pool = await plane.context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await tenants.get_user(tx, tenant_id, user_id)
+        balance = await ledger.balance(tx, tenant_id, user_id)
+    return AdminWalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
+
+
+@router.get(WALLET + "/transactions")
+async def transactions(
+    tenant_id: UUID,
+    user_id: UUID,
+    plane: PlaneDep,
+    before: Before = None,
+    limit: Annotated[int, Query(ge=1, le=TRANSACTIONS_PER_PAGE_MAX)] = 100,
+) -> AdminTransactions:
+    pool = await plane.context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await tenants.get_user(tx, tenant_id, user_id)
+        found = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
+    following = found[-1].id if len(found) == limit else None
+    return AdminTransactions(transactions=[_wallet_answer(each) for each in found], next=following)
+
+
+async def _record_once(
+    plane: ControlPlane, tenant_id: UUID, user_id: UUID, paid: Payment, operator: str, now: datetime
+) -> None:
+    """The ledger is in another database: whoever was cut off before this line writes it at the repeat."""
+    subject = f"payment:{tenant_id}/{paid.provider_transaction_id}"
+    async with plane.central.transaction() as tx:
+        if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
+            return
+        await notifications.record_audit(
+            tx,
+            actor=operator,
+            action="credit",
+            subject=subject,
+            now=now,
+            tenant_id=tenant_id,
+            details={"user_id": user_id, "amount": paid.amount},
+        )
+
+
+def _wallet_answer(line: LedgerTransaction) -> AdminTransactionAnswer:
+    fields = asdict(line)
+    return AdminTransactionAnswer(
+        **{name: fields[name] for name in AdminTransactionAnswer.model_fields}
+    )

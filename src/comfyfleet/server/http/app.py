@@ -1,0 +1,228 @@
+"""The ASGI application: routers, middleware, error handlers and the pages of the documentation."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute
+
+from comfyfleet import __version__
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http import admin, deps, errors, health, public, worker
+from comfyfleet.server.http.admin.auth import authenticate_operator
+from comfyfleet.server.http.direct_routes import DirectRoutes
+from comfyfleet.server.http.middleware import AccessLog, CallerAuth, Check, WrongKeyThrottle
+from comfyfleet.server.http.objects import objects_routes
+from comfyfleet.server.http.request_body import BodyLimits
+from comfyfleet.server.storage import LocalStore
+from comfyfleet.server.storage.local import OBJECTS_PATH
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+code { font-family: ui-monospace, monospace } summary { cursor: pointer; padding: .25rem 0 }
+table { border-collapse: collapse; margin: .5rem 0 1rem 1rem } td { padding: .1rem 1rem .1rem 0; vertical-align: top }
+@media (prefers-color-scheme: dark) { body { background: #161616; color: #eee } a { color: #8cf } }
+"""
+PLACES = {"documentation": "/docs", "openapi": "/openapi.json", "health": "/healthz"}
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    """A page for browsers, JSON for programs."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
+    return _page(
+        "comfyfleet",
+        f"<p>Version {escape(__version__)}. This is the control plane's API; it takes bearer keys.</p>"
+        '<ul><li><a href="/docs">What can be called</a></li>'
+        '<li><a href="/openapi.json">The same as an OpenAPI document</a></li>'
+        '<li><a href="/readyz">Whether it can work</a></li></ul>',
+    )
+
+
+@router.get("/docs")
+async def documentation(request: Request) -> Response:
+    """The OpenAPI document as a page."""
+    described = await _described(request.app)
+    return HTMLResponse(described.page, headers=HEADERS)
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    described = await _described(request.app)
+    return Response(described.document, media_type="application/json")
+
+
+class RenderedDocument(NamedTuple):
+    """The API's document, as it is sent: it takes seconds to make, and anybody may ask for it."""
+
+    document: bytes
+    page: bytes
+
+
+async def _described(app: FastAPI) -> RenderedDocument:
+    """Made once, beside the event loop; whoever asks meanwhile waits for the same."""
+    making: asyncio.Future[RenderedDocument] | None = getattr(app.state, "described", None)
+    if making is None:
+        making = asyncio.ensure_future(asyncio.to_thread(_describe, app))
+        app.state.described = making
+    return await asyncio.shield(making)
+
+
+def _describe(app: FastAPI) -> RenderedDocument:
+    document = app.openapi()
+    title = f"comfyfleet {__version__}: the API"
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return RenderedDocument(text.encode(), bytes(_page(title, "".join(_sections(document))).body))
+
+
+def _page(title: str, body: str) -> HTMLResponse:
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{body}</body></html>"
+    )
+    return HTMLResponse(text, headers=HEADERS)
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+    schemas = document.get("components", {}).get("schemas", {})
+    yield f"<p>{escape(document['info'].get('description', ''))}</p>"
+    for tag in document.get("tags", ()):
+        yield f"<h2>{escape(tag['name'])}</h2><p>{escape(tag.get('description', ''))}</p>"
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                if tag["name"] in operation.get("tags", ()):
+                    yield _operation(method, path, operation, schemas)
+
+
+def _operation(
+    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> str:
+    told = operation.get("description") or operation.get("summary", "")
+    rows = [*_parameters(operation), *_fields(operation, schemas)]
+    table = "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{escape(text)}</td></tr>"
+        for name, kind, text in rows
+    )
+    return (
+        f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>"
+        f"<p>{escape(told)}</p><table>{table}</table></details>"
+    )
+
+
+def _parameters(operation: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for each in operation.get("parameters", ()):
+        yield each["name"], f"{each['in']}, {_kind(each['schema'])}", each.get("description", "")
+
+
+def _fields(
+    operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    found = schemas.get(_name(schema), {})
+    for name, each in found.get("properties", {}).items():
+        must = ", required" if name in found.get("required", ()) else ""
+        yield name, f"body, {_kind(each)}{must}", each.get("description", "")
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"]))
+    return _name(schema) or str(schema.get("format") or schema.get("type") or "any")
+
+
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+DESCRIPTION = """Run ComfyUI as a production service.
+
+Bearer keys; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
+"""
+TAGS = [
+    {"name": "effects", "description": "What can be applied, at which price, with which choices."},
+    {"name": "videos", "description": "A user's media, pictures and sounds too: up, and back."},
+    {"name": "ai-jobs", "description": "Effects at work: submit, follow, cancel, retry, in bulk."},
+    {"name": "graphs", "description": "Workflows of workflows: keep, check, price, run, follow."},
+    {"name": "pipelines", "description": "Runs that go on by themselves, and are judged."},
+    {"name": "wallet", "description": "Tokens: what there is, and how it came to that."},
+    {"name": "keys", "description": "A user's own API keys."},
+    {"name": "webhooks", "description": "Where a user's server is told how jobs ended."},
+    {"name": "admin", "description": "For operators; needs an operator's key, or the admin key."},
+    {"name": "worker", "description": "For workers; needs a worker's key."},
+    {"name": "objects", "description": "Files by signed URLs, where the store is a local folder."},
+    {"name": "health", "description": "For whatever watches the process."},
+]
+
+PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
+
+# By the first prefix that fits. Signed URLs carry their right themselves.
+CHECKS: tuple[tuple[str, Check | None], ...] = (
+    (f"{OBJECTS_PATH}/", None),
+    ("/api/worker/register", worker.authenticate_fleet),
+    ("/api/worker/", worker.authenticate_worker),
+    ("/api/admin/", authenticate_operator),
+    ("/api/", public.authenticate_customer),
+)
+
+
+def _included(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
+    joined = APIRouter()
+    for router in routers:
+        joined.include_router(router, **given)
+    return joined.routes
+
+
+# The framework makes a route ready at its first call, which takes long: these are the same for
+# every application of a process. Nor may one be made for one application: the framework keeps what
+# it has once called, and with it all that a function of one control plane holds.
+_OF_WORKERS = _included(worker.router, responses=PROBLEMS)
+_OF_PEOPLE = [
+    *_included(health.metrics_router, health.router, router, *public.ROUTERS),
+    *_included(*admin.ROUTERS, responses=PROBLEMS),
+]
+
+
+def create_app(plane: ControlPlane) -> FastAPI:
+    app = FastAPI(
+        title="comfyfleet",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        # Both are pages of ours.
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would name the host that the caller named.
+        redirect_slashes=False,
+    )
+    app.state.plane = plane
+    app.state.wrong_keys = WrongKeyThrottle()
+    errors.install(app, plane.meters)
+    deps.install(app)
+    public.install(app, plane)
+    health.install(app, plane)
+    # Routes are tried one after the other: first those that are called most.
+    app.router.routes.extend(_OF_WORKERS)
+    if isinstance(plane.store, LocalStore):
+        app.router.routes.extend(objects_routes(plane.store))
+    app.router.routes.extend(_OF_PEOPLE)
+    often = (*worker.CALLED_OFTEN, *public.CALLED_OFTEN)
+    app.add_middleware(DirectRoutes, plane=plane, declared=often)
+    app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
+    app.add_middleware(CallerAuth, checks=CHECKS)
+    app.add_middleware(AccessLog, meters=plane.meters)
+    return app

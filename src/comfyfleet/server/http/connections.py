@@ -1,0 +1,559 @@
+"""Limits on connections: idle ones are closed, polls are admitted one by one, and a parked long poll keeps
+its socket but none of the memory that the server had made for it."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
+
+import h11
+from starlette.responses import Response
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+POLLS_AT_ONCE = 32
+
+
+class PollAdmission:
+    def __init__(self) -> None:
+        self._inside = 0
+        self._begun = 0  # in this turn of the loop: what they have sent is not read to its end yet
+        self._held: deque[Callable[[], None]] = deque()
+        self._is_due = False
+
+    def ask(self, begin: Callable[[], None]) -> bool:
+        """Whether it may begin now; else it is called when it may."""
+        if self._held or not self._has_room:
+            self._held.append(begin)
+            return False
+        self._count_one()
+        return True
+
+    def enter(self) -> None:
+        self._inside += 1
+
+    def leave(self) -> None:
+        self._inside -= 1
+        if self._held:
+            self._soon()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._inside + self._begun < POLLS_AT_ONCE
+
+    def _count_one(self) -> None:
+        self._begun += 1
+        self._soon()
+
+    def _soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_due, self._begun = False, 0
+        while self._held and self._has_room:
+            begin = self._held.popleft()
+            self._count_one()
+            begin()
+
+
+# In a scope's state: who may be parked, and who was.
+CONNECTION, PARKED = "connection", "parked"
+# What comes before the answer is kept for after it, and no more than this is read.
+EARLY_BYTES_MAX = 64 * 1024
+
+
+class ParkedHandler(Protocol):
+    """Whose answer is waited for."""
+
+    def lost(self) -> None: ...
+
+    def stopped(self) -> None: ...
+
+
+class ParkedLog(Protocol):
+    def note_parked(self, parked: "ParkedConnection", status: int | None) -> None: ...
+
+
+class ParkedConnection(asyncio.Protocol):
+    """The protocol of a transport meanwhile."""
+
+    __slots__ = (
+        "_early",
+        "_like",
+        "begun",
+        "closes",
+        "is_lost",
+        "log",
+        "request_id",
+        "transport",
+        "waiting",
+    )
+
+    def __init__(self, connection: "HttpConnection", *, early: bytes, closes: bool) -> None:
+        self.transport = connection.transport
+        # What a connection is made with: the same of all.
+        self._like = connection.made_with
+        self._early = early
+        self.closes = closes
+        self.is_lost = False
+        self.waiting: ParkedHandler | None = None
+        self.log: ParkedLog | None = None
+        self.begun = 0.0
+        self.request_id = ""
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+        if len(self._early) > EARLY_BYTES_MAX:
+            self.transport.pause_reading()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._like.server_state.connections.discard(self)
+        self.is_lost = True
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.lost()
+            self._note(None)
+
+    def shutdown(self) -> None:
+        """The server stops: it is answered, and not listened to any more."""
+        self.closes = True
+        if self.waiting is not None:
+            self.waiting.stopped()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """The server waits for it when it stops."""
+        working, those = asyncio.create_task(work), self._like.server_state.tasks
+        those.add(working)
+        working.add_done_callback(those.discard)
+        return working
+
+    def answer(self, response: Response) -> None:
+        self.waiting = None
+        self._note(response.status_code)
+        if self.transport.is_closing():
+            return
+        self._like.server_state.total_requests += 1
+        self.transport.write(self._head(response) + bytes(response.body))
+        if self.closes:
+            self.transport.close()
+            return
+        self._like.server_state.connections.discard(self)
+        self._like.connection().take_over(self.transport, self._early)
+
+    def _head(self, response: Response) -> bytes:
+        phrase = HTTPStatus(response.status_code).phrase
+        lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode()]
+        headers = [*self._like.server_state.default_headers, *response.raw_headers]
+        headers.append((b"x-request-id", self.request_id.encode()))
+        if self.closes:
+            headers.append((b"connection", b"close"))
+        lines += [name + b": " + text for name, text in headers]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _note(self, status: int | None) -> None:
+        log, self.log = self.log, None
+        if log is not None:
+            log.note_parked(self, status)
+
+
+def connection_of(scope: Scope) -> "HttpConnection | None":
+    """None under another server, which knows nothing of this."""
+    found: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
+    return found
+
+
+def parked_in(scope: Scope) -> ParkedConnection | None:
+    found: ParkedConnection | None = scope.get("state", {}).get(PARKED)
+    return found
+
+
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ImportError:
+    HAS_HTTPTOOLS = False
+    if not TYPE_CHECKING:
+        HttpToolsProtocol = object
+else:
+    HAS_HTTPTOOLS = True
+
+logger = logging.getLogger(__name__)
+# From the first byte of a request, or the begin of a connection, to the end of the headers.
+HEADER_SECONDS_MAX = 20.0
+# What still comes of a body that was refused is dropped for so long, that its sender may read why.
+LINGER_SECONDS = 5.0
+CONNECTIONS_MAX = 20_000
+WARN_SECONDS = 60.0
+# Of a request's line and headers, of what stands between a body's chunks, and after them.
+HEAD_BYTES_MAX = 64 * 1024
+# Requests that came together with the one before, without waiting for its answer.
+PIPELINED_MAX = 16
+_POLL_PATH = "/api/worker/poll"
+_POLL = f"POST {_POLL_PATH} ".encode()
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+
+
+class _Elsewhere(Exception):
+    """A connection whose transport was taken over is told that it is lost."""
+
+
+class _Refused(Exception):
+    """A request that is answered with 400, and its connection closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionArguments:
+    """What the server makes its connections with."""
+
+    kind: type["HttpConnection"]
+    config: Config
+    server_state: ServerState
+    app_state: dict[str, Any]
+
+    def connection(self) -> "HttpConnection":
+        return self.kind(self.config, self.server_state, self.app_state)
+
+
+class _JoinedWrites:
+    """The transport of one answer: its head is sent with what follows in the same turn of the loop.
+
+    The server writes them one after the other, and each is a call of the system.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._head: bytes | None = b""  # None: it was sent
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        elif data:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _send_head(self) -> None:
+        head, self._head = self._head, None
+        if head:
+            self._transport.write(head)
+
+
+class HttpConnection(asyncio.Protocol):
+    """What both kinds have in common: limits, admission, and a place to wait."""
+
+    header_seconds_max = HEADER_SECONDS_MAX
+    linger_seconds = LINGER_SECONDS
+    connections_max = CONNECTIONS_MAX
+    _warned_at = -WARN_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+    is_lost = False
+    admission = PollAdmission()
+    _is_inside = False
+    on_lost: Callable[[], object] | None = None
+    # The server's.
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    config: Config
+    server_state: ServerState
+    app_state: dict[str, Any]
+    connections: set[Any]
+    headers: list[tuple[bytes, bytes]]
+    cycle: Any
+    scope: Any
+    timeout_keep_alive: int
+    timeout_keep_alive_task: asyncio.TimerHandle | None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+        ) -> None: ...
+
+        def _unset_keepalive_if_required(self) -> None: ...
+
+        def timeout_keep_alive_handler(self) -> None: ...
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.connections_max:
+            self._turn_away()
+        else:
+            self._close_in(self.header_seconds_max)
+
+    def data_received(self, data: bytes) -> None:
+        is_poll = self._is_unused and data.startswith(_POLL)
+        if is_poll and not self.admission.ask(partial(self._begin, data)):
+            # It has said enough to be no idler.
+            self._forget_deadline()
+            self._unset_keepalive_if_required()
+            self.transport.pause_reading()
+            return
+        self._read(data)
+
+    def _begin(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self._read(data)
+
+    def let_go(self) -> None:
+        """What is still done for the poll keeps no other out."""
+        if self._is_inside:
+            self._is_inside = False
+            self.admission.leave()
+
+    def _read(self, data: bytes) -> None:
+        was_lingering = self._is_lingering
+        super().data_received(data)
+        if self._is_reading_headers:
+            if self._deadline is None:
+                self._close_in(self.header_seconds_max)
+        elif was_lingering and self._is_unused:
+            # The server has begun to count before the last byte came, and then forgot to.
+            self._close_in(self.timeout_keep_alive)
+        elif not self._is_lingering:
+            self._forget_deadline()
+
+    def _has_request(self) -> None:
+        """Its headers have come: what answers it may ask for the connection."""
+        self.scope["state"][CONNECTION] = self
+        self.cycle.transport = _JoinedWrites(self.transport, self.loop)
+
+    def _has_whole_request(self) -> None:
+        if self.scope["path"] == _POLL_PATH and not self._is_inside:
+            self._is_inside = True
+            self.admission.enter()
+
+    @property
+    def made_with(self) -> ConnectionArguments:
+        return ConnectionArguments(type(self), self.config, self.server_state, self.app_state)
+
+    def park(self) -> ParkedConnection | None:
+        """Hands its transport over until the request is answered. None: this one must stay."""
+        is_current = self.scope["http_version"] == "1.1" and not self.cycle.more_body
+        early = self._early
+        if not is_current or early is None or self.is_lost or self.transport.is_closing():
+            return None
+        parked = ParkedConnection(
+            self,
+            early=early,
+            closes=CLOSE_HEADER in self.headers or not self.cycle.keep_alive,
+        )
+        self.connections.add(parked)
+        self.transport.set_protocol(parked)
+        self.on_lost = None
+        self.connection_lost(_Elsewhere())
+        return parked
+
+    def take_over(self, transport: asyncio.Transport, early: bytes) -> None:
+        """After an answer: what comes next, or has come already, is another request.
+
+        It was let in when it came, and is not turned away now, however many there are.
+        """
+        super().connection_made(transport)
+        transport.set_protocol(self)
+        if not transport.is_reading():
+            transport.resume_reading()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        if early:
+            self.data_received(early)
+
+    def on_response_complete(self) -> None:
+        self.let_go()
+        super().on_response_complete()  # type: ignore[misc]
+        if self._is_lingering:
+            self._close_in(self.linger_seconds)
+        elif self._is_reading_headers:
+            self._close_in(self.header_seconds_max)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        self.let_go()
+        super().connection_lost(exc)
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    @property
+    def _is_unused(self) -> bool:
+        """No request is under way, and nothing of the next has come."""
+        raise NotImplementedError
+
+    @property
+    def _is_reading_headers(self) -> bool:
+        """Some of the next request has come, and not all of its headers."""
+        raise NotImplementedError
+
+    @property
+    def _is_lingering(self) -> bool:
+        """It has been answered, and still sends its body."""
+        raise NotImplementedError
+
+    @property
+    def _early(self) -> bytes | None:
+        """What came of the next request. None: it has been parsed already."""
+        raise NotImplementedError
+
+    @property
+    def _is_answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
+
+    def _turn_away(self) -> None:
+        now = self.loop.time()
+        if now - HttpConnection._warned_at >= WARN_SECONDS:
+            HttpConnection._warned_at = now
+            logger.warning("more than %d connections: new ones are refused", self.connections_max)
+        self.transport.write(_FULL)
+        self.transport.close()
+
+    def _close_in(self, seconds: float) -> None:
+        self._forget_deadline()
+        self._deadline = self.loop.call_later(seconds, self._close)
+
+    def _close(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class H11Connection(HttpConnection, H11Protocol):
+    _seen: object = None  # the request whose headers came last
+    _entered: object = None  # the one that came in full last
+
+    def handle_events(self) -> None:
+        """Of which a new request may be one."""
+        super().handle_events()
+        if self.scope is None:
+            return
+        if self.cycle is not self._seen:
+            self._seen = self.cycle
+            self._has_request()
+            self._refuse_two_lengths()
+        if self.cycle is not self._entered and not self.cycle.more_body:
+            self._entered = self.cycle
+            self._has_whole_request()
+
+    def _refuse_two_lengths(self) -> None:
+        """What stands before us may have believed the other one, and have seen another request."""
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.cycle.disconnected = True
+            self.send_400_response("Content-Length beside Transfer-Encoding.")
+
+    @property
+    def _is_unused(self) -> bool:
+        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    @property
+    def _is_reading_headers(self) -> bool:
+        return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+
+    @property
+    def _is_lingering(self) -> bool:
+        return self._is_answered and self.conn.their_state is h11.SEND_BODY
+
+    @property
+    def _early(self) -> bytes | None:
+        return self.conn.trailing_data[0]
+
+
+class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
+    """Its parser has no limit for headers, keeps what trails a body, and reads on behind a request."""
+
+    _reads_head = False
+    _reads_body = False
+    _unparsed_bytes = 0  # since a head was read, or some of a body
+
+    def _read(self, data: bytes) -> None:
+        self._unparsed_bytes += len(data)
+        super()._read(data)
+        if self._unparsed_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reads_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reads_head:  # what trails a body is no header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._unparsed_bytes, self._reads_head, self._reads_body = 0, False, True
+        super().on_headers_complete()
+        self._has_request()
+
+    def _check_head(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > HEAD_BYTES_MAX or len(self.pipeline) >= PIPELINED_MAX:
+            raise _Refused
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise _Refused
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes, self._reads_body = 0, False
+        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._has_whole_request()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is answered as if it had not asked. What came behind it the parser has thrown away."""
+        self.cycle.keep_alive = False
+
+    @property
+    def _is_unused(self) -> bool:
+        is_free = self.cycle is None or self.cycle.response_complete
+        return is_free and not self._reads_head and not self._reads_body
+
+    @property
+    def _is_reading_headers(self) -> bool:
+        return self._reads_head and (self.cycle is None or self.cycle.response_complete)
+
+    @property
+    def _is_lingering(self) -> bool:
+        return self._is_answered and self._reads_body
+
+    @property
+    def _early(self) -> bytes | None:
+        return None if self.pipeline or self._reads_head else b""
+
+
+def with_limits(
+    kind: type[HttpConnection] = HttptoolsConnection if HAS_HTTPTOOLS else H11Connection,
+    **limits: float,
+) -> type[HttpConnection]:
+    """The same with other limits, and polls of its own."""
+    return type("Connection", (kind,), {"admission": PollAdmission(), **limits})

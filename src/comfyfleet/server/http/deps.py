@@ -1,0 +1,134 @@
+"""FastAPI dependencies (the control plane, the current time), and error responses in the OpenAPI document."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import Depends, FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from comfyfleet.server.app import ControlPlane
+
+
+def plane_of(request: Request) -> ControlPlane:
+    plane: ControlPlane = request.app.state.plane
+    return plane
+
+
+def now_of(request: Request) -> datetime:
+    return plane_of(request).clock()
+
+
+# Coroutines that wait for nothing: the framework runs a plain function in a thread, and waits for it.
+async def _plane(request: Request) -> ControlPlane:
+    return plane_of(request)
+
+
+async def _now(request: Request) -> datetime:
+    return now_of(request)
+
+
+# `async def endpoint(plane: GivenPlane, now: GivenNow)`. The endpoint opens its transactions
+# itself: a dependency that yields one would commit only after the answer was sent.
+PlaneDep: TypeAlias = Annotated[ControlPlane, Depends(_plane)]
+NowDep: TypeAlias = Annotated[datetime, Depends(_now)]
+
+
+COMPONENTS = "#/components/schemas/"
+
+
+class Problem(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    code: str = Field(description="Stable; see the reference of error codes.")
+    message: str = Field(description="For people.")
+    details: dict[str, Any] = Field(description="The field, the limit, or whatever explains it.")
+
+
+class ProblemAnswer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    error: Problem
+
+
+_NEEDED = {"required_tokens": 5, "balance": 2}
+_EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]] = {
+    400: (
+        "The body can't be read",
+        {"invalid_input": ("There was an error parsing the body", {})},
+    ),
+    401: (
+        "The key is missing, unknown, expired or revoked",
+        {"unauthenticated": ("this is no key that we know", {})},
+    ),
+    403: (
+        "The key is right, and does not allow this",
+        {"forbidden": ("this key has no scope write", {"scope": "write"})},
+    ),
+    404: (
+        "There is no such thing, or it is somebody else's",
+        {"not_found": ("there is no job 6a1f…", {})},
+    ),
+    409: (
+        "It contradicts what is",
+        {
+            "conflict": (
+                "idempotency_key was used for another request",
+                {"field": "idempotency_key"},
+            )
+        },
+    ),
+    413: (
+        "Larger than we accept",
+        {"limit_exceeded": ("a file has at most 2,147,483,648 bytes", {"field": "size"})},
+    ),
+    422: (
+        "What was sent can't be used, or not as things stand",
+        {
+            "invalid_input": ("size: must be above 0", {"fields": []}),
+            "invalid_value": ("the property steps: 0 is below 1", {"property": "steps"}),
+            "insufficient_tokens": ("Insufficient token balance.", _NEEDED),
+        },
+    ),
+    429: (
+        "Too much at once; Retry-After says when to come again",
+        {
+            "too_many_calls": ("this key calls too often", {"retry_after_seconds": 0.5}),
+            "queue_full": ("the queue of this tenant is full", {"retry_after_seconds": 30}),
+        },
+    ),
+    503: (
+        "A part of ours can't be reached for now; Retry-After says when to come again",
+        {"unavailable": ("the database can't be reached", {})},
+    ),
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For `responses=` of a route or a router."""
+    return {status: _described(status) for status in statuses}
+
+
+def _described(status: int) -> dict[str, Any]:
+    description, codes = _EXAMPLES[status]
+    examples = {
+        code: {"value": {"error": {"code": code, "message": message, "details": dict(details)}}}
+        for code, (message, details) in codes.items()
+    }
+    content = {"schema": {"$ref": f"{COMPONENTS}ProblemAnswer"}, "examples": examples}
+    return {"description": description, "content": {"application/json": content}}
+
+
+def install(app: FastAPI) -> None:
+    """One schema for all of them. As a `model` of each, the framework would build it anew for every
+    route, and the first call of each would wait for that."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        described = ProblemAnswer.model_json_schema(ref_template=f"{COMPONENTS}{{model}}")
+        schemas = {**described.pop("$defs"), "ProblemAnswer": described}
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

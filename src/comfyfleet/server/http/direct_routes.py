@@ -1,0 +1,182 @@
+"""Routes called all day, without the framework's overhead: a body, and a call."""
+
+import email.message
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import lru_cache
+from inspect import signature
+from typing import Any, NamedTuple, get_type_hints
+from uuid import UUID
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.errors import HANDLED_ERRORS, response_to_any_error
+from comfyfleet.server.http.request_body import (
+    WorkerRoute,
+    caller_gone,
+    parse,
+    parse_tolerantly,
+    read_json,
+)
+
+BODY = ("body",)
+MISSING = {"type": "missing", "loc": BODY, "msg": "Field required", "input": None}
+# An id at the end of a path, as we write ids: one that is written otherwise goes the framework's way.
+_WITH_ID = re.compile("(.*/)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ID_CHARACTERS = 36
+_PARAMETER = re.compile(r"\{\w+\}$")
+
+
+class _Call(NamedTuple):
+    plane: ControlPlane
+    scope: Scope
+    body: Any
+    response: Response  # takes a status and headers, as the framework's own does
+
+
+# What an endpoint may ask for, by the names of its parameters; all others must have defaults.
+_GIVEN: Mapping[str, Callable[[_Call], Any]] = {
+    "plane": lambda call: call.plane,
+    "now": lambda call: call.plane.clock(),
+    "worker": lambda call: call.scope["state"]["caller"],
+    "caller": lambda call: call.scope["state"]["caller"],
+    "said": lambda call: call.body,
+    "body": lambda call: call.body,
+    "response": lambda call: call.response,
+    "job_id": lambda call: UUID(call.scope["path"][-_ID_CHARACTERS:]),
+    "if_none_match": lambda call: _header(call.scope, b"if-none-match").decode("latin-1"),
+}
+
+
+class DirectRoute:
+    """One declared route, whose endpoint answers with a model or a Response."""
+
+    def __init__(self, declared: APIRoute) -> None:
+        self.path = declared.path  # as metrics and the log name it
+        self._body = declared.body_field
+        self._parse = parse_tolerantly if isinstance(declared, WorkerRoute) else parse
+        self._status = declared.status_code or 200
+        self._endpoint: Callable[..., Awaitable[Any]] = declared.endpoint
+        names = signature(declared.endpoint).parameters
+        self._given = [(name, _GIVEN[name]) for name in names if name in _GIVEN]
+        self._require = _requirement(declared.endpoint)
+
+    async def answer(self, plane: ControlPlane, scope: Scope, receive: Receive) -> Response:
+        body = await _body_of(scope, receive, self._parse) if self._body else None
+        if self._require is not None:
+            await self._require(scope["state"]["caller"])
+        response = Response(status_code=self._status)
+        call = _Call(plane, scope, self._parsed(body), response)
+        found = await self._endpoint(**{name: give(call) for name, give in self._given})
+        return found if isinstance(found, Response) else _filled(response, found)
+
+    def _parsed(self, body: Any) -> Any:
+        if self._body is None:
+            return None
+        if isinstance(body, bytes) and not body:
+            raise RequestValidationError([MISSING])
+        said, problems = self._body.validate(body, {}, loc=BODY)
+        if problems:
+            raise RequestValidationError(problems)
+        return said
+
+
+def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]] | None:
+    """What the declared type of `caller` asks of a caller."""
+    declared = get_type_hints(endpoint, include_extras=True).get("caller")
+    return None if declared is None else declared.__metadata__[0].dependency
+
+
+class DirectRoutes:
+    """Stands before the framework, behind whatever knows the caller and bounds the body."""
+
+    def __init__(self, app: ASGIApp, plane: ControlPlane, declared: Iterable[APIRoute]) -> None:
+        self._app = app
+        self._plane = plane
+        self._routes = {
+            (method, _PARAMETER.sub("", each.path)): DirectRoute(each)
+            for each in declared
+            for method in each.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._route(scope) if scope["type"] == "http" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.answer(self._plane, scope, receive)
+            # One that is made while it is waited for may fail, too.
+            await response(scope, receive, send)
+        except HANDLED_ERRORS as error:
+            response = response_to_any_error(error, route.path, self._plane.meters)
+            await response(scope, receive, send)
+
+    def _route(self, scope: Scope) -> DirectRoute | None:
+        path: str = scope["path"]
+        if scope["query_string"] or path.endswith("/"):
+            return None
+        found = _WITH_ID.fullmatch(path)
+        return self._routes.get((scope["method"], found[1] if found else path))
+
+
+def _filled(response: Response, answer: BaseModel) -> Response:
+    response.body = answer.__pydantic_serializer__.to_json(answer)
+    response.headers["content-length"] = str(len(response.body))
+    response.headers["content-type"] = "application/json"
+    return response
+
+
+def json_response(answer: BaseModel) -> Response:
+    """What we made ourselves is not validated again."""
+    return Response(answer.__pydantic_serializer__.to_json(answer), media_type="application/json")
+
+
+async def _body_of(scope: Scope, receive: Receive, parse: Callable[[bytes], Any]) -> Any:
+    """Parsed, if it says that it is JSON; else its bytes, which no model takes."""
+    try:
+        body = await _read(receive)
+        if not body or not _is_json(_header(scope, b"content-type")):
+            return body
+        return await read_json(body, parse)
+    except json.JSONDecodeError as error:
+        problem = {"type": "json_invalid", "loc": (*BODY, error.pos), "ctx": {"error": error.msg}}
+        raise RequestValidationError([problem]) from error
+    except HTTPException:
+        raise
+    except Exception as error:
+        raise HTTPException(400, "There was an error parsing the body") from error
+
+
+async def _read(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise caller_gone()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
+@lru_cache(maxsize=100)
+def _is_json(content_type: bytes) -> bool:
+    if not content_type:
+        return False
+    message = email.message.Message()
+    message["content-type"] = content_type.decode("latin-1")
+    subtype = message.get_content_subtype()
+    is_json = subtype == "json" or subtype.endswith("+json")
+    return message.get_content_maintype() == "application" and is_json

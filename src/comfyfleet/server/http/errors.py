@@ -1,0 +1,211 @@
+"""Errors as HTTP answers: a status, and `{"error": {"code", "message", "details"}}`; validation errors field by field."""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from comfyfleet import errors
+from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db.errors import log_level_of
+
+_LIST, _OBJECT = "must be a list", "must be an object"
+_WHOLE, _NUMBER = "must be a whole number", "must be a number"
+_TRUTH, _ID = "must be true or false", "must be an id (a UUID)"
+_TIME = "must be a time, such as 2026-01-31T12:00:00Z"
+# By the validator's own name of the mistake; what stands in braces is what it tells of it.
+_WORDS: Mapping[str, str] = {
+    "missing": "is missing",
+    "extra_forbidden": "there is no such field",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "set_type": _LIST,
+    "frozen_set_type": _LIST,
+    "iterable_type": _LIST,
+    "dict_type": _OBJECT,
+    "mapping_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "dataclass_type": _OBJECT,
+    "string_type": "must be a text",
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "int_parsing_size": "is too large a number",
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": _NUMBER,
+    "bool_type": _TRUTH,
+    "bool_parsing": _TRUTH,
+    "uuid_type": _ID,
+    "uuid_parsing": _ID,
+    "datetime_type": _TIME,
+    "datetime_parsing": _TIME,
+    "datetime_from_date_parsing": _TIME,
+    "timezone_aware": "must be a time with its zone, such as 2026-01-31T12:00:00Z",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "enum": "must be {expected}",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "does not have the form {pattern}",
+    "json_invalid": "the body is no JSON: {error}",
+}
+_OF_OURS = "Value error, "
+
+
+def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
+    """Names the field, and never repeats what was sent: it may have been a key."""
+    return {"field": _field(error["loc"]), "message": _said(error)}
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    words = _WORDS.get(error["type"])
+    if words is None:
+        said = str(error["msg"]).removeprefix(_OF_OURS)
+        return said.replace("Input should be", "must be")
+    return words.format_map(error.get("ctx") or {})
+
+
+def _field(place: tuple[Any, ...]) -> str:
+    """`("body", "properties", 0, "name")` is `properties.0.name`: where it stands is told only if that
+    is all there is."""
+    where, *inside = place
+    is_named = inside and where in ("body", "path", "query")
+    return ".".join(map(str, inside if is_named else place))
+
+
+logger = logging.getLogger(__name__)
+OPERATORS = "/api/admin/"
+UNAVAILABLE_RETRY_SECONDS = 5
+QUEUE_FULL_RETRY_SECONDS = 30
+PROBLEMS_SHOWN_MAX = 20
+# What a raiser of QueueFull or Unavailable puts into details to say when to come again.
+RETRY_AFTER = "retry_after_seconds"
+
+STATUS_OF: Mapping[type[errors.FleetError], int] = {
+    errors.InvalidInput: 422,
+    errors.UnknownNodeTypes: 422,
+    errors.PromptRefused: 422,
+    errors.Refused: 422,
+    errors.LimitExceeded: 413,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.FileGone: 404,
+    errors.Conflict: 409,
+    errors.QueueFull: 429,
+    errors.Unavailable: 503,
+    # A server behind us is at fault, and nothing that the caller said.
+    errors.ServerUnavailable: 502,
+    errors.AccessDenied: 502,
+    errors.UnexpectedAnswer: 502,
+}
+# What the framework is told to leave to us.
+HANDLED_ERRORS = (errors.FleetError, RequestValidationError, HTTPException)
+_CODES = {
+    400: "invalid_input",
+    401: errors.Unauthenticated.code,
+    403: errors.Forbidden.code,
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "limit_exceeded",
+    422: "invalid_input",
+    429: errors.TooManyCalls.code,
+    503: errors.Unavailable.code,
+}
+
+
+def install(app: FastAPI, meters: ProcessMetrics) -> None:
+    async def told(request: Request, error: Exception) -> Response:
+        return response_to_any_error(error, request.scope["path"], meters)
+
+    for kind in HANDLED_ERRORS:
+        app.exception_handler(kind)(told)
+
+
+def response_to_any_error(error: Exception, path: str, meters: ProcessMetrics) -> Response:
+    """To one of `ANSWERED`."""
+    if isinstance(error, errors.FleetError):
+        meters.errors.labels(error.code).inc()
+        return response_to_error(error, path)
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return _of_routing(error)
+    raise error
+
+
+def status_of(error: errors.FleetError) -> int:
+    """That of the nearest class above that has one."""
+    return next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), 500)
+
+
+def error_response(
+    status: int,
+    code: str,
+    message: str,
+    details: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {"error": {"code": code, "message": message, "details": dict(details or {})}}
+    return Response(
+        json.dumps(body, default=str),
+        status,
+        headers=dict(headers or {}),
+        media_type="application/json",
+    )
+
+
+def response_to_error(error: errors.FleetError, path: str) -> Response:
+    """All of it for operators; others are not told what ails our machines: the log is."""
+    headers = _headers_of(error)
+    said = errors.said_to_customers(error)
+    if path.startswith(OPERATORS) or said == error.message:
+        return error_response(
+            status_of(error), error.code, error.message, error.details, headers=headers
+        )
+    level, extra = log_level_of(error), {"details": dict(error.details)}
+    logger.log(level, "%s: %s", error.code, error.message, extra=extra)
+    return error_response(status_of(error), error.code, said, headers=headers)
+
+
+def _headers_of(error: errors.FleetError) -> dict[str, str]:
+    if isinstance(error, errors.Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, errors.QueueFull):
+        return _retry_after(error, QUEUE_FULL_RETRY_SECONDS)
+    if isinstance(error, errors.Unavailable):
+        return _retry_after(error, UNAVAILABLE_RETRY_SECONDS)
+    return {}
+
+
+def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
+    seconds = error.details.get(RETRY_AFTER, usually)
+    return {"Retry-After": str(max(1, round(float(seconds))))}
+
+
+def _of_validation(error: RequestValidationError) -> Response:
+    """Names the fields, and never repeats what was sent: it may have been a key."""
+    problems = [describe_validation_error(each) for each in error.errors()[:PROBLEMS_SHOWN_MAX]]
+    message = "; ".join(
+        f"{each['field']}: {each['message']}" if each["field"] else each["message"]
+        for each in problems
+    )
+    return error_response(422, errors.InvalidInput.code, message, {"fields": problems})
+
+
+def _of_routing(error: HTTPException) -> Response:
+    """What the framework itself refuses: no such route, no such method."""
+    code = _CODES.get(error.status_code, "error")
+    return error_response(error.status_code, code, str(error.detail), headers=error.headers)

@@ -1,0 +1,311 @@
+"""Health checks, and metrics for Prometheus."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from comfyfleet import __version__
+from comfyfleet.errors import FleetError, Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.counters import SiblingProcesses
+from comfyfleet.server.db.schema import require_newest_schema
+from comfyfleet.server.http.deps import PlaneDep
+from comfyfleet.server.metrics import (
+    GRAPH_RUNS,
+    JOB_SECONDS,
+    JOBS,
+    KINDS,
+    PIPELINE_RUNS,
+    STATES,
+    EndedCounts,
+    OutcomeCounters,
+    RunFigures,
+    SystemFigures,
+    read_figures,
+    read_run_figures,
+)
+from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet
+from comfyfleet.server.secrets import hash_key, is_key_of_hash
+
+router = APIRouter(tags=["health"])
+logger = logging.getLogger(__name__)
+CHECK_SECONDS_MAX = 5.0
+FINE = "ok"
+STORE, CENTRAL = NEEDED = ("store", "central")  # without them nothing works
+
+
+@router.get("/healthz")
+async def alive() -> dict[str, str]:
+    return {"status": FINE, "version": __version__}
+
+
+@router.get("/readyz")
+async def ready(plane: PlaneDep, response: Response) -> dict[str, object]:
+    """503 until the central database, its schema and the store are there.
+
+    A pool that is down holds up the jobs of its own tenants only: then it is 200 and `degraded`, or a
+    load balancer would take every control plane away. Why is in the log: anybody may ask.
+    """
+    parts = _parts(plane)
+    found = dict(
+        zip(parts, await asyncio.gather(*(map(_checked, parts, parts.values()))), strict=True)
+    )
+    is_ready = all(found[name] == FINE for name in NEEDED)
+    response.status_code = 200 if is_ready else 503
+    return {"status": _status(found, is_ready=is_ready), "checks": found}
+
+
+def _status(found: Mapping[str, str], *, is_ready: bool) -> str:
+    if not is_ready:
+        return "not ready"
+    return "ready" if set(found.values()) == {FINE} else "degraded"
+
+
+def _parts(plane: ControlPlane) -> Mapping[str, Awaitable[object]]:
+    return {
+        STORE: plane.store.check(),
+        CENTRAL: require_newest_schema(plane.central, "central"),
+        **{
+            f"pool {name}": require_newest_schema(pool, "tenant")
+            for name, pool in plane.pools.items()
+        },
+    }
+
+
+async def _checked(name: str, check: Awaitable[object]) -> str:
+    try:
+        await asyncio.wait_for(check, CHECK_SECONDS_MAX)
+    except TimeoutError:
+        logger.warning("not ready: %s did not answer in %g s", name, CHECK_SECONDS_MAX)
+        return "timeout"
+    except FleetError as error:
+        logger.warning("not ready: %s: %s", name, error.message)
+        return error.code
+    except Exception:
+        logger.exception("not ready: %s", name)
+        return "error"
+    return FINE
+
+
+# Several that ask at once, or one that asks too often, cost the database nothing.
+FRESH_SECONDS = 2.0
+PREFIX = "comfyfleet"
+MODELS_SHOWN_MAX = 200
+FIRST_SECONDS_MAX = 10.0
+
+
+metrics_router = APIRouter(tags=["health"])
+
+
+def install(app: FastAPI, plane: ControlPlane) -> None:
+    app.state.reading = _Reading(plane)
+
+
+@metrics_router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """In Prometheus's text format. Without the database, what this process itself has counted.
+
+    Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
+    """
+    plane: ControlPlane = request.app.state.plane
+    _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
+    if plane.siblings and not plane.siblings.is_first:
+        return await _told_by_first(plane, plane.siblings, request)
+    plane.meters.waiting_polls.set(plane.queue.waiting())
+    try:
+        registry = CollectorRegistry()
+        registry.register(await request.app.state.reading.collector())
+        plane.meters.readable.set(1)
+        figures = generate_latest(registry)
+    except FleetError as error:
+        logger.warning("figures can't be read: %s", error.message)
+        plane.meters.readable.set(0)
+        figures = b""
+    return _answered(_counted(plane) + figures)
+
+
+def _answered(text: bytes) -> Response:
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _counted(plane: ControlPlane) -> bytes:
+    """What this process has counted, and its siblings."""
+    if plane.siblings is None:
+        return generate_latest(plane.meters.registry) + generate_latest(
+            plane.context.tallies.registry
+        )
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(plane.siblings.folder))  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+async def _told_by_first(
+    plane: ControlPlane, siblings: SiblingProcesses, request: Request
+) -> Response:
+    """Counters that the database feeds begin with a process: whoever is asked, they must be of the same."""
+    import httpx  # takes memory, and time at the start, which most processes need not spend
+
+    transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
+    given = {"authorization": request.headers.get("authorization", "")}
+    try:
+        async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
+            answer = await client.get("http://first/metrics", headers=given)
+        return _answered(answer.raise_for_status().content)
+    except httpx.HTTPError as error:
+        logger.warning("the first process tells no figures: %s", error)
+        plane.meters.readable.set(0)
+        return _answered(_counted(plane))
+
+
+def _require_key(key: str, authorization: str) -> None:
+    if key and not is_key_of_hash(authorization.removeprefix("Bearer "), hash_key(key)):
+        raise Unauthenticated("/metrics needs its key", hint="Send Authorization: Bearer KEY.")
+
+
+class _Reading:
+    """One reading for all who ask within a moment."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._outcomes = OutcomeCounters(plane.clock())
+        self._one_at_a_time = asyncio.Lock()
+        self._last: tuple[float, _Snapshot] | None = None
+
+    async def collector(self) -> "_Snapshot":
+        async with self._one_at_a_time:
+            now = asyncio.get_running_loop().time()
+            if self._last is None or now - self._last[0] > FRESH_SECONDS:
+                self._last = (now, await self._read())
+            return self._last[1]
+
+    async def _read(self) -> "_Snapshot":
+        plane, now = self._plane, self._plane.clock()
+        async with plane.central.read() as tx:
+            figures = await read_figures(
+                tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
+            )
+        await self._outcomes.look(plane.central, now)
+        runs = await read_run_figures(plane.pools)
+        return _Snapshot(
+            figures, dict(self._outcomes.sums), runs, plane.queue.switch_costs.estimates
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Snapshot(Collector):
+    figures: SystemFigures
+    ended: dict[tuple[str, str, str], EndedCounts]
+    runs: dict[str, RunFigures]
+    switch_costs: Mapping[ModelOfFleet, Estimate]
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._lanes()
+        yield from self._fleets()
+        yield from self._switches()
+        yield from self._outcomes()
+        yield from self._runs()
+
+    def _lanes(self) -> Iterator[Metric]:
+        names = ("workflow", "stage", "provider")
+        lanes = [((each.workflow, each.stage, each.provider), each) for each in self.figures.lanes]
+        for name, text, field in (
+            ("queue_depth", "Jobs that wait", "queued"),
+            ("leases", "Jobs that a worker holds", "leased"),
+            ("queue_oldest_seconds", "Age of the oldest job that waits", "oldest_seconds"),
+        ):
+            yield _gauge(name, text, names, [(key, getattr(each, field)) for key, each in lanes])
+
+    def _fleets(self) -> Iterator[Metric]:
+        names = ("fleet", "stage")
+        fleets = [((each.slug, each.stage), each) for each in self.figures.fleets]
+        for name, text, field in (
+            ("fleet_queue_depth", "Jobs that wait and that the fleet may run", "queued"),
+            ("fleet_leases", "Leased jobs of the fleet's workflows", "leased"),
+            ("fleet_queue_oldest_seconds", "Age of the oldest of them", "oldest_seconds"),
+            ("fleet_slots", "Jobs that its live workers run at once", "slots"),
+        ):
+            yield _gauge(name, text, names, [(key, getattr(each, field)) for key, each in fleets])
+        states = [
+            ((*key, state), each.workers.get(state, 0)) for key, each in fleets for state in STATES
+        ]
+        yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
+
+    def _switches(self) -> Iterator[Metric]:
+        """Of the models whose runs tell it best: there is no end to models."""
+        names = {each.fleet_id: (each.slug, each.stage) for each in self.figures.fleets}
+        best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
+        known = [
+            ((*names[fleet_id], model), each)
+            for (fleet_id, model), each in best[:MODELS_SHOWN_MAX]
+            if fleet_id in names
+        ]
+        labels = ("fleet", "stage", "model")
+        for name, text, field in (
+            ("model_switch_seconds", "What a switch to the model costs, as learned", "seconds"),
+            ("model_run_seconds", "How long its runs take without a switch", "run_seconds"),
+        ):
+            yield _gauge(name, text, labels, [(key, getattr(each, field)) for key, each in known])
+
+    def _runs(self) -> Iterator[Metric]:
+        """No tenant and no run is a label: there is no end to them."""
+        labels = ("pool", "state")
+        for name, text, field, states in (
+            ("graph_runs", "Graph runs that go on", "graph_runs", GRAPH_RUNS),
+            ("pipeline_runs", "Pipeline runs", "pipeline_runs", PIPELINE_RUNS),
+        ):
+            values = [
+                ((pool, state), getattr(each, field).get(state, 0))
+                for pool, each in self.runs.items()
+                for state in states
+            ]
+            yield _gauge(name, text, labels, values)
+        jobs = [
+            ((pool, kind, state), each.jobs.get((kind, state), 0))
+            for pool, each in self.runs.items()
+            for kind in KINDS
+            for state in JOBS
+        ]
+        yield _gauge("run_jobs", "Jobs of runs, in flight", ("pool", "kind", "state"), jobs)
+
+    def _outcomes(self) -> Iterator[Metric]:
+        ended = CounterMetricFamily(
+            f"{PREFIX}_jobs_ended",
+            "Jobs that ended since this process began",
+            labels=("workflow", "stage", "outcome"),
+        )
+        durations = HistogramMetricFamily(
+            f"{PREFIX}_job_seconds",
+            "How long their prompts ran",
+            labels=("workflow", "stage", "outcome"),
+        )
+        for key, sums in self.ended.items():
+            ended.add_metric(key, sums.jobs)
+            limits = [str(float(most)) for most in JOB_SECONDS]
+            buckets = [*zip(limits, map(float, sums.at_most), strict=True), ("+Inf", sums.timed)]
+            durations.add_metric(key, buckets, sum_value=sums.seconds)
+        yield ended
+        yield durations
+
+
+def _gauge(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family

@@ -1,0 +1,238 @@
+"""Serves the signed URLs of a local store: GET with byte ranges, PUT as a stream."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from comfyfleet.errors import (
+    FleetError,
+    Forbidden,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    Unavailable,
+    said_to_customers,
+)
+from comfyfleet.server.storage.local import (
+    OBJECTS_PATH,
+    IncomingObject,
+    LocalStore,
+    OpenObject,
+    UrlGrant,
+)
+from comfyfleet.server.storage.model import disposition
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    status: int
+    start: int = 0
+    length: int = 0
+
+    def headers(self, size: int) -> dict[str, str]:
+        if self.status == 206:
+            return {"content-range": f"bytes {self.start}-{self.start + self.length - 1}/{size}"}
+        return {"content-range": f"bytes */{size}"} if self.status == 416 else {}
+
+
+def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> ByteRange:
+    """One range is served; several, or what is no range, get the whole, as the standard allows."""
+    if _names(headers.get("if-none-match", ""), etag):
+        return ByteRange(304)
+    found = _RANGE.fullmatch(headers.get("range", ""))
+    if found is None or found[0] == "bytes=-" or headers.get("if-range", etag) != etag:
+        return ByteRange(200, 0, size)
+    first, last = found.groups()
+    if not first:
+        length = min(int(last), size)
+        return ByteRange(206, size - length, length) if length else ByteRange(416)
+    start, end = int(first), min(int(last or size), size - 1)
+    if last and int(last) < start:
+        return ByteRange(200, 0, size)
+    return ByteRange(206, start, end - start + 1) if start <= end else ByteRange(416)
+
+
+def _names(etags: str, etag: str) -> bool:
+    named = {each.strip().removeprefix("W/") for each in etags.split(",")}
+    return bool(named & {"*", etag})
+
+
+logger = logging.getLogger(__name__)
+CHUNK_BYTES = 256 * 1024
+# An upload that says nothing for so long is given up.
+SILENCE_SECONDS_MAX = 60
+HIDDEN = b"signature=hidden"
+STATUSES: dict[type[FleetError], int] = {
+    Forbidden: 403,
+    InvalidInput: 400,
+    LimitExceeded: 413,
+    NotFound: 404,
+    Unavailable: 503,
+}
+# The URL is all the right that there is: no cookie comes along, so any page may use it.
+OPEN_TO_PAGES = {
+    "access-control-allow-origin": "*",
+    "access-control-expose-headers": "content-length, content-range, content-disposition, etag",
+    "cross-origin-resource-policy": "cross-origin",
+}
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, PUT",
+    "access-control-allow-headers": "content-type, range, if-range, if-none-match",
+    "access-control-max-age": "3600",
+}
+# Whoever uploaded it chose bytes and type, and it comes from our own origin: it must not be able
+# to act as a page of ours.
+HARMLESS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "sandbox; default-src 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "private, no-cache",
+}
+SHOWN = ("image/", "video/", "audio/")
+NOT_SHOWN = ("image/svg",)
+
+Handler = Callable[[Request, str], Awaitable[Response]]
+
+
+class ObjectRoute(Route):
+    """A plain route: its handlers read the request themselves, and the API's document leaves it out."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}  # as metrics and the log name it
+
+
+def objects_routes(store: LocalStore) -> list[BaseRoute]:
+    async def get(request: Request, key: str) -> Response:
+        return await _get(store, request, key)
+
+    async def put(request: Request, key: str) -> Response:
+        return await _put(store, request, key)
+
+    async def preflight(_: Request, key: str) -> Response:
+        return Response(status_code=204, headers=OPEN_TO_PAGES | PREFLIGHT)
+
+    handlers = {"PUT": put, "GET": get, "OPTIONS": preflight}
+
+    async def answer(request: Request) -> Response:
+        return await _guarded(handlers[request.method], request)
+
+    # HEAD comes with GET in a route of Starlette's, and is none of what a URL is signed for.
+    route = ObjectRoute(f"{OBJECTS_PATH}/{{key:path}}", answer, methods=list(handlers))
+    route.methods = set(handlers)
+    return [route]
+
+
+async def _guarded(handler: Handler, request: Request) -> Response:
+    key: str = request.path_params["key"]
+    try:
+        return await handler(request, key)
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody reads it
+    except TimeoutError:
+        error = InvalidInput(f"no byte came for {SILENCE_SECONDS_MAX} seconds", key=key)
+        return _refusal(error, 408)
+    except FleetError as error:
+        return _refusal(error, _status(error))
+
+
+def _status(error: FleetError) -> int:
+    return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+
+
+def _refusal(error: FleetError, status: int) -> Response:
+    said = said_to_customers(error)
+    if said != error.message:
+        logger.warning("%s: %s", error.code, error.message)
+    details = dict(error.details) if said == error.message else {}
+    told = {"code": error.code, "message": said, "details": details}
+    return JSONResponse({"error": told}, status, OPEN_TO_PAGES | {"cache-control": "no-store"})
+
+
+def _granted(store: LocalStore, request: Request, key: str) -> UrlGrant:
+    query = request.query_params
+    # The server logs this scope when it answers, and a log is no place for a right to an object.
+    request.scope["query_string"] = HIDDEN
+    return store.granted(request.method, key, query)
+
+
+async def _get(store: LocalStore, request: Request, key: str) -> Response:
+    grant = _granted(store, request, key)
+    opened = await store.open(key)
+    etag = f'"{opened.modified_ns:x}-{opened.size:x}"'
+    part = requested_range(request.headers, size=opened.size, etag=etag)
+    headers = OPEN_TO_PAGES | HARMLESS | part.headers(opened.size)
+    headers |= {"etag": etag, "accept-ranges": "bytes"}
+    headers |= {"content-length": str(part.length)} if part.status != 304 else {}
+    headers |= {"content-disposition": _disposition(grant, opened.content_type)}
+    # Set here, not by the response, which would add a charset of its own.
+    headers["content-type"] = opened.content_type
+    return _Part(opened, part, headers)
+
+
+def _disposition(grant: UrlGrant, content_type: str) -> str:
+    if grant.filename:
+        return disposition("attachment", grant.filename)
+    shown = content_type.startswith(SHOWN) and not content_type.startswith(NOT_SHOWN)
+    return "inline" if shown else "attachment"
+
+
+class _Part(StreamingResponse):
+    """Reads while it sends, and lets go of the file whatever happens."""
+
+    def __init__(self, opened: OpenObject, part: ByteRange, headers: dict[str, str]) -> None:
+        super().__init__(_chunks(opened, part), part.status, headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._opened.file.close()
+
+
+async def _chunks(opened: OpenObject, part: ByteRange) -> AsyncIterator[bytes]:
+    opened.file.seek(part.start)
+    left = part.length
+    while left > 0 and (chunk := await asyncio.to_thread(opened.file.read, min(left, CHUNK_BYTES))):
+        left -= len(chunk)
+        yield chunk
+
+
+async def _put(store: LocalStore, request: Request, key: str) -> Response:
+    grant = _granted(store, request, key)
+    if request.headers.get("content-type") != grant.content_type:
+        raise Forbidden(f"this URL takes {grant.content_type} only", key=key)
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        # S3 wants it, too: what works here must work there.
+        return _refusal(InvalidInput("a PUT needs a Content-Length", key=key), 411)
+    if grant.size is not None and int(length) != grant.size:
+        raise Forbidden(f"this URL takes {grant.size} bytes, not {length}", key=key)
+    if int(length) > store.object_bytes_max:
+        raise LimitExceeded(f"an object has at most {store.object_bytes_max} bytes", key=key)
+    async with store.receiving(key, grant.content_type) as incoming:
+        await _receive(request, incoming, int(length))
+        if incoming.size != int(length):
+            raise InvalidInput(f"{incoming.size} bytes came, and {length} were told", key=key)
+    return Response(status_code=200, headers=OPEN_TO_PAGES)
+
+
+async def _receive(request: Request, incoming: IncomingObject, size: int) -> None:
+    """No more than was told, and what comes with it: a body in chunks may go on as it likes."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(SILENCE_SECONDS_MAX) as patience:
+        async for chunk in request.stream():
+            await incoming.write(chunk)
+            if incoming.size > size:
+                return
+            patience.reschedule(loop.time() + SILENCE_SECONDS_MAX)

@@ -1,0 +1,39 @@
+"""The customers' API: effects, media, jobs, wallet, keys, webhooks, behind a user's key."""
+
+from fastapi import FastAPI
+
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.public import account, graphs, jobs, media, pipelines
+from comfyfleet.server.http.public.auth import FetchLimiter, RateLimiter
+from comfyfleet.server.http.public.auth import authenticate_customer as authenticate_customer
+from comfyfleet.server.http.streams import StreamLimiter
+
+# Batches stand before jobs: their paths would else be taken for a job's id.
+ROUTERS = (
+    jobs.effects_router,
+    media.router,
+    jobs.batches_router,
+    jobs.router,
+    graphs.router,
+    account.wallet_router,
+    account.keys_router,
+    account.webhooks_router,
+    pipelines.router,
+)
+CALLED_OFTEN = jobs.CALLED_OFTEN
+
+
+def install(app: FastAPI, plane: ControlPlane) -> None:
+    settings = plane.settings
+    app.state.rates = RateLimiter(
+        "user", per_second=settings.calls_per_second, at_once=settings.calls_at_once
+    )
+    app.state.tenant_rates = RateLimiter(
+        "tenant",
+        per_second=settings.tenant_calls_per_second,
+        at_once=settings.tenant_calls_at_once,
+    )
+    app.state.fetches = FetchLimiter()
+    app.state.streams = StreamLimiter(
+        per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
+    )

@@ -1,0 +1,403 @@
+"""Keys, wallet and webhooks of a user."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Query, status
+from pydantic import AfterValidator, AwareDatetime, Field
+
+from comfyfleet.api.values import ROW_ID_MAX
+from comfyfleet.server.db import Tx
+from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
+from comfyfleet.server.http.public.auth import (
+    PAGE_USUAL,
+    Body,
+    KeyHolder,
+    Limit,
+    PublicResponse,
+    Reader,
+    Text,
+    Writer,
+    public_router,
+)
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import (
+    DeliveryStatus,
+    RegisteredWebhook,
+    WebhookDelivery,
+    WebhookEvent,
+)
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import (
+    NAME_CHARACTERS_MAX,
+    ApiKey,
+    Caller,
+    NewApiKey,
+    Scope,
+    TransactionType,
+    new_api_key,
+)
+from comfyfleet.transport.public_url import URL_CHARACTERS_MAX, parse_public_url
+
+keys_router = public_router("keys")
+Scopes = Annotated[
+    list[Scope] | None,
+    Field(
+        min_length=1,
+        max_length=10,
+        description="What it may; as much as the key that makes it, unless told otherwise.",
+        examples=[["read", "write"]],
+    ),
+]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("there is no such moment in UTC") from None
+
+
+class WantedKey(Body):
+    name: Text = Field(
+        min_length=1,
+        max_length=NAME_CHARACTERS_MAX,
+        description="To tell it from others.",
+        examples=["build server"],
+    )
+    scopes: Scopes = None
+    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)] | None = Field(
+        default=None,
+        description="null: never.",
+        examples=["2031-01-01T00:00:00Z"],
+    )
+
+
+class KeyAnswer(PublicResponse):
+    id: UUID
+    name: str
+    prefix: str = Field(description="How it begins.", examples=["cf_1a2b3c4d"])
+    scopes: list[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None = Field(description="To the minute.")
+
+
+class MadeKey(KeyAnswer):
+    key: str = Field(description="Shown this once: we keep only its hash.")
+
+
+class PublicKeys(PublicResponse):
+    keys: list[KeyAnswer] = Field(description="The newest first, the revoked ones among them.")
+
+
+@keys_router.post("/keys", status_code=status.HTTP_201_CREATED, name="create")
+async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> MadeKey:
+    """No key can make one that may more than itself, or that outlives it."""
+    scopes = caller.key.scopes if body.scopes is None else frozenset(body.scopes)
+    for scope in sorted(scopes - caller.key.scopes):
+        caller.require(scope)
+    key = new_api_key()
+    new = NewApiKey(
+        id=plane.context.new_id(),
+        key=key,
+        tenant_id=caller.tenant.id,
+        user_id=caller.user_id,
+        name=body.name,
+        scopes=scopes,
+        expires_at=_earlier(body.expires_at, caller.key.expires_at),
+    )
+    async with plane.central.transaction() as tx:
+        made = await tenants.create_key(tx, new, now=now)
+        await _audit(tx, caller, "create_key", made, now)
+    return MadeKey(**_key_answer(made).model_dump(), key=key)
+
+
+@keys_router.get("/keys")
+async def list_keys(plane: PlaneDep, caller: KeyHolder) -> PublicKeys:
+    async with plane.central.read() as tx:
+        found = await tenants.list_keys(tx, caller.tenant.id, caller.user_id)
+    return PublicKeys(keys=[_key_answer(each) for each in found])
+
+
+@keys_router.delete("/keys/{key_id}", responses=problems(404))
+async def revoke(key_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> KeyAnswer:
+    """Dead at once; a second time changes nothing."""
+    async with plane.central.transaction() as tx:
+        revoked = await tenants.revoke_key(tx, caller.tenant.id, caller.user_id, key_id, now=now)
+        await _audit(tx, caller, "revoke_key", revoked, now)
+    return _key_answer(revoked)
+
+
+def _earlier(wanted: datetime | None, limit: datetime | None) -> datetime | None:
+    return min(filter(None, (wanted, limit)), default=None)
+
+
+async def _audit(tx: Tx, caller: Caller, action: str, key: ApiKey, now: datetime) -> None:
+    await notifications.record_audit(
+        tx,
+        actor=caller.tenant.subject,
+        action=action,
+        subject=f"key:{key.id}",
+        now=now,
+        tenant_id=caller.tenant.id,
+        details={"user_id": str(caller.user_id), "by_key": str(caller.key.id)},
+    )
+
+
+def _key_answer(key: ApiKey) -> KeyAnswer:
+    return KeyAnswer(
+        id=key.id,
+        name=key.name,
+        prefix=key.prefix,
+        scopes=sorted(key.scopes),
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        last_used_at=key.last_used_at,
+    )
+
+
+wallet_router = public_router("wallet")
+
+
+class WalletAnswer(PublicResponse):
+    balance: int = Field(description="Tokens that are not reserved.", examples=[95])
+
+
+class TransactionAnswer(PublicResponse):
+    id: int
+    type: TransactionType
+    amount: int = Field(description="What it added to the balance.", examples=[-5])
+    job_id: UUID | None
+    provider_transaction_id: str | None = Field(description="Of a payment.")
+    created_at: datetime
+
+
+class Transactions(PublicResponse):
+    transactions: list[TransactionAnswer] = Field(description="The newest first.")
+    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+@wallet_router.get("/wallet")
+async def balance(plane: PlaneDep, caller: Reader) -> WalletAnswer:
+    """Of the user whose key it is."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        return WalletAnswer(balance=await ledger.balance(tx, caller.tenant.id, caller.user_id))
+
+
+@wallet_router.get("/wallet/transactions")
+async def transactions(
+    plane: PlaneDep,
+    caller: Reader,
+    before: Annotated[
+        int | None, Query(ge=0, le=ROW_ID_MAX, description="Only those with a lower id.")
+    ] = None,
+    limit: Limit = PAGE_USUAL,
+) -> Transactions:
+    """Every payment, reservation, consumption and refund; they add up to the balance."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await ledger.transactions(
+            tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
+        )
+    page = found[:limit]
+    return Transactions(
+        transactions=[
+            TransactionAnswer(
+                id=each.id,
+                type=each.type,
+                amount=each.amount,
+                job_id=each.job_id,
+                provider_transaction_id=each.provider_transaction_id,
+                created_at=each.created_at,
+            )
+            for each in page
+        ],
+        next=page[-1].id if len(found) > limit else None,
+    )
+
+
+webhooks_router = public_router("webhooks")
+
+
+class NewWebhook(Body):
+    url: Text = Field(
+        max_length=URL_CHARACTERS_MAX,
+        description="http or https, at a public address.",
+        examples=["https://shop.example/hooks/comfyfleet"],
+    )
+    events: list[WebhookEvent] = Field(
+        default=list(WebhookEvent), min_length=1, max_length=10, description="All, unless named."
+    )
+
+
+class WebhookAnswer(PublicResponse):
+    id: UUID
+    url: str
+    events: list[WebhookEvent]
+    is_active: bool = Field(
+        description="false: nobody took anything there for days; switch it on with …/activate."
+    )
+    created_at: datetime
+
+
+class MadeWebhook(WebhookAnswer):
+    secret: str = Field(
+        description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",
+        examples=["whsec_5f…"],
+    )
+
+
+class Webhooks(PublicResponse):
+    webhooks: list[WebhookAnswer]
+
+
+class DeliveryAnswer(PublicResponse):
+    id: UUID
+    job_id: UUID
+    event: WebhookEvent
+    status: DeliveryStatus
+    tries: int
+    last_status: int | None = Field(description="What the server answered last.", examples=[200])
+    last_error: str | None = Field(description="Why no answer came.")
+    next_try_at: datetime | None = Field(description="null: it has ended.")
+    payload: dict[str, Any]
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class Deliveries(PublicResponse):
+    deliveries: list[DeliveryAnswer] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+@webhooks_router.post("/webhooks", status_code=status.HTTP_201_CREATED, name="create")
+async def create_webhook(
+    body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
+) -> MadeWebhook:
+    """Told of every job of this user that ends from now on. Its address must be a public one."""
+    await plane.outward.refuse_private(parse_public_url(body.url))
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        made = await notifications.create_webhook(
+            tx,
+            webhook_id=plane.context.new_id(),
+            tenant_id=caller.tenant.id,
+            user_id=caller.user_id,
+            url=body.url,
+            events=body.events,
+            now=now,
+        )
+    return MadeWebhook(
+        **_webhook_answer(made).model_dump(), secret=made.secret_with(plane.webhook_key)
+    )
+
+
+@webhooks_router.get("/webhooks")
+async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await notifications.list_webhooks(tx, caller.tenant.id, caller.user_id)
+    return Webhooks(webhooks=[_webhook_answer(each) for each in found])
+
+
+@webhooks_router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
+async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> WebhookAnswer:
+    """One that was switched off, as nobody took anything there for days. It is told of every job that
+    ends from now on; what it has missed is in its log."""
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        webhook, was_off = await notifications.enable(
+            tx, caller.tenant.id, caller.user_id, webhook_id, now=now
+        )
+    if was_off:
+        async with plane.central.transaction() as tx:
+            await notifications.record_audit(
+                tx,
+                actor=caller.tenant.subject,
+                action="switch_on",
+                subject=f"webhook:{webhook.id}",
+                now=now,
+                tenant_id=caller.tenant.id,
+            )
+    return _webhook_answer(webhook)
+
+
+@webhooks_router.post("/webhooks/{webhook_id}/secret", responses=problems(404))
+async def show_secret(
+    webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder
+) -> MadeWebhook:
+    """The secret that its deliveries are signed with. It is another one after the operator has
+    replaced the key from which secrets are made. Needs the scopes keys and write: a secret outlives
+    the key that has read it."""
+    caller.require(Scope.WRITE)
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        webhook = await notifications.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+    async with plane.central.transaction() as tx:
+        await notifications.record_audit(
+            tx,
+            actor=caller.tenant.subject,
+            action="show_webhook_secret",
+            subject=f"webhook:{webhook.id}",
+            now=now,
+            tenant_id=caller.tenant.id,
+            details={"user_id": str(caller.user_id), "by_key": str(caller.key.id)},
+        )
+    return MadeWebhook(
+        **_webhook_answer(webhook).model_dump(), secret=webhook.secret_with(plane.webhook_key)
+    )
+
+
+@webhooks_router.delete(
+    "/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def remove(webhook_id: UUID, plane: PlaneDep, caller: Writer) -> None:
+    """With its log, and all that it was still to be told."""
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        await notifications.delete_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+
+
+@webhooks_router.get("/webhooks/{webhook_id}/deliveries", responses=problems(404))
+async def deliveries(
+    webhook_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> Deliveries:
+    """What was sent, how often, and what the server said."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        webhook = await notifications.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+        found = await notifications.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
+    page = found[:limit]
+    return Deliveries(
+        deliveries=[_delivery(each) for each in page],
+        next=page[-1].id if len(found) > limit else None,
+    )
+
+
+def _webhook_answer(webhook: RegisteredWebhook) -> WebhookAnswer:
+    return WebhookAnswer(
+        id=webhook.id,
+        url=webhook.url,
+        events=sorted(webhook.events),
+        is_active=webhook.is_active,
+        created_at=webhook.created_at,
+    )
+
+
+def _delivery(each: WebhookDelivery) -> DeliveryAnswer:
+    is_pending = each.status == DeliveryStatus.PENDING
+    return DeliveryAnswer(
+        id=each.id,
+        job_id=each.job_id,
+        event=each.event,
+        status=each.status,
+        tries=each.tries,
+        last_status=each.last_status,
+        last_error=each.last_error,
+        next_try_at=each.not_before if is_pending else None,
+        payload=dict(each.payload),
+        created_at=each.created_at,
+        ended_at=each.ended_at,
+    )

@@ -1,0 +1,185 @@
+"""Authentication and rate limits of customers, and the router that all parts of the public API use."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, TypeAlias
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict
+
+from comfyfleet.errors import Forbidden, TooManyCalls, Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.http.deps import now_of, plane_of, problems
+from comfyfleet.server.http.middleware import caller_of
+from comfyfleet.server.http.request_body import Body as Body
+from comfyfleet.server.http.request_body import JsonRoute
+from comfyfleet.server.http.request_body import Text as Text
+from comfyfleet.server.secrets import is_key_of_hash
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import Caller, Scope
+
+KEPT_MAX = 100_000
+FETCHES_PER_USER_MAX = 3
+FETCHES_MAX = 50
+FETCH_RETRY_SECONDS = 10
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: datetime
+
+
+class RateLimiter:
+    def __init__(self, whose: str, *, per_second: float, at_once: int) -> None:
+        self._whose = whose
+        self._per_second = per_second
+        self._at_once = at_once
+        self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
+
+    def take(self, who: UUID, now: datetime) -> None:
+        """One call; TooManyCalls says in how many seconds there will be one again."""
+        bucket = self._buckets.setdefault(who, _Bucket(self._at_once, now))
+        self._buckets.move_to_end(who)
+        if len(self._buckets) > KEPT_MAX:
+            self._buckets.popitem(last=False)
+        seconds = max(0.0, (now - bucket.at).total_seconds())
+        bucket.left = min(self._at_once, bucket.left + seconds * self._per_second)
+        bucket.at = now
+        if bucket.left < 1:
+            wait = (1 - bucket.left) / self._per_second
+            raise TooManyCalls(
+                f"this {self._whose} calls more than {self._per_second:g} times a second",
+                retry_after_seconds=round(wait, 3),
+            )
+        bucket.left -= 1
+
+
+class FetchLimiter:
+    """So many files at customers' URLs are fetched at once: a slow server holds up its own user only."""
+
+    def __init__(self) -> None:
+        self._open: Counter[UUID] = Counter()
+
+    @contextmanager
+    def one_of(self, user_id: UUID) -> Iterator[None]:
+        if self._open[user_id] >= FETCHES_PER_USER_MAX or self._open.total() >= FETCHES_MAX:
+            raise TooManyCalls(
+                "too many files are being fetched", retry_after_seconds=FETCH_RETRY_SECONDS
+            )
+        self._open[user_id] += 1
+        try:
+            yield
+        finally:
+            self._open[user_id] -= 1
+            self._open += Counter()  # forgets those who have none
+
+
+_bearer = HTTPBearer(
+    auto_error=False, scheme_name="API key", description="Of a user of a tenant: `cf_…`."
+)
+
+
+def rate_limiter_of(request: Request) -> RateLimiter:
+    rates: RateLimiter = request.app.state.rates
+    return rates
+
+
+async def fetch_limiter_of(request: Request) -> FetchLimiter:
+    fetches: FetchLimiter = request.app.state.fetches
+    return fetches
+
+
+async def authenticate_customer(request: Request) -> Caller:
+    """Asked before the request's body is read."""
+    plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
+    if bearer is None:
+        raise Unauthenticated(
+            "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
+        )
+    async with plane.central.read() as tx:
+        caller = await _known(tx, plane, bearer.credentials, now)
+    # Whatever keys they call by.
+    rate_limiter_of(request).take(caller.user_id, now)
+    tenant_rates: RateLimiter = request.app.state.tenant_rates
+    tenant_rates.take(caller.tenant.id, now)
+    if not caller.key.is_use_noted(now):
+        async with plane.central.transaction() as tx:
+            await tenants.note_key_use(tx, caller.key, now=now)
+    return caller
+
+
+async def current_customer(
+    request: Request, _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Caller:
+    return caller_of(request, Caller)
+
+
+async def _known(tx: Tx, plane: ControlPlane, key: str, now: datetime) -> Caller:
+    try:
+        return await tenants.authenticate_key(tx, key, now=now)
+    except Unauthenticated:
+        if await _is_of_another_face(tx, plane, key):
+            raise Forbidden("this key is not a customer's") from None
+        raise
+
+
+async def _is_of_another_face(tx: Tx, plane: ControlPlane, key: str) -> bool:
+    if is_key_of_hash(key, plane.admin_key.key_hash):
+        return True
+    for authenticate in (fleets.authenticate_worker, tenants.authenticate_operator):
+        try:
+            await authenticate(tx, key)
+        except Unauthenticated:
+            continue
+        return True
+    return False
+
+
+def _with(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
+    async def allowed(caller: Annotated[Caller, Depends(current_customer)]) -> Caller:
+        caller.require(scope)
+        return caller
+
+    return allowed
+
+
+# What an endpoint asks for says what its caller's key must allow.
+Reader: TypeAlias = Annotated[Caller, Depends(_with(Scope.READ))]
+Writer: TypeAlias = Annotated[Caller, Depends(_with(Scope.WRITE))]
+KeyHolder: TypeAlias = Annotated[Caller, Depends(_with(Scope.KEYS))]
+FetchLimiterDep: TypeAlias = Annotated[FetchLimiter, Depends(fetch_limiter_of)]
+
+
+PAGE_MAX = 100
+PAGE_USUAL = 20
+WAIT_SECONDS_MAX = 60
+
+
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many.")]
+Wait: TypeAlias = Annotated[
+    float,
+    Query(
+        ge=0, le=WAIT_SECONDS_MAX, description="Answer when it has ended, or so many seconds on."
+    ),
+]
+
+
+class PublicResponse(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+def public_router(tag: str) -> APIRouter:
+    return APIRouter(
+        prefix="/api",
+        tags=[tag],
+        route_class=JsonRoute,
+        responses=problems(400, 401, 403, 413, 422, 429, 503),
+    )

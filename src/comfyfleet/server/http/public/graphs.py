@@ -1,0 +1,566 @@
+"""Graphs as customers store, validate and price them, the workflows that they may name, and runs of graphs."""
+
+import json
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Body as FromBody
+from fastapi import Path, Query, Request, Response, status
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.actions import NewGraphRun, Owner
+from comfyfleet.server.graphs.apply import LoadedRun
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.environment import all_offered
+from comfyfleet.server.graphs.model import DocumentProblem
+from comfyfleet.server.graphs.parse import parse_graph
+from comfyfleet.server.graphs.plan import is_required
+from comfyfleet.server.graphs.progress import draw_mermaid
+from comfyfleet.server.graphs.run import (
+    Choice,
+    ExecutionKey,
+    GraphRunState,
+    GraphRunStatus,
+    RunListItem,
+    StoredGraph,
+)
+from comfyfleet.server.graphs.run import QuestionAnswered as Said
+from comfyfleet.server.graphs.validate import GraphCheck
+from comfyfleet.server.http.deps import PlaneDep, problems
+from comfyfleet.server.http.public import views
+from comfyfleet.server.http.public.auth import (
+    PAGE_USUAL,
+    Body,
+    Limit,
+    PublicResponse,
+    Reader,
+    Text,
+    Writer,
+    public_router,
+)
+from comfyfleet.server.http.public.views import GraphRunAnswer
+from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.tenants.model import Caller
+
+router = public_router("graphs")
+
+
+class OfferedProperty(PublicResponse):
+    name: str
+    type: str = Field(examples=["image"])
+    default: Any = Field(description="null: none that can be told.")
+    minimum: float | None
+    maximum: float | None
+    step: float | None
+    choices: list[Any] | None
+    required: bool = Field(description="It must be set, or connected.")
+    description: str
+
+
+class WorkflowOffer(PublicResponse):
+    kind: Literal["effect", "workflow"] = Field(description="The field that names it.")
+    name: str
+    version: int = Field(description="The one that a node gets if it names none.")
+    price_tokens: int
+    typical_seconds: float | None = Field(description="null: nobody has timed it yet.")
+    properties: list[OfferedProperty]
+
+
+class WorkflowOffers(PublicResponse):
+    workflows: list[WorkflowOffer] = Field(description="Effects first, by name.")
+
+
+@router.get("/workflows")
+async def list_offered(plane: PlaneDep, _: Reader) -> WorkflowOffers:
+    """Published effects, and workflows that are offered as they are."""
+    async with plane.central.read() as tx:
+        found = await all_offered(tx)
+    return WorkflowOffers(workflows=[_offer(each) for each in found])
+
+
+def _offer(facts: WorkflowFacts) -> WorkflowOffer:
+    return WorkflowOffer(
+        kind="effect" if facts.effect else "workflow",
+        name=facts.name,
+        version=facts.version,
+        price_tokens=facts.price_tokens,
+        typical_seconds=facts.typical_seconds,
+        properties=[_property(each) for each in facts.properties],
+    )
+
+
+def _property(each: Property) -> OfferedProperty:
+    return OfferedProperty(
+        name=each.name,
+        type=each.type,
+        # A default for a file names one that the backend has, which is nobody's business.
+        default=None if each.is_media else each.default,
+        minimum=each.minimum,
+        maximum=each.maximum,
+        step=each.step,
+        choices=list(each.choices) if each.choices is not None else None,
+        required=is_required(each),
+        description=each.description,
+    )
+
+
+TOKENS_MAX = 2**53
+GRAPH_EXAMPLE = {
+    "name": "Draw",
+    "nodes": [
+        {"id": "draw", "type": "workflow", "workflow": "negative", "properties": {"width": 640}},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "draw.output", "to": "picture.value"}],
+}
+GraphName = Annotated[
+    str,
+    Path(max_length=200, description="Its id, or its name: one's own before the tenant's."),
+]
+Document = Annotated[
+    dict[str, Any],
+    FromBody(
+        description="The graph itself, or `{document}` with it, or with a text in JSON or YAML.",
+        examples=[GRAPH_EXAMPLE],
+    ),
+]
+
+
+class ProblemSeen(PublicResponse):
+    code: str = Field(description="Stable.", examples=["unknown_workflow"])
+    message: str
+    node: str
+    port: str
+
+
+class Verdict(PublicResponse):
+    valid: bool
+    problems: list[ProblemSeen] = Field(description="All of them, each with its node and port.")
+    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
+
+
+class GraphAnswer(PublicResponse):
+    id: UUID
+    name: str
+    version: int
+    document: dict[str, Any]
+    mermaid: str = Field(description="A picture of it, in Mermaid's language.")
+
+
+class GraphSummary(PublicResponse):
+    id: UUID
+    user_id: UUID = Field(description="Who made it, and alone may change it.")
+    name: str
+    version: int = Field(description="The newest.")
+    created_at: datetime
+
+
+class GraphPage(PublicResponse):
+    graphs: list[GraphSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class QuoteBody(Body):
+    inputs: dict[str, Any] = Field(
+        default_factory=dict, description="Without them, lists are as long as they may be."
+    )
+    version: VersionNumber | None = None
+
+
+class QuoteAnswer(PublicResponse):
+    tokens_min: int
+    tokens_max: int
+    jobs_min: int
+    jobs_max: int
+    seconds_min: float
+    seconds_max: float
+    unknown_durations: list[str] = Field(description="Workflows that nobody has timed yet.")
+    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
+
+
+def owner_of(caller: Caller) -> Owner:
+    return Owner(caller.tenant.id, caller.user_id)
+
+
+async def named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
+    return await actions.find_graph(plane.graphs, owner_of(caller), text)
+
+
+async def _document(body: Mapping[str, Any]) -> Any:
+    return await actions.read_body(body.get("document", body))
+
+
+@router.post(
+    "/graphs",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": GraphAnswer, "description": "You have it stored already"}},
+)
+async def create(
+    body: Document, plane: PlaneDep, caller: Writer, response: Response
+) -> GraphAnswer:
+    """Refused with all its problems, if it has any. The same name and content are stored once."""
+    made, is_new = await actions.create_graph_once(
+        plane.graphs, owner_of(caller), await _document(body)
+    )
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return _seen(made)
+
+
+@router.get("/graphs", responses=problems(404))
+async def list_graphs(
+    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> GraphPage:
+    """All of the tenant, without their documents: ask for one of them to get that."""
+    found = await actions.list_graphs(
+        plane.graphs, owner_of(caller), before=before, limit=limit + 1
+    )
+    page = found[:limit]
+    return GraphPage(
+        graphs=[GraphSummary(**asdict(each)) for each in page],
+        next=page[-1].id if len(found) > limit else None,
+    )
+
+
+@router.post("/graphs/validate")
+async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
+    """What is wrong with a graph, before it is stored."""
+    found, _ = await actions.check_document(plane.graphs, await _document(body))
+    return _verdict(found)
+
+
+@router.get("/graphs/{graph_id}", responses=problems(404), name="show")
+async def show_graph(
+    graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
+) -> GraphAnswer:
+    found = await named(plane, caller, graph_id)
+    return _seen(await actions.get_graph(plane.graphs, owner_of(caller), found, version))
+
+
+@router.delete(
+    "/graphs/{graph_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
+    """By who made it. Its runs stay, and those that go on end as they would have."""
+    await actions.delete_graph(plane.graphs, owner_of(caller), await named(plane, caller, graph_id))
+
+
+@router.post(
+    "/graphs/{graph_id}/versions", status_code=status.HTTP_201_CREATED, responses=problems(404)
+)
+async def new_version(
+    graph_id: GraphName, body: Document, plane: PlaneDep, caller: Writer
+) -> GraphAnswer:
+    """By who made it. Runs that go on keep the version that they were started with."""
+    owner, found = owner_of(caller), await named(plane, caller, graph_id)
+    return _seen(await actions.add_graph_version(plane.graphs, owner, found, await _document(body)))
+
+
+@router.post("/graphs/{graph_id}/validate", responses=problems(404))
+async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
+    """Whether it could be run now: workflows and workers may have changed since it was stored."""
+    found_id = await named(plane, caller, graph_id)
+    stored = await actions.get_graph(plane.graphs, owner_of(caller), found_id)
+    found, _ = await actions.check_document(plane.graphs, dict(stored.document))
+    return _verdict(found)
+
+
+@router.post("/graphs/{graph_id}/quote", responses=problems(404))
+async def quote(
+    graph_id: GraphName, body: QuoteBody, plane: PlaneDep, caller: Reader
+) -> QuoteAnswer:
+    """What a run would cost, at least and at most, and how long it would take."""
+    found = await actions.quote_run(
+        plane.graphs,
+        owner_of(caller),
+        await named(plane, caller, graph_id),
+        body.inputs,
+        version=body.version,
+    )
+    return QuoteAnswer(
+        tokens_min=found.tokens_min,
+        tokens_max=found.tokens_max,
+        jobs_min=found.jobs_min,
+        jobs_max=found.jobs_max,
+        seconds_min=found.seconds_min,
+        seconds_max=found.seconds_max,
+        unknown_durations=list(found.unknown_durations),
+        warnings=_problems(found.warnings),
+    )
+
+
+def _verdict(found: GraphCheck) -> Verdict:
+    seen = _problems(found.problems)
+    return Verdict(valid=not seen, problems=seen, warnings=_problems(found.warnings))
+
+
+def _problems(found: tuple[DocumentProblem, ...]) -> list[ProblemSeen]:
+    return [ProblemSeen(**each._asdict()) for each in found]
+
+
+def _seen(graph: StoredGraph) -> GraphAnswer:
+    return GraphAnswer(
+        id=graph.id,
+        name=graph.name,
+        version=graph.version,
+        document=dict(graph.document),
+        mermaid=draw_mermaid(parse_graph(dict(graph.document)).graph),
+    )
+
+
+EXECUTIONS_USUAL, EXECUTIONS_MAX = 200, 20_000
+PROGRESS_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15.0
+STREAM_SECONDS_MAX = 3600.0
+RUN_EXAMPLE = 'event: progress\ndata: {"status": "running", "overall_percent": 40.0}\n\n'
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "`progress` while something changes; `end` once, when the run is over.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": RUN_EXAMPLE}},
+    }
+}
+Executions = Annotated[
+    int, Query(ge=0, le=EXECUTIONS_MAX, description="At most so many executions.")
+]
+
+
+class RunBody(Body):
+    inputs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="By input node. A file is named by its id, or by that of its media.",
+        examples=[{"width": 640}],
+    )
+    version: VersionNumber | None = Field(
+        default=None, description="The newest, unless another is named."
+    )
+    max_tokens: Tokens | None = Field(
+        default=None, ge=0, le=TOKENS_MAX, description="Nothing starts that could cost more."
+    )
+    idempotency_key: Text | None = Field(
+        default=None, min_length=1, max_length=200, description="The same key gives the same run."
+    )
+
+
+class NewGraphRunBody(RunBody):
+    document: dict[str, Any] | str = Field(
+        description="The graph, as an object or as a text in JSON or YAML."
+    )
+
+
+class GraphRunSummary(PublicResponse):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    name: str = Field(description="Of its graph, as that is called now.")
+    status: GraphRunStatus
+    tokens: int = Field(description="Of jobs that are in flight or done.")
+    max_tokens: int | None
+    error: str | None = Field(description="Why it failed, in words for people.")
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class GraphRunSummaries(PublicResponse):
+    runs: list[GraphRunSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class RetryBody(Body):
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=TOKENS_MAX,
+        description="What the whole run may spend from now on, if that is more than before.",
+    )
+    backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
+
+
+class AnswerBody(Body):
+    node: Text | None = Field(default=None, description="May be left out if one node asks.")
+    index: list[ItemIndex] = Field(default_factory=list, max_length=10)
+    choice: Choice
+    backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
+
+
+@router.post(
+    "/graphs/{graph_id}/runs",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        **problems(404, 409),
+    },
+)
+async def start(
+    graph_id: GraphName, body: RunBody, plane: PlaneDep, caller: Writer, response: Response
+) -> GraphRunAnswer:
+    """The caller pays: each job reserves its price when it is started."""
+    found = await named(plane, caller, graph_id)
+    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, _wanted(body))
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _answer(plane, kept)
+
+
+@router.post(
+    "/graph-runs",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        **problems(409),
+    },
+)
+async def start_document(
+    body: NewGraphRunBody, plane: PlaneDep, caller: Writer, response: Response
+) -> GraphRunAnswer:
+    """The graph is stored with its first run, once; what is refused stores nothing."""
+    document = await actions.read_body(body.document)
+    owner = owner_of(caller)
+    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, _wanted(body))
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _answer(plane, kept)
+
+
+def _wanted(body: RunBody) -> NewGraphRun:
+    return NewGraphRun(body.inputs, body.version, body.max_tokens, body.idempotency_key)
+
+
+@router.get("/graph-runs", responses=problems(404))
+async def list_runs(
+    plane: PlaneDep,
+    caller: Reader,
+    graph_id: UUID | None = None,
+    status: GraphRunStatus | None = None,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> GraphRunSummaries:
+    """Without what went in and came out: ask for one of them to get that."""
+    found = await actions.list_runs(
+        plane.graphs,
+        owner_of(caller),
+        graph_id=graph_id,
+        status=status,
+        before=before,
+        limit=limit + 1,
+    )
+    page = found[:limit]
+    return GraphRunSummaries(
+        runs=[_summary(each) for each in page], next=page[-1].id if len(found) > limit else None
+    )
+
+
+def _summary(entry: RunListItem) -> GraphRunSummary:
+    error = entry.error.message if entry.error else None
+    return GraphRunSummary(**{**asdict(entry), "error": error})
+
+
+@router.get("/graph-runs/{run_id}", responses=problems(404), name="show")
+async def show_run(
+    run_id: UUID, plane: PlaneDep, caller: Reader, executions: Executions = EXECUTIONS_USUAL
+) -> GraphRunAnswer:
+    kept, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
+    return await views.run_view(plane, kept, run, limit=executions)
+
+
+@router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
+async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
+    """Stops its jobs, on the backends too; one that is over stays as it is."""
+    return await _answer(
+        plane, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
+    )
+
+
+@router.post("/graph-runs/{run_id}/retry", responses=problems(404, 409))
+async def retry(
+    run_id: UUID, plane: PlaneDep, caller: Writer, body: RetryBody | None = None
+) -> GraphRunAnswer:
+    """Goes on from where it failed; what was done is used again."""
+    wanted = body or RetryBody()
+    kept = await actions.retry_graph_run(
+        plane.graphs,
+        owner_of(caller),
+        run_id,
+        backend=wanted.backend,
+        max_tokens=wanted.max_tokens,
+    )
+    return await _answer(plane, kept)
+
+
+@router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
+async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
+    """To a node that asks; hours later is fine."""
+    owner = owner_of(caller)
+    if body.node is None:
+        key = actions.only_question(await actions.get_run(plane.graphs, owner, run_id))
+    else:
+        key = ExecutionKey(body.node, tuple(body.index))
+    said = Said(key, body.choice, body.backend)
+    return await _answer(plane, await actions.answer_question(plane.graphs, owner, run_id, said))
+
+
+async def _answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
+    return await views.run_view(plane, kept, kept.run, limit=EXECUTIONS_USUAL)
+
+
+@router.get(
+    "/graph-runs/{run_id}/events",
+    response_class=StreamingResponse,
+    responses={**DESCRIBED, **problems(404)},
+)
+async def follow(request: Request, run_id: UUID, plane: PlaneDep, caller: Reader) -> Response:
+    """At most every half second while something changes; ends with the run."""
+    await actions.get_run(plane.graphs, owner_of(caller), run_id)
+    return EventStream(request, caller, _lines(plane, caller, run_id))
+
+
+async def _lines(plane: ControlPlane, caller: Caller, run_id: UUID) -> AsyncIterator[str]:
+    """A look for each round: whoever reads slowly holds no transaction open."""
+    owner, key = owner_of(caller), KeyWatch(plane, caller)
+    clock = get_running_loop().time
+    begun, said_at, said = clock(), 0.0, ""
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
+        kept, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
+        told = json.dumps(_told(plane, kept, run))
+        if told != said:
+            said, said_at = told, clock()
+            yield f"event: progress\ndata: {told}\n\n"
+        elif clock() - said_at >= HEARTBEAT_SECONDS:
+            said_at = clock()
+            yield ": still there\n\n"
+        if run.status.is_over:
+            yield f"event: end\ndata: {told}\n\n"
+            return
+        await _pause(plane, owner, run_id, said_at)
+
+
+async def _pause(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float) -> None:
+    """Half a second since the last word; the end of the run is told at once."""
+    clock = get_running_loop().time
+    while (left := said_at + PROGRESS_SECONDS - clock()) > 0:
+        if not await plane.context.news.changed(run_id, left):
+            return
+        # It was changed in this process, and so is at hand as it is now.
+        kept = plane.graphs.runs.get_cached(owner.tenant_id, run_id)
+        if kept is None or kept.run.status.is_over:
+            return
+    if said_at + PROGRESS_SECONDS <= clock():
+        await plane.context.news.changed(run_id, PROGRESS_SECONDS)
+
+
+def _told(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:
+    progress = views.progress_view(plane, kept, run).model_dump(mode="json")
+    asked = [each.model_dump(mode="json") for each in views.questions(run)]
+    return {
+        "run_id": str(run.id),
+        "status": run.status,
+        **progress,
+        "nodes": [each.model_dump(mode="json") for each in views.node_views(kept, run)],
+        "questions": asked,
+        "error": run.error.message if run.error else None,
+    }

@@ -1,0 +1,610 @@
+"""Effects, and the jobs and batches made with them: submitted, read, followed as events, cancelled, retried."""
+
+import hashlib
+import json
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Header, Query, Request, Response, status
+from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import Field
+
+from comfyfleet.api.values import ROW_ID_MAX, text_of
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.draft import PROPERTIES_MAX
+from comfyfleet.server.catalog.model import ResolvedEffect, json_schema_of
+from comfyfleet.server.db import Database
+from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
+from comfyfleet.server.http.public import views
+from comfyfleet.server.http.public.auth import (
+    PAGE_USUAL,
+    Body,
+    Limit,
+    PublicResponse,
+    Reader,
+    Text,
+    Wait,
+    Writer,
+    public_router,
+)
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.jobs import batches, effects
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.batches import BatchRequest
+from comfyfleet.server.jobs.diagnosis import cached_shortage
+from comfyfleet.server.jobs.effects import EffectRequest, EffectSubmission
+from comfyfleet.server.jobs.model import (
+    ADMITTED_AT_ONCE_MAX,
+    JOBS_PER_BATCH_MAX,
+    BatchSummary,
+    Job,
+    JobBatch,
+    JobStatus,
+)
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
+from comfyfleet.server.tenants.model import Caller
+
+router = public_router("ai-jobs")
+KEY_CHARACTERS_MAX = 200
+WAITS = "No backend can run this at the moment: the job waits until one can."
+IdempotencyKey = Annotated[
+    Text | None,
+    Field(
+        min_length=1,
+        max_length=KEY_CHARACTERS_MAX,
+        description="The same key and body again give the same job; with another body: 409.",
+        examples=["order-4711"],
+    ),
+]
+
+
+class NewJob(Body):
+    effect_id: UUID
+    video_id: UUID | None = Field(
+        default=None, description="The media that it is applied to, where the effect takes any."
+    )
+    idempotency_key: IdempotencyKey = None
+    properties: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=PROPERTIES_MAX,
+        description="As the effect's JSON Schema says. A file is named by the id of its media.",
+        examples=[{"prompt": "a cat"}],
+    )
+
+
+class JobSummary(PublicResponse):
+    id: UUID
+    status: JobStatus
+    effect_id: UUID | None
+    video_id: UUID | None
+    batch_id: UUID | None
+    retry_of: UUID | None
+    price_tokens: int = Field(
+        description="Reserved at submit; consumed on success, else refunded.", examples=[5]
+    )
+    progress: float | None = Field(description="Percent; null as long as nobody knows.")
+    error: str | None = Field(description="Why it failed, in words for people.")
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None = Field(description="When it ended, however it ended.")
+
+
+class JobAnswer(JobSummary):
+    idempotency_key: str | None
+    properties: dict[str, Any] = Field(description="With all that was filled in, such as a seed.")
+    estimated_seconds_left: float | None = Field(
+        description="From the effect's history, without the wait in the queue.", examples=[8.5]
+    )
+    outputs: list[views.Output]
+    processed_file_url: str | None = Field(description="The first output's.")
+    values: list[views.Value] = views.VALUES
+    text: str | None = views.TEXT
+    warnings: list[str] = Field(
+        default_factory=list, description="At submit: that it will wait, as nobody can run it now."
+    )
+
+
+class Jobs(PublicResponse):
+    jobs: list[JobSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class JobWaitAnswer(PublicResponse):
+    why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
+
+
+@router.post(
+    "/ai-jobs",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": JobAnswer, "description": "It was submitted before, by the same key"},
+        **problems(404, 409),
+    },
+    name="submit",
+)
+async def submit_job(
+    body: NewJob,
+    plane: PlaneDep,
+    now: NowDep,
+    caller: Writer,
+    response: Response,
+    wait: Wait = 0,
+) -> JobAnswer:
+    """Applies an effect: checks everything, reserves its price, queues it."""
+    wanted = EffectRequest(
+        effect_id=body.effect_id,
+        properties=body.properties,
+        video_id=body.video_id,
+        idempotency_key=body.idempotency_key,
+    )
+    made = await effects.submit_effect(plane.context, caller.tenant, caller.user_id, wanted)
+    response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
+    job = await _waited(plane, made.job, wait)
+    answer = await _job_answer(plane, job, now, known=made if made.is_new else None)
+    short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
+    return answer if short is None else answer.model_copy(update={"warnings": [WAITS]})
+
+
+@router.get("/ai-jobs", responses=problems(404))
+async def list_jobs(
+    plane: PlaneDep,
+    caller: Reader,
+    before: UUID | None = None,
+    status: JobStatus | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> Jobs:
+    """Without outputs: ask for one of them to get those."""
+    found = await effects.list_jobs(
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        before=before,
+        status=status,
+        limit=limit + 1,
+    )
+    page = found[:limit]
+    return Jobs(
+        jobs=[summary(plane, each) for each in page],
+        next=page[-1].id if len(found) > limit else None,
+    )
+
+
+@router.get(
+    "/ai-jobs/{job_id}",
+    response_model=JobAnswer,
+    responses={304: {"description": "As If-None-Match has it"}, **problems(404)},
+    name="show",
+)
+async def show_job(
+    job_id: UUID,
+    plane: PlaneDep,
+    now: NowDep,
+    caller: Reader,
+    response: Response,
+    wait: Wait = 0,
+    if_none_match: Annotated[str | None, Header(description="An ETag that was answered.")] = None,
+) -> Any:
+    """Poll with the ETag of the last answer: 304 as long as nothing has changed."""
+    job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    job = await _waited(plane, job, wait)
+    etag = _etag(plane, job, now)
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    if etag in [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]:
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    response.headers.update(headers)
+    return await _job_answer(plane, job, now)
+
+
+@router.delete("/ai-jobs/{job_id}", responses=problems(404), name="cancel")
+async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
+    """Ends and refunds it; one that has ended stays as it is, and is answered as such."""
+    job = await effects.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    return await _job_answer(plane, job, now)
+
+
+@router.post(
+    "/ai-jobs/{job_id}/retry",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": JobAnswer, "description": "It was retried before, by this job"},
+        **problems(404, 409),
+    },
+)
+async def retry(
+    job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer, response: Response
+) -> JobAnswer:
+    """A failed job once more: a new job, at today's price."""
+    job, is_new = await effects.retry_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _job_answer(plane, job, now)
+
+
+@router.get("/ai-jobs/{job_id}/why", responses=problems(404))
+async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
+    """Why it isn't running."""
+    said = await effects.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    return JobWaitAnswer(why=said)
+
+
+async def _waited(plane: ControlPlane, job: Job, seconds: float) -> Job:
+    if not seconds or not job.status.is_active:
+        return job
+    return await effects.wait_for_end(plane.context, job.tenant_id, job.id, seconds)
+
+
+def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
+    """Of what can change; URLs only when those that were answered have half of their life behind them."""
+    age = int(now.timestamp()) // max(1, plane.settings.url_seconds // 2)
+    facts = [
+        str(job.id),
+        job.shown_status,
+        job.lease_number,
+        job.asked.is_held,
+        views.percent_of(plane, job),
+        None if job.status.is_active else age,
+    ]
+    return f'"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}"'
+
+
+def summary(plane: ControlPlane, job: Job) -> JobSummary:
+    return JobSummary(**_summed_up(plane, job))
+
+
+def _summed_up(plane: ControlPlane, job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "status": job.shown_status,
+        "effect_id": job.asked.effect_id,
+        "video_id": job.asked.video_id,
+        "batch_id": job.asked.batch_id,
+        "retry_of": job.asked.retry_of,
+        "price_tokens": job.reserved_tokens,
+        "progress": views.percent_of(plane, job),
+        "error": job.error_message,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "completed_at": job.completed_at,
+    }
+
+
+async def _job_answer(
+    plane: ControlPlane, job: Job, now: datetime, known: EffectSubmission | None = None
+) -> JobAnswer:
+    """`known`: what was read when it was submitted, just now."""
+    outputs = await views.outputs_of(plane, await views.files_of(plane, job))
+    if known:
+        left = views.remaining_seconds(job, known.typical_seconds, now)
+    else:
+        left = await views.seconds_left(plane, job, now)
+    return JobAnswer(
+        **_summed_up(plane, job),
+        idempotency_key=job.asked.idempotency_key,
+        properties=dict(job.asked.properties),
+        estimated_seconds_left=left,
+        outputs=outputs,
+        processed_file_url=outputs[0].url if outputs else None,
+        values=views.values_of(job),
+        text=text_of(job.values),
+    )
+
+
+# At least once for each job, or again and again while it runs.
+CALLED_OFTEN = tuple(
+    each
+    for each in router.routes
+    if isinstance(each, APIRoute) and each.endpoint in (submit_job, show_job)
+)
+
+
+batches_router = public_router("ai-jobs")
+
+
+class Item(Body):
+    properties: dict[str, Any] = Field(
+        default_factory=dict, description="As the effect's JSON Schema says."
+    )
+    video_id: UUID | None = Field(default=None, description="Where the effect takes media.")
+
+
+class NewBatch(Body):
+    effect_id: UUID
+    items: list[Item] = Field(
+        min_length=1,
+        max_length=JOBS_PER_BATCH_MAX,
+        description="A job for each; all of them are accepted, or none.",
+        examples=[[{"properties": {"prompt": "a cat"}}, {"properties": {"prompt": "a dog"}}]],
+    )
+    idempotency_key: IdempotencyKey = None
+
+
+class BatchAnswer(PublicResponse):
+    id: UUID
+    effect_id: UUID
+    total: int
+    held: int = Field(
+        description=f"Not in the queue yet: {ADMITTED_AT_ONCE_MAX} of a batch are at a time."
+    )
+    counts: dict[JobStatus, int] = Field(description="Of those that are or were, by status.")
+    progress: float = Field(description="Percent of the jobs that have ended.")
+    is_ended: bool
+    reserved_tokens: int = Field(description="Of jobs that have not ended.")
+    consumed_tokens: int
+    refunded_tokens: int
+    created_at: datetime
+    cancelled_at: datetime | None
+    jobs: list[JobSummary] = Field(description="In the order of the items, a page of them.")
+    next: int | None = Field(description="Ask on with start=next; null: that was all.")
+
+
+@batches_router.post(
+    "/ai-jobs/batches",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": BatchAnswer, "description": "It was submitted before, by the same key"},
+        **problems(404, 409),
+    },
+    name="submit",
+)
+async def submit_batch(
+    body: NewBatch, plane: PlaneDep, caller: Writer, response: Response
+) -> BatchAnswer:
+    """Paid for as a whole at once; too few tokens for all refuse the whole batch."""
+    has_media = any(each.video_id for each in body.items)
+    wanted = BatchRequest(
+        effect_id=body.effect_id,
+        sets=tuple(each.properties for each in body.items),
+        video_ids=tuple(each.video_id for each in body.items) if has_media else (),
+        idempotency_key=body.idempotency_key,
+    )
+    batch, is_new = await batches.submit_batch(
+        plane.context, caller.tenant.id, caller.user_id, wanted
+    )
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _batch_answer(plane, caller, batch.id, 0, PAGE_USUAL)
+
+
+@batches_router.get("/ai-jobs/batches/{batch_id}", responses=problems(404), name="show")
+async def show_batch(
+    batch_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    start: Annotated[int, Query(ge=0, le=JOBS_PER_BATCH_MAX, description="From this item on.")] = 0,
+    limit: Limit = PAGE_USUAL,
+) -> BatchAnswer:
+    """All of it in a few figures, and a page of its jobs."""
+    return await _batch_answer(plane, caller, batch_id, start, limit)
+
+
+@batches_router.delete("/ai-jobs/batches/{batch_id}", responses=problems(404), name="cancel")
+async def cancel_batch(batch_id: UUID, plane: PlaneDep, caller: Writer) -> BatchAnswer:
+    """Cancels and refunds all that have not ended."""
+    await batches.cancel_batch(plane.context, caller.tenant.id, caller.user_id, batch_id)
+    return await _batch_answer(plane, caller, batch_id, 0, PAGE_USUAL)
+
+
+async def _batch_answer(
+    plane: ControlPlane, caller: Caller, batch_id: UUID, start: int, limit: int
+) -> BatchAnswer:
+    batch, figures, found = await batches.read_batch(
+        plane.context, caller.tenant.id, caller.user_id, batch_id
+    )
+    return _page(plane, batch, figures, found, start, limit)
+
+
+def _page(
+    plane: ControlPlane,
+    batch: JobBatch,
+    figures: BatchSummary,
+    found: list[Job],
+    start: int,
+    limit: int,
+) -> BatchAnswer:
+    end = start + limit
+    return BatchAnswer(
+        id=batch.id,
+        effect_id=batch.effect_id,
+        total=batch.total,
+        held=figures.held,
+        counts={JobStatus(name): count for name, count in figures.counts.items()},
+        progress=round(100 * figures.progress, 1),
+        is_ended=figures.is_ended,
+        reserved_tokens=figures.reserved_tokens,
+        consumed_tokens=figures.consumed_tokens,
+        refunded_tokens=figures.refunded_tokens,
+        created_at=batch.created_at,
+        cancelled_at=batch.cancelled_at,
+        jobs=[summary(plane, each) for each in found[start:end]],
+        next=end if end < len(found) else None,
+    )
+
+
+# Another control plane may have written the event: news tell of those of this one only.
+LOOK_AGAIN_SECONDS = 1.0
+# Comments keep proxies from hanging up.
+HEARTBEAT_SECONDS = 15.0
+# Then the reader is let go, and comes again with the last number that it has.
+STREAM_SECONDS_MAX = 3600.0
+RETRY_MILLISECONDS = 2000
+EXAMPLE = (
+    'id: 7\nevent: status\ndata: {"job_id": "6a1f…", "status": "processing"}\n\n'
+    'event: progress\ndata: {"percent": 40.0, "node": "3"}\n\n'
+)
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "`status`, `progress` and `outputs` until the job has ended.",
+        "content": {MEDIA_TYPE: {"example": EXAMPLE}},
+    },
+    204: {"description": "It has ended, and nothing is left to tell: don't come again."},
+}
+# As a header, which browsers send by themselves; as a parameter, for the first time after a reload.
+Since = Annotated[int, Header(ge=0, le=ROW_ID_MAX, description="The last number that is known.")]
+After = Annotated[int, Query(ge=0, le=ROW_ID_MAX, description="As Last-Event-ID.")]
+
+
+@router.get(
+    "/ai-jobs/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={**DESCRIBED, **problems(404)},
+)
+async def follow(
+    request: Request,
+    job_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    last_event_id: Since = 0,
+    after: After = 0,
+    previews: Annotated[bool, Query(description="With pictures of what is in the making.")] = False,
+) -> Response:
+    """Ends after the event that ends the job."""
+    job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    pool = plane.pools[caller.tenant.pool]
+    since = max(last_event_id, after)
+    if not job.status.is_active:
+        async with pool.read() as tx:
+            left = await notifications.events_after(
+                tx, job.tenant_id, job.id, after_id=since, limit=1
+            )
+        if not left:
+            return Response(status_code=status.HTTP_204_NO_CONTENT)
+    lines = _lines(plane, caller, job, since, previews=previews)
+    return EventStream(request, caller, lines)
+
+
+async def _lines(
+    plane: ControlPlane, caller: Caller, job: Job, since: int, *, previews: bool
+) -> AsyncIterator[str]:
+    """A look for each round: whoever reads slowly holds no transaction open."""
+    pool, key = plane.pools[caller.tenant.pool], KeyWatch(plane, caller)
+    clock = get_running_loop().time
+    begun = said_at = clock()
+    progress: dict[str, Any] | None = None
+    yield f"retry: {RETRY_MILLISECONDS}\n\n"
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
+        job, found = await run_shielded(_look(pool, job, since))
+        if found:
+            since, said_at = found[-1].id, clock()
+            yield "".join(map(_line, found))
+            continue  # there may be more than one page
+        if not job.status.is_active:
+            return
+        told = _progress(plane, job, previews=previews)
+        if told != progress:
+            progress, said_at = told, clock()
+            yield _event(EventKind.PROGRESS, told or {})
+        elif clock() - said_at >= HEARTBEAT_SECONDS:
+            said_at = clock()
+            yield ": still there\n\n"
+        await plane.context.news.changed(job.id, LOOK_AGAIN_SECONDS)
+
+
+async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[StoredJobEvent]]:
+    """The job first: once it has ended, its events are complete."""
+    async with pool.read() as tx:
+        seen = await jobs.get(tx, job.tenant_id, job.id)
+        return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
+
+
+def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any] | None:
+    told = plane.context.progress_cache.of(job.lease_token)
+    hidden = None if previews else {"preview"}
+    return told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else None
+
+
+def _line(event: StoredJobEvent) -> str:
+    return f"id: {event.id}\n{_event(event.kind, dict(event.data))}"
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    """JSON on one line: a line break in a text is written as \\n there."""
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+effects_router = public_router("effects")
+
+
+class Takes(PublicResponse):
+    """The media that an effect is applied to."""
+
+    kind: str = Field(description="image, video or audio", examples=["image"])
+    media_types: list[str] = Field(
+        description="None named: all of the kind.", examples=[["image/png", "image/jpeg"]]
+    )
+    max_bytes: int = Field(examples=[50_000_000])
+
+
+class EffectAnswer(PublicResponse):
+    id: UUID = Field(description="What a job names as effect_id.")
+    slug: str = Field(examples=["cartoon"])
+    title: str = Field(examples=["Cartoon"])
+    description: str
+    preview_url: str | None
+    price_tokens: int = Field(description="Reserved at submit, and due on success.", examples=[5])
+    typical_seconds: float | None = Field(
+        description="How long the latest ones took; null before the first.", examples=[12.5]
+    )
+    takes: Takes | None = Field(description="null: it needs no media, and so no video_id.")
+    properties: dict[str, Any] = Field(
+        description="JSON Schema (2020-12) of what a job may send as properties.",
+        examples=[{"type": "object", "properties": {"prompt": {"type": "string"}}}],
+    )
+
+
+class PublicEffects(PublicResponse):
+    effects: list[EffectAnswer] = Field(description="By slug.")
+    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+@effects_router.get("/effects")
+async def list_effects(
+    plane: PlaneDep,
+    _: Reader,
+    after: Annotated[Text | None, Query(max_length=100, description="Only later slugs.")] = None,
+    limit: Limit = PAGE_USUAL,
+) -> PublicEffects:
+    """All that is published."""
+    async with plane.central.read() as tx:
+        found = await catalog.list_published(tx, after_slug=after, limit=limit + 1)
+    page = found[:limit]
+    return PublicEffects(
+        effects=[_effect_answer(plane, each) for each in page],
+        next=page[-1].effect.slug if len(found) > limit else None,
+    )
+
+
+@effects_router.get("/effects/{effect_id}", responses=problems(404), name="show")
+async def show_effect(effect_id: UUID, plane: PlaneDep, _: Reader) -> EffectAnswer:
+    """One of the catalogue."""
+    async with plane.central.read() as tx:
+        return _effect_answer(plane, await catalog.resolve(tx, effect_id))
+
+
+def _effect_answer(plane: ControlPlane, offer: ResolvedEffect) -> EffectAnswer:
+    effect, face = offer.effect, offer.effect.face
+    return EffectAnswer(
+        id=effect.id,
+        slug=effect.slug,
+        title=face.title or effect.slug,
+        description=face.description,
+        preview_url=face.preview_url,
+        price_tokens=face.price_tokens,
+        typical_seconds=effect.typical_seconds,
+        takes=_takes(plane, offer),
+        properties=json_schema_of(offer.version.properties, face.overrides, face.locked),
+    )
+
+
+def _takes(plane: ControlPlane, offer: ResolvedEffect) -> Takes | None:
+    if offer.takes is None:
+        return None
+    most = plane.settings.max_upload_bytes
+    return Takes(
+        kind=offer.takes,
+        media_types=list(offer.effect.face.media_types),
+        max_bytes=min(offer.effect.face.max_upload_bytes or most, most),
+    )

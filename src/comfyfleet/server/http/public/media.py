@@ -1,0 +1,266 @@
+"""Uploads and media of a user: announced, attached or fetched, listed with their results."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from fastapi import Response, status
+from pydantic import Field, model_validator
+
+from comfyfleet.api.values import ROW_ID_MAX, text_of
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.db import Tx
+from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
+from comfyfleet.server.http.public import ingest, views
+from comfyfleet.server.http.public.auth import (
+    PAGE_USUAL,
+    Body,
+    FetchLimiterDep,
+    Limit,
+    PublicResponse,
+    Reader,
+    Text,
+    Writer,
+    public_router,
+)
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import (
+    FILENAME_CHARACTERS_MAX,
+    File,
+    MediaItem,
+    MediaKind,
+    MediaStatus,
+    canonical_type,
+    status_of,
+)
+from comfyfleet.transport.public_url import URL_CHARACTERS_MAX
+
+router = public_router("videos")
+
+
+class NewUpload(Body):
+    filename: Text = Field(
+        min_length=1,
+        max_length=FILENAME_CHARACTERS_MAX,
+        description="For show; it never becomes a path.",
+        examples=["cat.png"],
+    )
+    content_type: Text = Field(max_length=200, examples=["image/png"])
+    size: int = Field(ge=1, le=ROW_ID_MAX, description="In bytes.", examples=[204_800])
+    effect_id: UUID | None = Field(
+        default=None, description="If told, type and size are held against what the effect takes."
+    )
+
+
+class UploadSlot(PublicResponse):
+    method: str = Field(examples=["PUT"])
+    url: str
+    headers: dict[str, str] = Field(
+        description="To be sent as they are.", examples=[{"Content-Type": "image/png"}]
+    )
+
+
+class Upload(PublicResponse):
+    file_id: UUID = Field(description="What POST /api/videos links once the bytes are there.")
+    upload: UploadSlot
+    expires_at: datetime = Field(description="Until when the URL can be used.")
+
+
+@router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
+async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer) -> Upload:
+    """A URL to PUT a picture, a video or a sound to, of exactly this type and size."""
+    ingest.kind_named(body.content_type)
+    ingest.check_size(plane, body.size)
+    if body.effect_id is not None:
+        async with plane.central.read() as tx:
+            offer = await catalog.resolve(tx, body.effect_id)
+        most = plane.settings.max_upload_bytes
+        offer.check_upload(canonical_type(body.content_type), body.size, at_most_bytes=most)
+    file, put = await ingest.create_upload(
+        plane, caller, ingest.UploadRequest(body.filename, body.content_type, body.size)
+    )
+    return Upload(
+        file_id=file.id,
+        upload=UploadSlot(method=put.method, url=put.url, headers=dict(put.headers)),
+        expires_at=now + timedelta(seconds=plane.settings.url_seconds),
+    )
+
+
+RESULTS_MAX = 100
+
+
+class NewVideo(Body):
+    """Either of the two."""
+
+    file_id: UUID | None = Field(default=None, description="A file that was uploaded.")
+    url: Text | None = Field(
+        default=None,
+        max_length=URL_CHARACTERS_MAX,
+        description="Or where we fetch it from: http or https, at a public address.",
+        examples=["https://pictures.example/cat.png"],
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> "NewVideo":
+        if (self.file_id is None) == (self.url is None):
+            raise ValueError("either file_id or url is needed")
+        return self
+
+
+class VideoSummary(PublicResponse):
+    id: UUID
+    kind: MediaKind
+    status: MediaStatus = Field(description="That of its latest job.")
+    progress: float | None = Field(description="Percent; null as long as nobody knows.")
+    error: str | None = Field(description="Why its latest job failed.")
+    job_id: UUID | None = Field(description="Its latest job.")
+    created_at: datetime
+    expired_at: datetime | None
+
+
+class MediaResult(PublicResponse):
+    job_id: UUID
+    effect_id: UUID | None
+    status: JobStatus
+    url: str | None = Field(description="The first output's; lives for 15 minutes.")
+    content_type: str | None = Field(examples=["image/png"])
+    submitted_at: datetime
+
+
+class Video(VideoSummary):
+    estimated_seconds_left: float | None = Field(
+        description="From the effect's history, without the wait in the queue.", examples=[8.5]
+    )
+    original_file_url: str | None = Field(description="Lives for 15 minutes.")
+    processed_file_url: str | None = Field(
+        description="The latest job's result, if it has one; lives for 15 minutes, ask again for a new one."
+    )
+    processed_content_type: str | None = Field(examples=["image/png"])
+    results: list[MediaResult] = Field(
+        description=f"All its jobs, also those under way; the newest first, {RESULTS_MAX} at most."
+    )
+    values: list[views.Value] = views.VALUES
+    text: str | None = views.TEXT
+
+
+class Videos(PublicResponse):
+    videos: list[VideoSummary] = Field(description="The newest first.")
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+@router.post(
+    "/videos",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": Video, "description": "It was linked before"}, **problems(404, 409)},
+)
+async def link(
+    body: NewVideo,
+    plane: PlaneDep,
+    now: NowDep,
+    caller: Writer,
+    fetches: FetchLimiterDep,
+    response: Response,
+) -> Video:
+    """Media of an uploaded file, which must be what it was announced as; or of one at a URL."""
+    if body.file_id is not None:
+        linked, is_new = await ingest.attach(plane, caller, body.file_id)
+    else:
+        with fetches.one_of(caller.user_id):
+            linked, is_new = await ingest.fetch_from_url(plane, caller, body.url or ""), True
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        seen = await _look(tx, linked)
+    return await _video(plane, seen, now=now)
+
+
+@router.get("/videos", responses=problems(404))
+async def list_videos(
+    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> Videos:
+    """Without URLs: ask for one of them to get those."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await media.list_media(
+            tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
+        )
+        wanted = [each.job_id for each in found[:limit] if each.job_id]
+        latest = await jobs.get_many(tx, caller.tenant.id, wanted)
+    seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in found[:limit]]
+    return Videos(
+        videos=[_summary(plane, each, job) for each, job in seen],
+        next=seen[-1][0].id if len(found) > limit else None,
+    )
+
+
+@router.get("/videos/{video_id}", responses=problems(404))
+async def show(video_id: UUID, plane: PlaneDep, now: NowDep, caller: Reader) -> Video:
+    """How far it is, and the result once there is one."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
+        seen = await _look(tx, found)
+    return await _video(plane, seen, now=now)
+
+
+class Look(NamedTuple):
+    """Media, its jobs, and the files of both."""
+
+    media: MediaItem
+    job: Job | None
+    jobs: list[Job]
+    kept: dict[UUID, File]
+
+    def file(self, file_id: UUID | None) -> File | None:
+        return self.kept.get(file_id) if file_id else None
+
+
+async def _look(tx: Tx, found: MediaItem) -> Look:
+    made = await jobs.list_of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
+    wanted = {*found.file_ids, *(each.output_file_id for each in made if each.output_file_id)}
+    kept = await media.find_existing(tx, found.tenant_id, wanted)
+    latest = next((each for each in made if each.id == found.job_id), None)
+    if latest is None and found.job_id:
+        latest = (await jobs.get_many(tx, found.tenant_id, [found.job_id])).get(found.job_id)
+    return Look(found, latest, made, kept)
+
+
+def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSummary:
+    return VideoSummary(
+        id=found.id,
+        kind=found.kind,
+        status=status_of(found, job.shown_status if job else None),
+        progress=views.percent_of(plane, job) if job else None,
+        error=job.error_message if job else None,
+        job_id=found.job_id,
+        created_at=found.created_at,
+        expired_at=found.expired_at,
+    )
+
+
+async def _video(plane: ControlPlane, seen: Look, *, now: datetime) -> Video:
+    job = seen.job
+    original = seen.file(seen.media.original_file_id)
+    processed = seen.file(job.output_file_id) if job else None
+    return Video(
+        **_summary(plane, seen.media, job).model_dump(),
+        estimated_seconds_left=await views.seconds_left(plane, job, now) if job else None,
+        original_file_url=await views.url_of(plane, original) if original else None,
+        processed_file_url=await views.url_of(plane, processed) if processed else None,
+        processed_content_type=processed.mime_type if processed else None,
+        values=views.values_of(job) if job else [],
+        text=text_of(job.values) if job else None,
+        results=[await _result(plane, each, seen) for each in seen.jobs],
+    )
+
+
+async def _result(plane: ControlPlane, job: Job, seen: Look) -> MediaResult:
+    file = seen.file(job.output_file_id)
+    return MediaResult(
+        job_id=job.id,
+        effect_id=job.asked.effect_id,
+        status=job.status,
+        url=await views.url_of(plane, file) if file else None,
+        content_type=file.mime_type if file else None,
+        submitted_at=job.submitted_at,
+    )

@@ -1,0 +1,697 @@
+"""Pipelines, their runs and candidates: started, paused, judged, followed as events."""
+
+import json
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from fastapi import Path, Query, Request, Response, status
+from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime, Field
+
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.graphs.actions import read_body
+from comfyfleet.server.http.deps import PlaneDep, problems
+from comfyfleet.server.http.public.auth import (
+    PAGE_MAX,
+    PAGE_USUAL,
+    Body,
+    Limit,
+    PublicResponse,
+    Reader,
+    Text,
+    Writer,
+    public_router,
+)
+from comfyfleet.server.http.public.jobs import (
+    HEARTBEAT_SECONDS,
+    LOOK_AGAIN_SECONDS,
+    RETRY_MILLISECONDS,
+    STREAM_SECONDS_MAX,
+    After,
+    IdempotencyKey,
+    Since,
+)
+from comfyfleet.server.http.public.views import url_of
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.media.model import File
+from comfyfleet.server.pipelines import actions, run_state
+from comfyfleet.server.pipelines.actions import CandidateRef, NewPipelineRun, limits_data
+from comfyfleet.server.pipelines.model import (
+    CandidateStatus,
+    PipelineCandidate,
+    PipelineRunEvent,
+    PipelineRunStatus,
+    StoredPipeline,
+    StoredRun,
+)
+from comfyfleet.server.pipelines.run_state import CandidateFilter, RunView
+from comfyfleet.server.tenants.model import Caller
+
+router = public_router("pipelines")
+NAME = "Its id, or its name: the newest of yours."
+PipelineName = Annotated[str, Path(max_length=200, description=NAME)]
+NUMBER_MAX = 2**53
+Whole = Annotated[int, Field(ge=0, le=NUMBER_MAX)]
+
+
+class NewPipeline(Body):
+    name: Text | None = None
+    steps: list[dict[str, Any]] | None = Field(
+        default=None, description="In order; see the concepts page for their fields."
+    )
+    document: dict[str, Any] | str | None = Field(
+        default=None, description="Instead: all of it as an object, or as a text in YAML or JSON."
+    )
+
+
+class PipelineAnswer(PublicResponse):
+    id: UUID
+    name: str
+    document: dict[str, Any]
+    created_at: datetime
+
+
+class PipelinePage(PublicResponse):
+    pipelines: list[PipelineAnswer]
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class LimitsBody(Body):
+    """What is left out stays as it is; null is no limit."""
+
+    candidates: Whole | None = None
+    tokens: Whole | None = None
+    concurrent_jobs: int = Field(default=1, ge=1, le=actions.CONCURRENT_JOBS_MAX)
+    until: AwareDatetime | None = None
+    bytes: Whole | None = Field(default=None, description="Of its files; then it is paused.")
+
+    def said(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class NewPipelineRunBody(Body):
+    base_candidates: int = Field(ge=1, le=actions.BASE_CANDIDATES_MAX)
+    variables: dict[str, Any] = Field(default_factory=dict)
+    target_folder: Text | None = Field(default=None, examples=["cats/spring"])
+    limits: LimitsBody = LimitsBody()
+    idempotency_key: IdempotencyKey = None
+
+
+class Changes(Body):
+    variables: dict[str, Any] | None = Field(
+        default=None, description="They replace those of the same name."
+    )
+    limits: LimitsBody | None = None
+    base_candidates: int | None = Field(default=None, ge=1, le=actions.BASE_CANDIDATES_MAX)
+
+
+class StepAnswer(PublicResponse):
+    name: str
+    wanted: int = Field(description="As things stand: for the parents that there are now.")
+    made: int
+    approved: int
+    rejected: int
+    in_flight: int
+    failed: int
+
+
+class PipelineRunSummary(PublicResponse):
+    id: UUID
+    pipeline_id: UUID
+    pipeline: str = Field(description="Its name.")
+    status: PipelineRunStatus
+    pause_reason: str | None
+    reason: str | None = Field(
+        description="Why nothing was submitted at the last look; null while the next one is due."
+    )
+    trouble: str | None = Field(description="What stands in the way of the next job.")
+    target_folder: str
+    base_candidates: int
+    variables: dict[str, Any]
+    limits: dict[str, Any]
+    tokens: int = Field(description="Reserved and consumed.")
+    created_at: datetime
+    changed_at: datetime
+    files_removed_at: datetime | None
+
+
+class PipelineRunAnswer(PipelineRunSummary):
+    steps: list[StepAnswer]
+    jobs: dict[str, int] = Field(description="How many there were, by state.")
+    queued: int = Field(description="Jobs that wait for a worker.")
+    success_rate: float | None = Field(description="Of jobs that ended; null while none has.")
+    bytes: int = Field(description="Of the files that are there.")
+    seconds_left: float | None = Field(
+        description="If all that can be made is made, and takes as long as the last jobs did."
+    )
+
+
+class PipelineRunSummaries(PublicResponse):
+    runs: list[PipelineRunSummary]
+    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class Retry(Body):
+    job_id: UUID | None = Field(default=None, description="One; else all that failed.")
+
+
+class RetriedJobs(PublicResponse):
+    jobs: list[UUID] = Field(description="Whose places are free now.")
+
+
+class FailureAnswer(PublicResponse):
+    job_id: UUID
+    step: str
+    parent: UUID | None
+    error: str | None
+    ended_at: datetime | None
+
+
+class Failures(PublicResponse):
+    failures: list[FailureAnswer] = Field(description="The newest first.")
+
+
+@router.post("/pipelines", status_code=status.HTTP_201_CREATED)
+async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> PipelineAnswer:
+    """All that is wrong with it is told at once. It is never changed afterwards."""
+    document = await _document(body)
+    made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
+    return _pipeline(made)
+
+
+async def _document(body: NewPipeline) -> dict[str, Any]:
+    if body.document is None:
+        return {"name": body.name or "", "steps": body.steps or []}
+    read = await read_body(body.document)
+    if not isinstance(read, dict):
+        raise InvalidInput("a pipeline must be an object", field="document")
+    return read
+
+
+@router.get("/pipelines", responses=problems(404))
+async def list_pipelines(
+    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> PipelinePage:
+    """The newest first."""
+    found = await actions.list_pipelines(
+        plane.context, caller.tenant.id, caller.user_id, before=before, limit=limit + 1
+    )
+    page = found[:limit]
+    more = page[-1].id if len(found) > limit else None
+    return PipelinePage(pipelines=[_pipeline(each) for each in page], next=more)
+
+
+@router.get("/pipelines/{pipeline_id}", responses=problems(404))
+async def show_pipeline(
+    pipeline_id: PipelineName, plane: PlaneDep, caller: Reader
+) -> PipelineAnswer:
+    named = await _named(plane, caller, pipeline_id)
+    found = await actions.get_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
+    return _pipeline(found)
+
+
+async def _named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
+    return await actions.find_pipeline(plane.context, caller.tenant.id, caller.user_id, text)
+
+
+@router.delete(
+    "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Writer) -> None:
+    """Its runs stay, and go on until they are cancelled."""
+    named = await _named(plane, caller, pipeline_id)
+    await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
+
+
+@router.post(
+    "/pipelines/{pipeline_id}/runs",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": PipelineRunAnswer, "description": "It was started before, by the same key"},
+        **problems(404, 409),
+    },
+)
+async def start(
+    pipeline_id: PipelineName,
+    body: NewPipelineRunBody,
+    plane: PlaneDep,
+    caller: Writer,
+    response: Response,
+) -> PipelineRunAnswer:
+    """It begins at once. Whoever starts it pays, job by job."""
+    new = NewPipelineRun(
+        base_candidates=body.base_candidates,
+        variables=body.variables,
+        target_folder=body.target_folder,
+        limits=body.limits.said(),
+        idempotency_key=body.idempotency_key,
+    )
+    named = await _named(plane, caller, pipeline_id)
+    run, is_new = await actions.start_run(
+        plane.context, caller.tenant.id, caller.user_id, named, new
+    )
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+    return await _run_answer(plane, caller, run.id)
+
+
+@router.get("/pipeline-runs", responses=problems(404))
+async def list_runs(
+    plane: PlaneDep,
+    caller: Reader,
+    pipeline_id: Annotated[str | None, Query(max_length=200, description=NAME)] = None,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> PipelineRunSummaries:
+    """The newest first."""
+    named = await _named(plane, caller, pipeline_id) if pipeline_id else None
+    found = await actions.list_runs(
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        pipeline_id=named,
+        before=before,
+        limit=limit + 1,
+    )
+    page, now = found[:limit], plane.clock()
+    more = page[-1].id if len(found) > limit else None
+    names = await actions.pipeline_names(plane.context, caller.tenant.id, page)
+    listed = [
+        PipelineRunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page
+    ]
+    return PipelineRunSummaries(runs=listed, next=more)
+
+
+@router.get("/pipeline-runs/{run_id}", responses=problems(404), name="show")
+async def show_run(run_id: UUID, plane: PlaneDep, caller: Reader) -> PipelineRunAnswer:
+    """Its board: per step how many are wanted, made, approved, in flight and failed."""
+    return await _run_answer(plane, caller, run_id)
+
+
+@router.patch("/pipeline-runs/{run_id}", responses=problems(404, 409))
+async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
+    """Applies to what is submitted next."""
+    await actions.change_run(
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        run_id,
+        variables=body.variables,
+        limits=body.limits.said() if body.limits else None,
+        base_candidates=body.base_candidates,
+    )
+    return await _run_answer(plane, caller, run_id)
+
+
+@router.post("/pipeline-runs/{run_id}/pause", responses=problems(404, 409))
+async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
+    """What was submitted goes on; nothing more is."""
+    await actions.pause_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    return await _run_answer(plane, caller, run_id)
+
+
+@router.post("/pipeline-runs/{run_id}/resume", responses=problems(404, 409))
+async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
+    await actions.resume_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    return await _run_answer(plane, caller, run_id)
+
+
+@router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
+async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
+    """For good, with what is queued; what runs is let end, and its candidates are kept."""
+    await actions.cancel_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    return await _run_answer(plane, caller, run_id)
+
+
+@router.post("/pipeline-runs/{run_id}/retry", responses=problems(404, 409))
+async def retry(
+    run_id: UUID, plane: PlaneDep, caller: Writer, body: Retry | None = None
+) -> RetriedJobs:
+    """Failed jobs are not made again by themselves."""
+    job_id = body.job_id if body else None
+    freed = await actions.retry_jobs(
+        plane.context, caller.tenant.id, caller.user_id, run_id, job_id
+    )
+    return RetriedJobs(jobs=freed)
+
+
+@router.get("/pipeline-runs/{run_id}/failures", responses=problems(404))
+async def failures(
+    run_id: UUID, plane: PlaneDep, caller: Reader, limit: Limit = PAGE_USUAL
+) -> Failures:
+    """Jobs that failed and were not retried, and why."""
+    seen = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    found = await run_state.list_failures(
+        plane.context, caller.tenant.id, caller.user_id, run_id, limit=limit
+    )
+    rows = [
+        FailureAnswer(
+            job_id=each.id,
+            step=seen.pipeline.steps[each.step].name,
+            parent=each.parent,
+            error=each.error,
+            ended_at=each.ended_at,
+        )
+        for each in found
+    ]
+    return Failures(failures=rows)
+
+
+def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
+    return PipelineAnswer(
+        id=stored.id,
+        name=stored.pipeline.name,
+        document=dict(stored.document),
+        created_at=stored.created_at,
+    )
+
+
+async def _run_answer(plane: ControlPlane, caller: Caller, run_id: UUID) -> PipelineRunAnswer:
+    seen = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    return _seen(seen, plane.clock())
+
+
+def _seen(seen: RunView, now: datetime) -> PipelineRunAnswer:
+    return PipelineRunAnswer(
+        **_summary(seen.stored, now),
+        pipeline=seen.pipeline.name,
+        steps=[StepAnswer(**each._asdict()) for each in seen.steps],
+        jobs={str(state): count for state, count in seen.jobs.items()},
+        queued=seen.queued,
+        success_rate=seen.success_rate,
+        bytes=seen.bytes,
+        seconds_left=seen.seconds_left,
+    )
+
+
+def _summary(stored: StoredRun, now: datetime) -> dict[str, Any]:
+    run = stored.run
+    return {
+        "id": run.id,
+        "pipeline_id": stored.pipeline_id,
+        "status": run.status,
+        "pause_reason": stored.pause_reason,
+        "reason": stored.reason_at(now),
+        "trouble": stored.trouble,
+        "target_folder": run.target_folder,
+        "base_candidates": run.base_candidates,
+        "variables": dict(run.variables),
+        "limits": limits_data(run.limits),
+        "tokens": run.tokens,
+        "created_at": stored.created_at,
+        "changed_at": stored.changed_at,
+        "files_removed_at": stored.files_removed_at,
+    }
+
+
+EVENTS_PER_LOOK = 200
+STEPS_MAX = 1000
+DESCRIBED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "`submitted`, `candidates`, `job_failed`, `no_work` and every act.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+    }
+}
+
+
+class CandidateAnswer(PublicResponse):
+    id: UUID
+    step: int = Field(description="Its number; 0 is the base.")
+    parent: UUID | None
+    status: CandidateStatus
+    score: float
+    child_count: int
+    seed: int | None
+    properties: dict[str, Any] = Field(description="What it was made with.")
+    job_id: UUID | None
+    output_index: int
+    path: str = Field(description="Its name in listings and exports.")
+    content_type: str
+    size: int
+    url: str | None = Field(
+        description="Lives for 15 minutes; null of a text, and once the file was removed."
+    )
+    text: str | None = Field(description="What its job showed, beside a picture or in its place.")
+    created_at: datetime
+
+
+class CandidatePage(PublicResponse):
+    candidates: list[CandidateAnswer] = Field(description="The oldest first.")
+    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class Branch(PublicResponse):
+    id: UUID
+    step: int
+    status: CandidateStatus
+    score: float
+    children: list["Branch"]
+
+
+class TreeAnswer(PublicResponse):
+    tree: list[Branch]
+
+
+class PairAnswer(PublicResponse):
+    candidates: list[CandidateAnswer] = Field(
+        description="Two of one step; none where there are not two to compare."
+    )
+
+
+class VoteBody(Body):
+    winner: UUID
+    loser: UUID
+    id: UUID | None = Field(
+        default=None, description="Sent twice with the same id, it counts once."
+    )
+
+
+class VoteAnswer(PublicResponse):
+    id: UUID = Field(description="To undo it by.")
+    scores: dict[UUID, float]
+
+
+@router.get("/pipeline-runs/{run_id}/candidates", responses=problems(404))
+async def list_candidates(
+    run_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
+    status: CandidateStatus | None = None,
+    parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
+    after: UUID | None = None,
+    limit: Limit = PAGE_MAX,
+) -> CandidatePage:
+    wanted = CandidateFilter(step=step, status=status, parent=parent)
+    found, files = await run_state.list_candidates(
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        run_id,
+        wanted,
+        after=after,
+        limit=limit + 1,
+    )
+    rows = [await _candidate_answer(plane, each, files) for each in found[:limit]]
+    return CandidatePage(candidates=rows, next=rows[-1].id if len(found) > limit else None)
+
+
+@router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))
+async def tree(run_id: UUID, plane: PlaneDep, caller: Reader) -> TreeAnswer:
+    """Who came out of whom."""
+    found = await run_state.read_tree(plane.context, caller.tenant.id, caller.user_id, run_id)
+    children: dict[UUID | None, list[PipelineCandidate]] = {}
+    for each in found:
+        children.setdefault(each.parent, []).append(each)
+    return TreeAnswer(tree=_branches(children, None))
+
+
+def _branches(
+    children: Mapping[UUID | None, list[PipelineCandidate]], parent: UUID | None
+) -> list[Branch]:
+    """As deep as the pipeline has steps, and no deeper."""
+    return [
+        Branch(
+            id=each.id,
+            step=each.step,
+            status=each.status,
+            score=each.score,
+            children=_branches(children, each.id),
+        )
+        for each in children.get(parent, [])
+    ]
+
+
+async def _judge(
+    plane: ControlPlane,
+    caller: Caller,
+    run_id: UUID,
+    candidate_id: UUID,
+    verdict: CandidateStatus | None,
+) -> CandidateAnswer:
+    whose = CandidateRef(caller.tenant.id, caller.user_id, run_id, candidate_id)
+    if verdict is None:
+        found = await actions.undo_judgement(plane.context, whose)
+    else:
+        found = await actions.judge_candidate(plane.context, whose, verdict)
+    files = await run_state.files_of(plane.context, caller.tenant.id, [found])
+    return await _candidate_answer(plane, found, files)
+
+
+_CANDIDATE = "/pipeline-runs/{run_id}/candidates/{candidate_id}"
+
+
+@router.get(_CANDIDATE, responses=problems(404), name="show")
+async def show_candidate(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Reader
+) -> CandidateAnswer:
+    found, files = await run_state.read_candidate(
+        plane.context, caller.tenant.id, caller.user_id, run_id, candidate_id
+    )
+    return await _candidate_answer(plane, found, files)
+
+
+@router.post(_CANDIDATE + "/approve", responses=problems(404, 409))
+async def approve(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
+) -> CandidateAnswer:
+    return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.APPROVED)
+
+
+@router.post(_CANDIDATE + "/reject", responses=problems(404, 409))
+async def reject(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
+) -> CandidateAnswer:
+    """Stops its branch: children that are queued are cancelled."""
+    return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.REJECTED)
+
+
+@router.post(_CANDIDATE + "/winner", responses=problems(404, 409))
+async def winner(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
+) -> CandidateAnswer:
+    """Winners get children before all others of their step."""
+    return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.WINNER)
+
+
+@router.post(_CANDIDATE + "/undo", responses=problems(404, 409))
+async def undo(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
+) -> CandidateAnswer:
+    """The last that was said of it, as if it had never been said."""
+    return await _judge(plane, caller, run_id, candidate_id, None)
+
+
+@router.get("/pipeline-runs/{run_id}/pair", responses=problems(404))
+async def pair(
+    run_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
+) -> PairAnswer:
+    """Two that are worth comparing: of the step that is named, or the deepest that has two."""
+    chosen = await actions.pick_pair(
+        plane.context, caller.tenant.id, caller.user_id, run_id, step=step
+    )
+    files = await run_state.files_of(plane.context, caller.tenant.id, chosen or ())
+    return PairAnswer(
+        candidates=[await _candidate_answer(plane, each, files) for each in chosen or ()]
+    )
+
+
+@router.post("/pipeline-runs/{run_id}/vote", responses=problems(404, 409))
+async def vote(run_id: UUID, body: VoteBody, plane: PlaneDep, caller: Writer) -> VoteAnswer:
+    vote_id = body.id or uuid4()
+    scores = await actions.add_vote(
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        run_id,
+        vote_id=vote_id,
+        winner=body.winner,
+        loser=body.loser,
+    )
+    return VoteAnswer(id=vote_id, scores=scores)
+
+
+@router.post("/pipeline-runs/{run_id}/votes/{vote_id}/undo", responses=problems(404))
+async def undo_vote(run_id: UUID, vote_id: UUID, plane: PlaneDep, caller: Writer) -> VoteAnswer:
+    """The other votes are counted anew."""
+    scores = await actions.undo_vote(
+        plane.context, caller.tenant.id, caller.user_id, run_id, vote_id
+    )
+    return VoteAnswer(id=vote_id, scores=scores)
+
+
+@router.get(
+    "/pipeline-runs/{run_id}/events",
+    response_class=StreamingResponse,
+    responses={**DESCRIBED, **problems(404)},
+)
+async def follow(
+    request: Request,
+    run_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    last_event_id: Since = 0,
+    after: After = 0,
+) -> StreamingResponse:
+    """Goes on for as long as somebody reads: a run may be judged at any time."""
+    await actions.get_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    lines = _lines(plane, caller, run_id, max(last_event_id, after))
+    return EventStream(request, caller, lines)
+
+
+async def _lines(
+    plane: ControlPlane, caller: Caller, run_id: UUID, since: int
+) -> AsyncIterator[str]:
+    clock, key = get_running_loop().time, KeyWatch(plane, caller)
+    begun = said_at = clock()
+    yield f"retry: {RETRY_MILLISECONDS}\n\n"
+    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
+        found = await run_shielded(
+            run_state.list_events(
+                plane.context, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_LOOK
+            )
+        )
+        if found:
+            since, said_at = found[-1].id, clock()
+            yield "".join(map(_line, found))
+            continue
+        if clock() - said_at >= HEARTBEAT_SECONDS:
+            said_at = clock()
+            yield ": still there\n\n"
+        await plane.context.news.changed(run_id, LOOK_AGAIN_SECONDS)
+
+
+def _line(event: PipelineRunEvent) -> str:
+    data = {**event.data, "at": event.created_at.isoformat()}
+    return f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(data)}\n\n"
+
+
+async def _candidate_answer(
+    plane: ControlPlane, candidate: PipelineCandidate, files: Mapping[UUID, File]
+) -> CandidateAnswer:
+    kept = candidate.file or {}
+    file = files.get(UUID(kept["file_id"])) if kept.get("file_id") else None
+    return CandidateAnswer(
+        id=candidate.id,
+        step=candidate.step,
+        parent=candidate.parent,
+        status=candidate.status,
+        score=candidate.score,
+        child_count=candidate.child_count,
+        seed=candidate.seed,
+        properties=dict(candidate.properties),
+        job_id=candidate.job_id,
+        output_index=candidate.output_index,
+        path=kept.get("path", ""),
+        content_type=kept.get("mime_type", ""),
+        size=kept.get("size", 0),
+        url=await url_of(plane, file) if file else None,
+        text=candidate.text,
+        created_at=candidate.created_at,
+    )

@@ -1,0 +1,370 @@
+"""Jobs, media and graph runs as customers see them: progress, remaining time, file URLs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs.apply import LoadedRun
+from comfyfleet.server.graphs.model import WorkflowNode, kind_of
+from comfyfleet.server.graphs.progress import node_status, progress_of
+from comfyfleet.server.graphs.run import (
+    ANSWER_SIZE_MAX,
+    NO_SIZE,
+    Choice,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
+    GraphRunState,
+    GraphRunStatus,
+    RunRow,
+    job_id,
+    size_of,
+)
+from comfyfleet.server.http.public.auth import PublicResponse
+from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+
+DONE_PERCENT = 100.0
+
+
+class Value(PublicResponse):
+    node_id: str = Field(examples=["7"])
+    name: str = Field(description="The node's word for it.", examples=["text"])
+    value: Any = Field(description="A text, number, boolean or JSON.", examples=["a cat"])
+
+
+VALUES = Field(description="What nodes showed: texts, numbers, booleans, JSON.")
+TEXT = Field(description="The texts of the first node that showed any; null: none did.")
+
+
+class Output(PublicResponse):
+    name: str
+    filename: str = Field(examples=["made_00001_.png"])
+    content_type: str = Field(examples=["image/png"])
+    size: int | None = Field(description="In bytes.", examples=[512_000])
+    url: str = Field(description="Lives for 15 minutes; ask again for a new one.")
+
+
+def percent_of(plane: ControlPlane, job: Job) -> float | None:
+    """As its worker last told this control plane."""
+    if job.status == JobStatus.COMPLETED:
+        return DONE_PERCENT
+    if not job.status.is_active:
+        return None
+    told = plane.context.progress_cache.of(job.lease_token)
+    return told.percent if told else None
+
+
+async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | None:
+    """From the effect's history; the wait in the queue is not in it (see …/why)."""
+    if not job.status.is_active or job.asked.effect_id is None:
+        return None
+    async with plane.central.read() as tx:
+        typical = await catalog.typical_seconds(tx, job.asked.effect_id)
+    return remaining_seconds(job, typical, now)
+
+
+def remaining_seconds(job: Job, typical_seconds: float | None, now: datetime) -> float | None:
+    if typical_seconds is None or not job.status.is_active:
+        return None
+    gone = (now - job.started_at).total_seconds() if job.started_at else 0.0
+    return round(max(0.0, typical_seconds - gone), 1)
+
+
+async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
+    """Its outputs by name; those that have expired are no longer there."""
+    kept = (job.result_metadata or {}).get("outputs", [])
+    if not kept:
+        return []
+    named = [(each["name"], UUID(each["file_id"])) for each in kept]
+    pool = await plane.context.pool_of(job.tenant_id)
+    async with pool.read() as tx:
+        found = await media.find_existing(tx, job.tenant_id, {file_id for _, file_id in named})
+    return [(name, found[file_id]) for name, file_id in named if file_id in found]
+
+
+async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> list[Output]:
+    return [
+        Output(
+            name=name,
+            filename=file.filename,
+            content_type=file.mime_type,
+            size=file.size,
+            url=await url_of(plane, file),
+        )
+        for name, file in found
+    ]
+
+
+def values_of(job: Job) -> list[Value]:
+    return [Value(**each.model_dump()) for each in job.values]
+
+
+async def url_of(plane: ControlPlane, file: File) -> str:
+    return await plane.store.url_to_get(
+        file.path, seconds=plane.settings.url_seconds, filename=file.filename
+    )
+
+
+URLS_MAX = 1000
+
+
+# Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
+Bound = Annotated[str | None, Field(description="To which backend it is bound, if it is.")]
+
+
+class RunningNodeSeen(PublicResponse):
+    node_id: str
+    index: list[int]
+    backend_id: Bound
+    progress: float = Field(description="0 to 1.")
+    current_step: str | None
+
+
+class ProgressSeen(PublicResponse):
+    overall_percent: float
+    weighted_percent: float = Field(description="By how long each node typically takes.")
+    completed_nodes: int
+    total_nodes: int
+    running_nodes: list[RunningNodeSeen] = Field(description="That a backend works on.")
+
+
+class QuestionSeen(PublicResponse):
+    node: str
+    index: list[int]
+    message: str = Field(examples=["Backend worker:gpu-7 is offline"])
+    backends: list[str] = Field(description="That could take its place, the best first.")
+    choices: list[Choice]
+
+
+class ErrorSeen(PublicResponse):
+    node: str
+    index: list[int]
+    backend: Bound
+    message: str
+    alternatives: list[str] = Field(description="For one that is bound to a backend.")
+
+
+class NodeSeen(PublicResponse):
+    id: str
+    type: str
+    workflow: str | None = Field(description="Of a node that names one.")
+    effect: str | None = Field(description="Of a node that names one.")
+    status: ExecutionStatus
+    expected: int = Field(description="How often it runs, as far as that is known.")
+    done: int
+    skipped: int
+    failed: int
+    cancelled: int
+
+
+class ExecutionSeen(PublicResponse):
+    node: str
+    index: list[int]
+    status: ExecutionStatus
+    attempts: int
+    job_id: UUID | None = Field(description="Of its last attempt.")
+    why: str | None = Field(description="Why it waits, if nobody can run it just now.")
+    backend: Bound
+    progress: float
+    current_step: str | None
+    inputs: dict[str, Any] | None
+    outputs: dict[str, Any] | None
+    has_values: bool = Field(
+        description="False: inputs and outputs were left out, as the answer would be too large."
+    )
+    error: str | None
+    notes: list[str]
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class GraphRunAnswer(PublicResponse):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    name: str
+    status: GraphRunStatus
+    tokens: int = Field(description="Of jobs that are in flight or done.")
+    max_tokens: int | None
+    inputs: dict[str, Any]
+    outputs: dict[str, Any] | None = Field(description="By output node; files with fresh URLs.")
+    error: ErrorSeen | None
+    questions: list[QuestionSeen]
+    progress: ProgressSeen
+    nodes: list[NodeSeen]
+    executions: list[ExecutionSeen]
+    executions_total: int
+    created_at: datetime
+    ended_at: datetime | None
+    is_expired: bool = Field(
+        description="Its time was up: what went in, came out and was recorded is gone."
+    )
+
+
+async def run_view(
+    plane: ControlPlane, kept: LoadedRun, run: GraphRunState, *, limit: int
+) -> GraphRunAnswer:
+    head = kept.head
+    unable = await actions.unservable_nodes(plane.graphs, kept, run)
+    return GraphRunAnswer(
+        id=head.id,
+        graph_id=head.graph_id,
+        graph_version=head.graph_version,
+        name=kept.plan.graph.name,
+        status=run.status,
+        tokens=run.tokens,
+        max_tokens=run.max_tokens,
+        inputs=dict(head.inputs),
+        outputs=await _with_urls(plane, head, run.outputs),
+        error=_error(run),
+        questions=list(questions(run)),
+        progress=progress_view(plane, kept, run),
+        nodes=list(node_views(kept, run)),
+        executions=list(islice(_executions(kept, run, unable), limit)),
+        executions_total=len(run.records),
+        created_at=head.created_at,
+        ended_at=head.ended_at,
+        is_expired=head.is_expired,
+    )
+
+
+def progress_view(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> ProgressSeen:
+    found = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
+    running = [
+        RunningNodeSeen(
+            node_id=each.node_id,
+            index=list(each.at),
+            backend_id=run.record(ExecutionKey(each.node_id, each.at)).affinity,
+            progress=round(each.progress, 3),
+            current_step=each.current_step,
+        )
+        for each in found.running_nodes
+    ]
+    return ProgressSeen(
+        overall_percent=round(found.overall_percent, 1),
+        weighted_percent=round(found.weighted_percent, 1),
+        completed_nodes=found.completed_nodes,
+        total_nodes=found.total_nodes,
+        running_nodes=running,
+    )
+
+
+def questions(run: GraphRunState) -> Iterator[QuestionSeen]:
+    for key in sorted(run.asking):
+        question = run.record(key).question
+        if question:
+            yield QuestionSeen(
+                node=key.node,
+                index=list(key.at),
+                message=question.message,
+                backends=list(question.backends),
+                choices=list(question.choices),
+            )
+
+
+def _error(run: GraphRunState) -> ErrorSeen | None:
+    if run.error is None:
+        return None
+    bound = run.record(ExecutionKey(run.error.node, run.error.at)).affinity
+    return ErrorSeen(
+        node=run.error.node,
+        index=list(run.error.at),
+        backend=bound,
+        message=run.error.message,
+        alternatives=list(run.error.alternatives) if bound else [],
+    )
+
+
+def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
+    for name in kept.plan.shape.order:
+        node, tally = kept.plan.node(name), run.tally(name)
+        yield NodeSeen(
+            id=name,
+            type=kind_of(node),
+            workflow=(node.workflow or None) if isinstance(node, WorkflowNode) else None,
+            effect=node.effect if isinstance(node, WorkflowNode) else None,
+            status=node_status(kept.plan, run, name),
+            **tally._asdict(),
+        )
+
+
+def _executions(
+    kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str]
+) -> Iterator[ExecutionSeen]:
+    """In the order of the graph, those of one node by their index."""
+    place = {name: number for number, name in enumerate(kept.plan.shape.order)}
+    told = NO_SIZE
+    for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
+        record = run.record(key)
+        size = size_of((record.inputs, record.outputs), told.within(ANSWER_SIZE_MAX))
+        is_told = size.fits(told.within(ANSWER_SIZE_MAX))
+        told = told.plus(size) if is_told else told
+        why = unable.get(key.node) if record.status == ExecutionStatus.QUEUED else None
+        yield execution_view(run.id, key, record, has_values=is_told, why=why)
+
+
+def execution_view(
+    run_id: UUID,
+    key: ExecutionKey,
+    record: ExecutionRecord,
+    *,
+    has_values: bool = True,
+    why: str | None = None,
+) -> ExecutionSeen:
+    inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
+    return ExecutionSeen(
+        node=key.node,
+        index=list(key.at),
+        status=record.status,
+        attempts=record.attempt,
+        job_id=job_id(run_id, key, record.attempt) if record.attempt else None,
+        why=why,
+        backend=record.affinity,
+        progress=record.progress,
+        current_step=record.current_step,
+        inputs=None if inputs is None else dict(inputs),
+        outputs=None if outputs is None else dict(outputs),
+        has_values=has_values,
+        error=record.error,
+        notes=list(record.notes),
+        queued_at=record.queued_at,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+    )
+
+
+async def _with_urls(
+    plane: ControlPlane, head: RunRow, outputs: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Only files of the run's own user get one: an id may stand in any text or JSON of a result."""
+    if outputs is None:
+        return None
+    urls: dict[str, str] = {}
+    owner = actions.Owner(head.tenant_id, head.user_id)
+    for file_id in islice(dict.fromkeys(actions.file_ids_in(outputs)), URLS_MAX):
+        file = await actions.own_file(plane.graphs, owner, file_id)
+        # Else it has expired, is somebody else's, or has never been looked at.
+        if file is not None and not file.is_announced:
+            urls[file_id] = await url_of(plane, file)
+    found: dict[str, Any] = _filled(outputs, urls)
+    return found
+
+
+def _filled(value: Any, urls: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        found = {name: _filled(inner, urls) for name, inner in value.items()}
+        url = urls.get(str(value.get("file_id")))
+        return {**found, "url": url} if url else found
+    if isinstance(value, list | tuple):
+        return [_filled(each, urls) for each in value]
+    return value

@@ -1,0 +1,369 @@
+"""Request bodies: limits of size and time, strict JSON parsed beside the event loop, and field types that databases can store."""
+
+import asyncio
+import json
+import json.scanner
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeAlias
+
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from comfyfleet.api.values import problem_with_text
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.server.http.errors import error_response
+from comfyfleet.server.storage.local import OBJECTS_PATH
+
+DEPTH_MAX = 100
+# What parses them lets others in between; what checks, keeps and frees them does not, and takes about
+# half a second for a million. Workflows have some thousands.
+VALUES_MAX = 200_000
+DIGITS_MAX = 400
+# As proxies call it: answered to one who has hung up before all of the body had come.
+CALLER_GONE = 499
+# A larger body takes long enough to parse for others to notice.
+SMALL_BYTES = 256 * 1024
+# Not the shared pool: its threads read and write files.
+_parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
+# Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
+_SUSPECT = ("\\u0000", "\\ud", "\\uD")
+_NOT_KEPT = re.compile("[\0\ud800-\udfff]")
+
+
+class JsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = await read_json(await _body(self), parse)
+        return self._json
+
+
+class ToleratedJsonRequest(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = await read_json(await _body(self), parse_tolerantly)
+        return self._json
+
+
+class JsonRoute(APIRoute):
+    """Of operators and customers."""
+
+    request_kind: type[Request] = JsonRequest
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(self.request_kind(request.scope, request.receive, request._send))
+
+        return handle_json
+
+
+class WorkerRoute(JsonRoute):
+    """Of workers, who pass on what backends say: odd texts must not cost a job its result."""
+
+    request_kind = ToleratedJsonRequest
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise caller_gone() from None
+
+
+def caller_gone() -> HTTPException:
+    """Nobody reads it; any other error would be taken for a wrong body."""
+    return HTTPException(CALLER_GONE, "the caller has hung up")
+
+
+async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        if len(body) <= SMALL_BYTES:
+            return parse(body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_parsers, parse, body)
+    except InvalidInput as error:
+        # The one kind that the framework lets through while it reads a body.
+        raise HTTPException(422, error.message) from None
+    except LimitExceeded as error:
+        raise HTTPException(413, error.message) from None
+
+
+def parse(body: bytes) -> Any:
+    """InvalidInput says what can't be kept; json.JSONDecodeError what is no JSON."""
+    text = _text_of(body)
+    value = _decoded(text, _STRICT, _STRICT_IN_STEPS)
+    if any(each in text for each in _SUSPECT):
+        _check_texts(value)
+    return value
+
+
+def parse_tolerantly(body: bytes) -> Any:
+    """What can't be kept is replaced: NaN and numbers beyond a float by null, a NUL and half a
+    character by U+FFFD."""
+    text = _text_of(body)
+    value = _decoded(text, _TOLERANT, _TOLERANT_IN_STEPS)
+    return _cleaned(value) if any(each in text for each in _SUSPECT) else value
+
+
+def _text_of(body: bytes) -> str:
+    """In whichever encoding JSON may have: what is looked for must be looked for in the text."""
+    return body.decode(json.detect_encoding(body))
+
+
+def _cleaned(value: Any) -> Any:
+    """As deep as a body may be, and no deeper."""
+    if isinstance(value, str):
+        return _NOT_KEPT.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
+    return [_cleaned(each) for each in value] if isinstance(value, list) else value
+
+
+def _decoded(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
+    opened = text.count("[") + text.count("{")
+    if opened + text.count(",") > VALUES_MAX:
+        raise LimitExceeded(f"a request has at most {VALUES_MAX:,} values")
+    try:
+        value = (decoder if len(text) <= SMALL_BYTES else in_steps).decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    if opened > DEPTH_MAX:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level: Sequence[Any] = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            child for each in level for child in _inside(each) if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput(f"the body is nested more than {DEPTH_MAX} levels deep")
+
+
+def _check_texts(value: Any) -> None:
+    left = [value]
+    while left:
+        found = left.pop()
+        left.extend(_inside(found))
+        for text in (found, *found) if isinstance(found, dict) else (found,):
+            if isinstance(text, str) and (problem := problem_with_text(text)):
+                raise InvalidInput(problem)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        # All counted in one pass: there may be as many names as a body has values.
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise InvalidInput(f"the field {twice[:100]!r} stands twice in the same object")
+    return found
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidInput(f"the number {text[:20]} is too large")
+    return number
+
+
+def _int(text: str) -> int:
+    if len(text) > DIGITS_MAX:
+        raise InvalidInput(f"the number {text[:20]}… is too large")
+    return int(text)
+
+
+def _constant(text: str) -> float:
+    raise InvalidInput(f"{text} is no number that JSON has")
+
+
+def _float_or_none(text: str) -> float | None:
+    number = float(text)
+    return None if math.isinf(number) else number
+
+
+def _int_or_none(text: str) -> int | None:
+    return None if len(text) > DIGITS_MAX else int(text)
+
+
+def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
+    decoder = (
+        json.JSONDecoder(
+            object_pairs_hook=_object,
+            parse_float=_float,
+            parse_int=_int,
+            parse_constant=_constant,
+        )
+        if is_strict
+        else json.JSONDecoder(
+            parse_float=_float_or_none, parse_int=_int_or_none, parse_constant=lambda _: None
+        )
+    )
+    if in_steps:
+        # The scanner in C keeps all other threads waiting to its end; this one lets them in between.
+        decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
+    return decoder
+
+
+_STRICT = _decoder(is_strict=True, in_steps=False)
+_STRICT_IN_STEPS = _decoder(is_strict=True, in_steps=True)
+_TOLERANT = _decoder(is_strict=False, in_steps=False)
+_TOLERANT_IN_STEPS = _decoder(is_strict=False, in_steps=True)
+
+
+INTEGER_MAX = 2**31 - 1
+VersionNumber: TypeAlias = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+# Which of a fan-out's items.
+ItemIndex: TypeAlias = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
+# An amount of tokens: neither true nor a text that looks like a number is money.
+Tokens: TypeAlias = Annotated[int, Field(strict=True)]
+UNKNOWN_FIELD = "unknown_field"
+
+
+class Body(BaseModel):
+    """What operators and customers send. A field that we don't know is refused: it may be a
+    misspelt limit, and what it was to limit would be spent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_all_fields(cls, given: Any) -> Any:
+        known = list(cls._names())
+        unknown = [each for each in given if each not in known] if isinstance(given, dict) else []
+        if unknown:
+            raise PydanticCustomError(
+                UNKNOWN_FIELD, "{said}", {"said": _unknown(unknown[0], known)}
+            )
+        return given
+
+    @classmethod
+    def _names(cls) -> Iterator[str]:
+        for name, each in cls.model_fields.items():
+            alias = each.validation_alias
+            if isinstance(alias, AliasChoices):
+                yield from (str(choice) for choice in alias.choices)
+            else:
+                yield alias if isinstance(alias, str) else name
+
+
+def _unknown(name: object, known: list[str]) -> str:
+    said = f"there is no field {str(name)[:100]!r}"
+    close = get_close_matches(str(name), known, n=1)
+    if close:
+        return f"{said}; did you mean {close[0]!r}?"
+    return f"{said}; there are {', '.join(known)}" if known else f"{said}, nor any other"
+
+
+def _storable(text: str) -> str:
+    if problem := problem_with_text(text):
+        raise ValueError(problem)
+    return text
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_storable)]
+
+
+def in_utc(moment: datetime) -> datetime:
+    """A time without a zone is meant as UTC."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+BODY_BYTES_MAX = 64 * 1024**2
+WORKER_BYTES_MAX = 16 * 1024**2
+STRANGER_BYTES_MAX = 64 * 1024
+# From the end of the headers to the last byte, however the bytes are spread over it.
+BODY_SECONDS_MAX = 60.0
+# Operators register workflows, and workers tell of their backends; all else is a customer's.
+_OURS = (("/api/admin/", BODY_BYTES_MAX), ("/api/worker/", WORKER_BYTES_MAX))
+_KEYED = "/api/"
+
+
+class BodyLimits:
+    """Before anything is read into memory, as far as the caller tells; else while it is read."""
+
+    def __init__(
+        self, app: ASGIApp, of_customers: int, seconds_max: float = BODY_SECONDS_MAX
+    ) -> None:
+        self._app = app
+        self._of_customers = of_customers
+        self._seconds_max = seconds_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(f"{OBJECTS_PATH}/"):
+            await self._app(scope, receive, send)
+            return
+        most = self._most(scope["path"])
+        if _told(scope) > most:
+            await error_response(413, LimitExceeded.code, _message(most))(scope, receive, send)
+        else:
+            await self._app(scope, _Arrival(receive, most, self._seconds_max).receive, send)
+
+    def _most(self, path: str) -> int:
+        if not path.startswith(_KEYED):
+            return STRANGER_BYTES_MAX
+        return next((most for prefix, most in _OURS if path.startswith(prefix)), self._of_customers)
+
+
+def _message(most: int) -> str:
+    return f"a request has at most {most:,} bytes"
+
+
+def _told(scope: Scope) -> int:
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    return int(length) if length.isdigit() else 0
+
+
+class _Arrival:
+    """One body while it comes in; afterwards there is nothing to wait for but the caller's leaving."""
+
+    def __init__(self, receive: Receive, most: int, seconds_max: float) -> None:
+        self._receive = receive
+        self._most = most
+        self._size = 0
+        self._is_complete = False
+        self._seconds_max = seconds_max
+        self._deadline = asyncio.get_running_loop().time() + seconds_max
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        message = await self._in_time()
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            # The one kind that the framework lets through while it reads a body.
+            raise HTTPException(413, _message(self._most))
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    async def _in_time(self) -> Message:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._receive()
+        except TimeoutError:
+            message = f"the body did not arrive within {self._seconds_max:g} seconds"
+            raise HTTPException(408, message, {"Connection": "close"}) from None

@@ -1,0 +1,511 @@
+"""The workers' API: seven endpoints under /api/worker, authentication by key, and long polls. A poll whose client has gone
+must not take a job with it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from fastapi import APIRouter, Depends, Header, Request
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from comfyfleet.api.worker import (
+    PROTOCOL_VERSION,
+    Complete,
+    Completed,
+    Deregister,
+    Done,
+    Fail,
+    Heartbeat,
+    HeartbeatAnswer,
+    Poll,
+    Polled,
+    Register,
+    Registered,
+    Requeue,
+    reason_of,
+    with_plain_fields,
+)
+from comfyfleet.errors import (
+    FleetError,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Refused,
+    Unauthenticated,
+    UnexpectedAnswer,
+)
+from comfyfleet.log_context import bind_ids
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import ec2
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerRegistration
+from comfyfleet.server.fleets.object_info import upload_slot
+from comfyfleet.server.http.connections import (
+    PARKED,
+    HttpConnection,
+    ParkedConnection,
+    connection_of,
+)
+from comfyfleet.server.http.deps import PlaneDep, plane_of
+from comfyfleet.server.http.direct_routes import json_response
+from comfyfleet.server.http.errors import HANDLED_ERRORS, response_to_any_error
+from comfyfleet.server.http.middleware import POLL, SECRET_HEADER, caller_of, internal_error
+from comfyfleet.server.http.request_body import WorkerRoute
+from comfyfleet.server.jobs import finish
+from comfyfleet.server.jobs import heartbeat as job_heartbeat
+from comfyfleet.server.jobs import poll as job_poll
+from comfyfleet.server.jobs.finish import requeue_elsewhere, requeue_worker
+from comfyfleet.server.jobs.heartbeat import heartbeat as beat
+from comfyfleet.server.jobs.poll import PollSession, PollWait, ReadWithKey, note_sighting
+from comfyfleet.server.jobs.user_messages import to_user_message
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue.model import DispatchLease, RequeueReason
+from comfyfleet.server.queue.model import RequeueReason as Reason
+from comfyfleet.server.queue.waiters import PollRequest
+from comfyfleet.server.secrets import hash_key, new_key
+
+_bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
+
+
+async def authenticate_worker(request: Request) -> FleetWorker:
+    """Asked before the request's body is read."""
+    bearer = await _bearer(request)
+    if bearer is None:
+        raise Unauthenticated(
+            "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
+        )
+    plane = plane_of(request)
+    worker = await _authenticated(request, plane, bearer.credentials)
+    key_hash = hash_key(bearer.credentials)
+    if worker.key_hash == key_hash:
+        return worker
+    async with plane.central.transaction() as tx:
+        worker = await fleets.take_next_key(tx, worker, key_hash)
+    # What still waits with the key before is sent away, here and elsewhere.
+    plane.queue.order([worker.worker_id])
+    return worker
+
+
+async def _authenticated(request: Request, plane: ControlPlane, key: str) -> FleetWorker:
+    """For a poll, what it is decided by is read along with the key."""
+    async with plane.central.read() as tx:
+        if request.scope["path"] != POLL:
+            return await fleets.authenticate_worker(tx, key)
+        as_of = plane.queue.dismissals
+        worker, standing = await fleets.authenticate_with_standing(tx, key)
+    request.state.read_with_key = ReadWithKey(standing, as_of)
+    return worker
+
+
+def read_with_key(scope: Scope) -> ReadWithKey | None:
+    found: ReadWithKey | None = scope["state"].get("read_with_key")
+    return found
+
+
+async def authenticate_fleet(request: Request) -> None:
+    """The secret of some fleet, before the body is read that says of which."""
+    async with plane_of(request).central.read() as tx:
+        await fleets.check_known_secret(tx, request.headers.get(SECRET_HEADER, ""))
+
+
+async def current_worker(
+    request: Request, _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> FleetWorker:
+    return caller_of(request, FleetWorker)
+
+
+WorkerDep: TypeAlias = Annotated[FleetWorker, Depends(current_worker)]
+
+
+def require_self(worker: FleetWorker, worker_id: str) -> None:
+    if worker.worker_id != worker_id:
+        raise Forbidden(f"this key is not the key of the worker {worker_id}")
+
+
+async def register_worker(plane: ControlPlane, said: Register, secret: str) -> Registered:
+    if not 1 <= said.protocol_version <= PROTOCOL_VERSION:
+        raise InvalidInput(
+            f"protocol version {said.protocol_version} is not spoken here; "
+            f"the newest is {PROTOCOL_VERSION}",
+            field="protocol_version",
+        )
+    async with plane.central.read() as tx:
+        fleet = await _fleet(tx, said, secret)
+    fleets.check_secret(fleet, secret)
+    unchecked = await _refuse_strangers(plane, said.worker_id)
+    key = new_key()
+    async with plane.central.transaction() as tx:
+        worker = await fleets.register_worker(
+            tx,
+            fleet,
+            _registration(said),
+            hash_key(key),
+            cap=plane.settings.max_fleet_workers,
+            now=plane.clock(),
+            unseen_since=plane.clock() - timedelta(seconds=plane.settings.lost_after_seconds),
+        )
+        await _note(
+            tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
+        )
+        assigned = await fleets.workflows_of(tx, worker)
+    # Of one that had the id before and has lost its key; this one knows nothing of its leases.
+    await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
+    return Registered(
+        worker_id=worker.worker_id,
+        token=key,
+        workflows_assigned=tuple(assigned),
+        lease_seconds=plane.settings.lease_seconds,
+        heartbeat_seconds=plane.settings.heartbeat_seconds,
+        object_info_upload=await upload_slot(
+            plane.store, fleet, said.backend, seconds=plane.settings.url_seconds
+        )
+        if worker.is_approved
+        else None,
+    )
+
+
+async def _fleet(tx: Tx, said: Register, secret: str) -> Fleet:
+    if said.fleet_slug is None:
+        return await fleets.by_secret(tx, secret)
+    try:
+        return await fleets.get(tx, said.fleet_slug, said.stage)
+    except NotFound:
+        raise InvalidInput(
+            f"there is no fleet {said.fleet_slug}/{said.stage}", field="fleet_slug"
+        ) from None
+
+
+def _registration(said: Register) -> WorkerRegistration:
+    return WorkerRegistration(
+        worker_id=said.worker_id,
+        capabilities=frozenset(said.capabilities),
+        workflow_slugs=said.workflow_slugs,
+        providers=tuple(said.providers),
+        max_concurrency=said.max_concurrency,
+        protocol_version=said.protocol_version,
+        backend=said.backend,
+    )
+
+
+async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
+    """An instance must be of a known auto-scaling group; why it could not be checked, if so."""
+    if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
+        return None
+    verdict = await ec2.check_instance(worker_id)
+    if not verdict.is_allowed:
+        raise Refused(verdict.reason, field="worker_id")
+    return verdict.reason if verdict.is_to_be_audited else None
+
+
+async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, said: Heartbeat) -> None:
+    """That it lives."""
+    await note_sighting(plane.context, worker, Sighting(reading=said.reading), plane.clock())
+
+
+async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:
+    await requeue_worker(plane.context, worker.worker_id, RequeueReason.SHUTDOWN)
+    async with plane.central.transaction() as tx:
+        if await fleets.remove_worker(tx, worker):
+            await _note(tx, plane, worker, "deregister")
+
+
+async def _note(
+    tx: Tx, plane: ControlPlane, worker: FleetWorker, action: str, **details: object
+) -> None:
+    await notifications.record_audit(
+        tx,
+        actor=worker.subject,
+        action=action,
+        subject=worker.subject,
+        now=plane.clock(),
+        details={"fleet": worker.fleet_name, **details},
+    )
+
+
+class LongPollResponse(Response):
+    """Answers when the work is done. Thousands wait at a time: nothing of the request is kept."""
+
+    media_type = "application/json"
+
+    def __init__(self, work: Coroutine[Any, Any, BaseModel]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        made = await cancel_on_disconnect(receive, self._work)
+        # Nobody reads the answer to one who is gone.
+        self.body = made.model_dump_json().encode() if made else b"{}"
+        self.init_headers()
+        await super().__call__(scope, receive, send)
+
+
+async def cancel_on_disconnect(
+    receive: Receive, work: Coroutine[Any, Any, BaseModel]
+) -> BaseModel | None:
+    """None if the client went away first; the work is then cancelled, and gives back its lease."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+            return None
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+async def wait_for_job(
+    plane: ControlPlane, worker: FleetWorker, said: Poll, read: ReadWithKey | None = None
+) -> Polled:
+    return as_asked(await job_poll.poll(plane.context, worker, said, read), is_brief=said.is_brief)
+
+
+def as_asked(found: Polled, *, is_brief: bool) -> Polled:
+    if found.job is None or is_brief:
+        return found
+    return found.model_copy(update={"job": with_plain_fields(found.job)})
+
+
+class PollResponse(Response):
+    """On our own server the poll is parked when it has to wait; under another its coroutine waits."""
+
+    def __init__(self, plane: ControlPlane, worker: FleetWorker, said: Poll) -> None:
+        super().__init__()
+        self._plane, self._worker, self._said = plane, worker, said
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plane, worker, said = self._plane, self._worker, self._said
+        connection, read = connection_of(scope), read_with_key(scope)
+        if connection is None:
+            await LongPollResponse(wait_for_job(plane, worker, said, read))(scope, receive, send)
+            return
+        going = PollSession(worker, said)
+        found = await cancel_on_lost_connection(
+            connection, going.begin(plane.context, worker, said, read)
+        )
+        if found is None:
+            return
+        if isinstance(found, PollWait) and (parked := connection.park()) is not None:
+            scope["state"][PARKED] = parked
+            ParkedPoll(plane, going, parked, is_brief=said.is_brief).wait(found)
+            return
+        if isinstance(found, PollWait):
+            going.end(plane.context)
+            connection.let_go()
+            await LongPollResponse(wait_for_job(plane, worker, said))(scope, receive, send)
+            return
+        await json_response(as_asked(found, is_brief=said.is_brief))(scope, receive, send)
+
+
+async def cancel_on_lost_connection(
+    connection: HttpConnection, work: Coroutine[Any, Any, T]
+) -> T | None:
+    """None if the client goes away first; the work is then cancelled, and gives back its lease."""
+    working = asyncio.current_task()
+    if working is None or connection.is_lost:
+        work.close()
+        return None
+    connection.on_lost = working.cancel
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not connection.is_lost:
+            raise
+        working.uncancel()
+        return None
+    finally:
+        connection.on_lost = None
+
+
+class ParkedPoll:
+    """One poll that waits without a coroutine: something is done only when its wait is over."""
+
+    __slots__ = ("_is_brief", "_parked", "_pending", "_plane", "_polling")
+
+    def __init__(
+        self, plane: ControlPlane, going: PollSession, parked: ParkedConnection, *, is_brief: bool
+    ) -> None:
+        self._plane, self._polling, self._parked = plane, going, parked
+        self._is_brief = is_brief
+        self._pending: PollRequest | asyncio.TimerHandle | asyncio.Task[None] | None = None
+        parked.waiting = self
+
+    def wait(self, wait: PollWait) -> None:
+        if wait.waiter is None:
+            loop = asyncio.get_running_loop()
+            self._pending = loop.call_later(wait.seconds, self._go_on, None)
+            return
+        self._pending = asked = self._plane.queue.ask(
+            wait.waiter, wait_seconds=wait.seconds, as_of=wait.as_of
+        )
+        asked.future.add_done_callback(self._go_on)
+
+    def lost(self) -> None:
+        """The worker has hung up: a job that was for it goes to another."""
+        self._polling.end(self._plane.context)
+        if isinstance(self._pending, PollRequest):
+            self._plane.queue.leave(self._pending)
+        elif self._pending is not None:
+            self._pending.cancel()
+
+    def stopped(self) -> None:
+        """This process is about to end; the worker asks again, another one or the next."""
+        if not isinstance(self._pending, asyncio.Task):
+            self.lost()
+            self._answer(json_response(Polled(reason="the control plane stops")))
+
+    def _go_on(self, waited: "asyncio.Future[DispatchLease | None] | None") -> None:
+        if self._parked.waiting is self:
+            self._pending = self._parked.run(self._proceed(waited))
+
+    async def _proceed(self, waited: "asyncio.Future[DispatchLease | None] | None") -> None:
+        with bind_ids(request_id=self._parked.request_id):
+            try:
+                lease = None if waited is None else waited.result()
+                found = await self._polling.go_on(self._plane.context, lease)
+            except HANDLED_ERRORS as error:
+                self._answer(response_to_any_error(error, POLL, self._plane.meters))
+            except Exception:
+                logger.exception("unexpected error in POST %s", POLL)
+                self._answer(internal_error(self._parked.request_id))
+            else:
+                self._tell(found)
+
+    def _answer(self, response: Response) -> None:
+        self._polling.end(self._plane.context)
+        self._parked.answer(response)
+
+    def _tell(self, found: Polled | PollWait) -> None:
+        if not isinstance(found, PollWait):
+            self._answer(json_response(as_asked(found, is_brief=self._is_brief)))
+        elif self._parked.closes:
+            self._pending = None
+            self.stopped()
+        else:
+            self.wait(found)
+
+
+router = APIRouter(prefix="/api/worker", tags=["worker"], route_class=WorkerRoute)
+DONE = Done()
+POLLS_ON = Completed(polls_on=True)
+
+
+@router.post("/register")
+async def register(
+    plane: PlaneDep, said: Register, x_fleet_secret: Annotated[str, Header()] = ""
+) -> Registered:
+    """Joins a fleet by its secret. The answer's `token` is shown once."""
+    return await register_worker(plane, said, x_fleet_secret)
+
+
+@router.post("/poll", response_model=Polled)
+async def poll(plane: PlaneDep, worker: WorkerDep, said: Poll) -> Response:
+    """Asks for a job and waits up to `wait_seconds` for one; without one, says why."""
+    require_self(worker, said.worker_id)
+    return PollResponse(plane, worker, said)
+
+
+@router.post("/heartbeat")
+async def heartbeat(plane: PlaneDep, worker: WorkerDep, said: Heartbeat) -> HeartbeatAnswer:
+    """Extends the lease, reports start and progress, asks for fresh URLs, and hears of orders."""
+    await note_heartbeat(plane, worker, said)
+    return await beat(plane.context, said, worker=worker)
+
+
+@router.post("/complete", response_model=Completed)
+async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Response:
+    """The result is accepted once; the same word with the same token is heard again.
+
+    With a `poll`, the answer's `next` is what /poll would answer to it. A poll that waits to prefetch
+    waits on as one with this lease less to do, and `polls_on` tells so.
+    """
+    await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
+    await finish.complete(plane.context, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
+    if said.model_change is not None:
+        plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
+    if said.poll is not None:
+        return LongPollResponse(_next(plane, worker, said.poll))
+    return json_response(POLLS_ON if plane.queue.end_prefetch_wait(worker.worker_id) else DONE)
+
+
+async def _next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Completed:
+    """The lease has ended, so nothing that goes wrong here is told as if it had not."""
+    try:
+        require_self(worker, said.worker_id)
+        return Completed(next=await wait_for_job(plane, worker, said))
+    except FleetError as error:
+        logger.info("no job was handed with the answer to complete: %s", error.message)
+        return Completed()
+
+
+@router.post("/fail")
+async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> Done:
+    """The application's fault: the job ends at once, whatever attempts remain."""
+    await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
+    await finish.fail(
+        plane.context,
+        said.dispatch_id,
+        said.lease_token,
+        to_user_message(said.error),
+        worker_id=worker.worker_id,
+    )
+    return DONE
+
+
+@router.post("/requeue")
+async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
+    """Hands the lease back; whether that counts as an attempt depends on the reason."""
+    reason, detail = reason_of(said)
+    if reason == "backend_lacks":
+        await requeue_elsewhere(plane.context, worker, said)
+    else:
+        await finish.requeue(
+            plane.context,
+            said.dispatch_id,
+            said.lease_token,
+            Reason(reason),
+            detail=detail,
+            worker_id=worker.worker_id,
+        )
+    plane.meters.requeues.labels(worker.fleet_name, reason).inc()
+    if said.code == UnexpectedAnswer.code:
+        plane.meters.unexpected.labels(worker.fleet_name).inc()
+    return DONE
+
+
+@router.post("/deregister")
+async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Done:
+    """Leaves the fleet; what is still leased goes back to the queue."""
+    require_self(worker, said.worker_id)
+    await deregister_worker(plane, worker)
+    return DONE
+
+
+# At least once for each job, or all day long.
+CALLED_OFTEN = tuple(
+    each
+    for each in router.routes
+    if isinstance(each, APIRoute) and each.endpoint in (poll, heartbeat, complete, fail, requeue)
+)
+
+
+__all__ = ["CALLED_OFTEN", "authenticate_fleet", "authenticate_worker", "router"]

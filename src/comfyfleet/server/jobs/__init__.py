@@ -1,0 +1,1 @@
+"""Jobs and batches: submit, lease, finish, cancel. Joins a tenant's database and the central one."""

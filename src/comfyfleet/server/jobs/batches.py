@@ -1,0 +1,282 @@
+"""Batches of up to a thousand jobs of one effect, and the admission of held jobs to the queue."""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from comfyfleet.errors import Conflict, FleetError, InvalidInput, NotFound
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.jobs import service, store, submit
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.effects import (
+    EffectRequest,
+    EffectWorkflow,
+    build_request,
+    resolve_effect,
+)
+from comfyfleet.server.jobs.model import (
+    ADMITTED_AT_ONCE_MAX,
+    JOBS_PER_BATCH_MAX,
+    BatchJob,
+    BatchSummary,
+    HeldJob,
+    Job,
+    JobBatch,
+    JobSpec,
+    check_batch_total,
+    summarize_batch,
+)
+from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.tenants import wallet as ledger
+
+
+class CreatedBatch(NamedTuple):
+    batch: JobBatch
+    is_new: bool
+
+
+async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
+    """The same key again is the same batch, and with another body a Conflict."""
+    check_batch_total(batch.total)
+    if await store.add_batch(tx, batch):
+        return CreatedBatch(batch, is_new=True)
+    found = await batch_of_request(
+        tx, batch.tenant_id, batch.user_id, batch.idempotency_key or "", batch.request_hash
+    )
+    if found is None:
+        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
+    return CreatedBatch(found, is_new=False)
+
+
+async def batch_of_request(
+    tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, request_hash: str
+) -> JobBatch | None:
+    """The batch of an earlier request with this key; another request is a conflict."""
+    found = await store.batch_by_key(tx, tenant_id, user_id, idempotency_key)
+    if found and found.request_hash != request_hash:
+        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
+    return found
+
+
+async def lock_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
+    """Until the transaction ends, nobody else admits jobs of it."""
+    await store.lock_batch(tx, tenant_id, batch_id)
+
+
+async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch:
+    found = await store.get_batch(tx, tenant_id, user_id, batch_id)
+    if found is None:
+        raise NotFound(f"there is no batch {batch_id}")
+    return found
+
+
+async def mark_batch_cancelled(
+    tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, *, now: datetime
+) -> JobBatch:
+    """Marks it; the caller cancels its jobs. A second time changes nothing."""
+    await store.cancel_batch(tx, tenant_id, user_id, batch_id, now)
+    return await get_batch(tx, tenant_id, user_id, batch_id)
+
+
+log = logging.getLogger(__name__)
+USERS_PER_PASS_MAX = 500
+# A whole batch that has enough in the queue must not hide what is held behind it.
+HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
+
+
+async def admit_after_end(context: JobContext, pool: Database, job: Job) -> None:
+    """A job has ended, and made room for others of its user; if this is cut off, the sweep does it."""
+    if job.asked.user_id:
+        await admit(context, pool, job.tenant_id, job.asked.user_id)
+
+
+async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: UUID) -> int:
+    async with pool.read() as tx:
+        if not await store.held_of(tx, tenant_id, user_id, limit=1):
+            return 0
+    async with pool.transaction() as tx:
+        held = await store.held_of(tx, tenant_id, user_id, limit=HELD_READ_MAX)
+        at_once = await store.active_by_batch(tx, tenant_id, user_id)
+        first = choose_admitted(held, context.active_max.of_user, at_once)
+        # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
+        await store.lock(tx, tenant_id, first)
+        await ledger.lock_wallet(tx, tenant_id, user_id, now=context.clock())
+        room = await service.active_room(tx, tenant_id, user_id, context.active_max)
+        few = first[: max(0, room)]
+        admitted = await store.admit(tx, tenant_id, few) if few else []
+        words = await store.add_outbox(tx, admitted, now=context.clock()) if admitted else []
+    if admitted:
+        await flush(context, pool, admitted, words)
+    return len(admitted)
+
+
+def choose_admitted(held: Sequence[HeldJob], room: int, at_once: Mapping[UUID, int]) -> list[UUID]:
+    """The oldest first; of a batch no more at once than it may have, or it would crowd out others."""
+    counts = Counter(at_once)
+    few: list[UUID] = []
+    for each in held:
+        if len(few) >= room:
+            break
+        if each.batch_id is not None:
+            if counts[each.batch_id] >= ADMITTED_AT_ONCE_MAX:
+                continue
+            counts[each.batch_id] += 1
+        few.append(each.id)
+    return few
+
+
+def as_batch_job(job: Job) -> BatchJob:
+    return BatchJob(job.status, job.asked.is_held, job.reserved_tokens)
+
+
+async def admit_all(context: JobContext) -> None:
+    """A pass over all pools; one that is down holds up no other."""
+    for name, pool in context.pools.items():
+        try:
+            async with pool.read() as tx:
+                waiting = await store.users_with_held(tx, limit=USERS_PER_PASS_MAX)
+            for tenant_id, user_id in waiting:
+                await admit(context, pool, tenant_id, user_id)
+        except FleetError as error:
+            log.log(log_level_of(error), "held jobs of pool %s wait: %s", name, error.message)
+        except Exception:
+            log.exception("held jobs of pool %s wait", name)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """Each set is applied on its own; media, where the effect takes it, is named in each set."""
+
+    effect_id: UUID
+    sets: Sequence[Mapping[str, Any]]
+    video_ids: Sequence[UUID | None] = ()
+    idempotency_key: str | None = None
+
+    @property
+    def request_hash(self) -> str:
+        said = [str(self.effect_id), [dict(each) for each in self.sets], list(self.video_ids)]
+        text = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def submit_batch(
+    context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
+) -> tuple[JobBatch, bool]:
+    """All of its jobs or none: too few tokens for all refuse the whole batch."""
+    _check(wanted)
+    before = await _find_repeated(context, tenant_id, user_id, wanted)
+    if before:
+        return before, False
+    async with context.central.read() as tx:
+        offered = await resolve_effect(tx, wanted.effect_id)
+    batch = JobBatch(
+        id=context.new_id(),
+        tenant_id=tenant_id,
+        user_id=user_id,
+        effect_id=wanted.effect_id,
+        total=len(wanted.sets),
+        idempotency_key=wanted.idempotency_key,
+        request_hash=wanted.request_hash,
+        created_at=context.clock(),
+    )
+    asked = {
+        uuid5(batch.id, str(position)): await _build_spec(context, batch, offered, wanted, position)
+        for position in range(len(wanted.sets))
+    }
+    return await _write(context, batch, asked)
+
+
+async def _find_repeated(
+    context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
+) -> JobBatch | None:
+    """Before anything is validated: the effect may have changed since the first request."""
+    if wanted.idempotency_key is None:
+        return None
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await batch_of_request(
+            tx, tenant_id, user_id, wanted.idempotency_key, wanted.request_hash
+        )
+
+
+def _check(wanted: BatchRequest) -> None:
+    if not 0 < len(wanted.sets) <= JOBS_PER_BATCH_MAX:
+        raise InvalidInput(
+            f"a batch has 1 to {JOBS_PER_BATCH_MAX} sets of properties, not {len(wanted.sets)}",
+            field="items",
+        )
+    if wanted.video_ids and len(wanted.video_ids) != len(wanted.sets):
+        raise InvalidInput("name media for each set of properties, or for none", field="items")
+
+
+async def _build_spec(
+    context: JobContext,
+    batch: JobBatch,
+    offered: EffectWorkflow,
+    wanted: BatchRequest,
+    position: int,
+) -> JobSpec:
+    one = EffectRequest(
+        effect_id=wanted.effect_id,
+        properties=wanted.sets[position],
+        video_id=wanted.video_ids[position] if wanted.video_ids else None,
+    )
+    try:
+        asked = await build_request(context, batch.tenant_id, batch.user_id, offered, one)
+    except FleetError as error:
+        error.message = f"set {position + 1}: {error.message}"
+        raise
+    return replace(
+        asked,
+        batch_id=batch.id,
+        batch_position=position,
+        is_held=position >= ADMITTED_AT_ONCE_MAX,
+        request_hash=None,
+    )
+
+
+async def _write(
+    context: JobContext, batch: JobBatch, asked: dict[UUID, JobSpec]
+) -> tuple[JobBatch, bool]:
+    clamped = await submit.check_admission(context, batch.tenant_id, asked)
+    pool = await context.pool_of(batch.tenant_id)
+    async with pool.transaction() as tx:
+        created = await create_batch(tx, batch)
+        if not created.is_new:
+            return created.batch, False
+        jobs, words = await service.submit(
+            tx, batch.tenant_id, clamped, now=context.clock(), active_max=context.active_max
+        )
+    await flush(context, pool, jobs, words)
+    return batch, True
+
+
+async def read_batch(
+    context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
+) -> tuple[JobBatch, BatchSummary, list[Job]]:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        batch = await get_batch(tx, tenant_id, user_id, batch_id)
+        jobs = await store.list_of_batch(tx, tenant_id, batch_id)
+    return batch, summarize_batch(map(as_batch_job, jobs)), jobs
+
+
+async def cancel_batch(
+    context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
+) -> JobBatch:
+    """The held ones first, or each that ends would let another in."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        batch = await mark_batch_cancelled(tx, tenant_id, user_id, batch_id, now=context.clock())
+        jobs = await store.list_of_batch(tx, tenant_id, batch_id)
+    for job in sorted(jobs, key=lambda each: not each.asked.is_held):
+        if job.status.is_active:
+            await submit.cancel_job(context, tenant_id, job.id)
+    return batch

@@ -1,0 +1,134 @@
+"""In-memory caches: documents, converted prompts, answers that may be seconds old, and queue depths."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+from comfyfleet.server.catalog.payload import RandomSource
+
+Value = TypeVar("Value")
+DOCUMENTS_KEPT_MAX = 64
+PROMPTS_KEPT_MAX = 256
+ANSWERS_KEPT_MAX = 10_000
+DATE_PLACEHOLDER = "%date"
+
+
+class DocumentCache:
+    """The few documents that are asked for again and again; they never change under their key."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+
+    async def get(
+        self, key: str, read: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> Mapping[str, Any]:
+        if key not in self._kept:
+            self._kept[key] = await read()
+            if len(self._kept) > DOCUMENTS_KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+class TtlCache(Generic[Value]):
+    """Answers of which nobody minds that they are a moment old."""
+
+    def __init__(self, fresh: timedelta) -> None:
+        self._fresh = fresh
+        self._kept: dict[Hashable, tuple[datetime, Value]] = {}
+
+    async def get(
+        self, key: Hashable, read: Callable[[], Awaitable[Value]], *, now: datetime
+    ) -> Value:
+        kept = self._kept.get(key)
+        if kept is not None and timedelta() <= now - kept[0] < self._fresh:
+            return kept[1]
+        if len(self._kept) >= ANSWERS_KEPT_MAX:
+            self._kept.clear()
+        value = await read()
+        self._kept[key] = now, value
+        return value
+
+
+class PromptCache:
+    """A workflow is converted once, unless its prompt varies with the date or at random."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
+
+    def get(
+        self, key: str, convert: Callable[[RandomSource], Mapping[str, Any]], chance: RandomSource
+    ) -> Mapping[str, Any]:
+        """Never change it: it is everybody's."""
+        if key not in self._kept:
+            self._kept[key] = _convert_if_constant(convert)
+            if len(self._kept) > PROMPTS_KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        return convert(chance) if kept is None else kept
+
+
+class _ObservedRandom:
+    """Tells whether anybody has thrown them."""
+
+    was_used = False
+
+    def random(self) -> float:
+        self.was_used = True
+        return 0.0
+
+
+def _convert_if_constant(
+    convert: Callable[[RandomSource], Mapping[str, Any]],
+) -> Mapping[str, Any] | None:
+    dice = _ObservedRandom()
+    # Without a date its patterns stay as they are, and can be seen.
+    made = convert(RandomSource(None, dice))
+    return None if dice.was_used or DATE_PLACEHOLDER in repr(made) else made
+
+
+QUEUE_DEPTH_TTL = timedelta(seconds=2)
+
+
+class ActiveJobLimits(NamedTuple):
+    """So many jobs may be queued or running at once, whichever way they came."""
+
+    of_user: int
+    of_tenant: int
+
+
+@dataclass
+class _Count:
+    queued: int
+    at: datetime
+
+
+@dataclass
+class QueueDepthCache:
+    """Counts are kept for a moment; a refusal always rests on a fresh one."""
+
+    _counts: dict[UUID | None, _Count] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        self._counts.clear()
+
+    async def has_room(
+        self,
+        whose: UUID | None,
+        more: int,
+        most: int,
+        *,
+        count: Callable[[], Awaitable[int]],
+        now: datetime,
+    ) -> bool:
+        kept = self._counts.get(whose)
+        if kept is None or now - kept.at > QUEUE_DEPTH_TTL or kept.queued + more > most:
+            kept = self._counts[whose] = _Count(await count(), now)
+        if kept.queued + more > most:
+            return False
+        kept.queued += more
+        return True

@@ -1,0 +1,297 @@
+"""JobContext: the databases, the queue and the in-process services that acting on jobs takes.
+
+Also the state that all control planes share in the central database: maintenance, sweep positions."""
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from statistics import fmean
+from typing import TypeAlias
+from uuid import UUID
+
+from comfyfleet.clock import Clock
+from comfyfleet.errors import FleetError, NotFound
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RunTerms, models_of
+from comfyfleet.server.counters import RunMetrics
+from comfyfleet.server.db import Database, Pools, Tx
+from comfyfleet.server.db.coordination import MAINTENANCE, read_state, write_state
+from comfyfleet.server.fleets.eligibility import EligibilityCache
+from comfyfleet.server.fleets.model import ModelUse
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.caches import (
+    ActiveJobLimits,
+    DocumentCache,
+    PromptCache,
+    QueueDepthCache,
+    TtlCache,
+)
+from comfyfleet.server.jobs.model import JobAttempt, Shortage
+from comfyfleet.server.jobs.progress import ProgressCache
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.storage.model import ObjectStore
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.settings import Settings
+
+
+class JobNotifier:
+    """A hint only: what has changed is read from the database."""
+
+    def __init__(self) -> None:
+        self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
+        self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+
+    def tell(self, job_id: UUID) -> None:
+        for event in self._following.get(job_id, ()):
+            event.set()
+
+    def notify_run(self, kind: str) -> None:
+        """A job that is part of a run of this kind has ended: the outbox has a row for it."""
+        for listener in self._listeners.get(kind, ()):
+            listener()
+
+    def subscribe_runs(self, kind: str, listener: Callable[[], None]) -> None:
+        self._listeners[kind].append(listener)
+
+    async def changed(self, job_id: UUID, seconds: float) -> bool:
+        """False when the time is up first."""
+        event = asyncio.Event()
+        self._following[job_id].add(event)
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._following[job_id].discard(event)
+            if not self._following[job_id]:
+                del self._following[job_id]
+
+
+log = logging.getLogger(__name__)
+DELAY_SECONDS = 0.05
+Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]  # by job and lease: the first counts
+
+
+class DeferredWrites:
+    """Collects until `DELAY_SECONDS` after the first; then one transaction for each database."""
+
+    def __init__(self) -> None:
+        self._words: defaultdict[Database, list[int]] = defaultdict(list)
+        self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
+        self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
+        self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def delete_outbox(self, pool: Database, words: Sequence[int]) -> None:
+        """Words of the outbox that were delivered."""
+        if words:
+            self._words[pool] += words
+            self._start()
+
+    def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
+        """What was sent to a backend."""
+        self._attempts[pool].setdefault((attempt.job_id, attempt.lease_number), attempt)
+        self._start()
+
+    def note_duration(self, central: Database, effect_id: UUID, seconds: float) -> None:
+        self._durations[central, effect_id].append(seconds)
+        self._start()
+
+    def delete_objects(self, objects: ObjectStore, keys: Sequence[str]) -> None:
+        """Objects that nothing names any more."""
+        if keys:
+            self._objects[objects] += keys
+            self._start()
+
+    async def flush(self) -> None:
+        """All that was collected until now is written when this returns."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._begin()
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    def _start(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(DELAY_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        writing = asyncio.get_running_loop().create_task(self._write())
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+
+    async def _write(self) -> None:
+        words, self._words = self._words, defaultdict(list)
+        attempts, self._attempts = self._attempts, defaultdict(dict)
+        durations, self._durations = self._durations, defaultdict(list)
+        objects, self._objects = self._objects, defaultdict(list)
+        for pool in dict.fromkeys([*words, *attempts]):
+            forgotten, noted = words.get(pool, []), [*attempts.get(pool, {}).values()]
+            with _logged(
+                f"{len(forgotten)} words of the outbox are left to the sweep, "
+                f"and {len(noted)} attempts are not noted"
+            ):
+                await _write_to(pool, forgotten, noted)
+        # In one order, so that no two control planes wait for each other's rows.
+        for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
+            with _logged(f"a duration of effect {effect_id} is not noted"):
+                async with central.execute_one() as tx:
+                    await catalog.note_duration(tx, effect_id, fmean(seconds))
+        for each, keys in objects.items():
+            with _logged(f"{len(keys)} objects are left to the sweep of leftovers"):
+                await each.delete(*keys)
+
+
+async def _write_to(pool: Database, words: Sequence[int], attempts: Sequence[JobAttempt]) -> None:
+    if not attempts:
+        async with pool.execute_one() as tx:
+            await store.delete_outbox(tx, words)
+        return
+    async with pool.transaction() as tx:
+        await store.add_attempts(tx, attempts)
+        if words:
+            await store.delete_outbox(tx, words)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """One that can't be written holds up no other."""
+    try:
+        yield
+    except Exception as error:
+        odd = not isinstance(error, FleetError)
+        log.warning("%s: %s", what, error, exc_info=odd)
+
+
+READS_AT_ONCE_MAX = 32
+LIVE_WORKERS_TTL = timedelta(seconds=2)
+SHORTAGE_TTL = timedelta(seconds=2)
+RUN_TERMS_FRESH = timedelta(seconds=2)
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """Never one transaction over both, and none held across a network call."""
+
+    central: Database
+    pools: Pools
+    store: ObjectStore
+    queue: DispatchQueue
+    settings: Settings
+    clock: Clock
+    new_id: Callable[[], UUID]
+    caps: QueueDepthCache = field(default_factory=QueueDepthCache)
+    documents: DocumentCache = field(default_factory=DocumentCache)
+    prompts: PromptCache = field(default_factory=PromptCache)
+    progress_cache: ProgressCache = field(default_factory=ProgressCache)
+    news: JobNotifier = field(default_factory=JobNotifier)
+    deferred: DeferredWrites = field(default_factory=DeferredWrites)
+    tallies: RunMetrics = field(default_factory=RunMetrics)
+    abilities: EligibilityCache = field(default_factory=EligibilityCache)
+    # Two workers who could run jobs of some lanes, or all that there are.
+    live_workers: TtlCache[frozenset[str]] = field(
+        default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
+    )
+    # Whether nobody can run jobs of a kind.
+    shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
+    # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and
+    # what a delivery goes by is read then.
+    run_terms: TtlCache[RunTerms] = field(default_factory=lambda: TtlCache(RUN_TERMS_FRESH))
+    # All who wait may be woken at once; only so many are then looked at side by side.
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
+    # How many polls of each worker wait in this process.
+    waiting_polls: Counter[str] = field(default_factory=Counter)
+    # A tenant never moves, so its pool is looked up once.
+    _pool_names: dict[UUID, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queue.model_sets.find = self._models_of
+
+    async def _models_of(self, dispatch_id: int) -> tuple[ModelUse, ...] | None:
+        """Of a job that another process has enqueued, or this one before it was started anew."""
+        try:
+            async with self.central.read() as tx:
+                row = await dispatch.get(tx, dispatch_id)
+            pool = await self.pool_of(row.tenant_id)
+            async with pool.read() as tx:
+                job = await store.get(tx, row.tenant_id, row.job_id)
+        except FleetError as error:
+            log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
+            return None
+        return None if job is None else models_of(job.asked.prompt)
+
+    @property
+    def active_max(self) -> ActiveJobLimits:
+        return ActiveJobLimits(
+            self.settings.max_active_jobs_per_user, self.settings.max_active_jobs_per_tenant
+        )
+
+    async def pool_of(self, tenant_id: UUID) -> Database:
+        return self.pools[await self._pool_name(tenant_id)]
+
+    async def pool_name_of(self, tenant_id: UUID) -> str | None:
+        """None: there is no such tenant."""
+        try:
+            return await self._pool_name(tenant_id)
+        except NotFound:
+            return None
+
+    async def _pool_name(self, tenant_id: UUID) -> str:
+        name = self._pool_names.get(tenant_id)
+        if name is None:
+            async with self.central.read() as tx:
+                name = (await tenants.get_tenant(tx, tenant_id)).pool
+            self._pool_names[tenant_id] = name
+        return name
+
+
+LAST_EXPIRY, RECONCILED = "last_expiry", "reconciled"
+RECOVERING_UNTIL = "settling_until"
+
+
+async def in_maintenance(tx: Tx) -> bool:
+    return bool(await read_state(tx, MAINTENANCE))
+
+
+async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
+    await write_state(tx, MAINTENANCE, is_on)
+
+
+async def last_expiry(tx: Tx) -> datetime | None:
+    """When leases were last looked at, by whichever control plane."""
+    kept = await read_state(tx, LAST_EXPIRY)
+    return datetime.fromisoformat(kept) if kept else None
+
+
+async def set_last_expiry(tx: Tx, now: datetime) -> None:
+    await write_state(tx, LAST_EXPIRY, now.isoformat())
+
+
+async def reconcile_cursor(tx: Tx) -> str | None:
+    """Where the next pass of the sweep goes on, whichever control plane runs it."""
+    return await read_state(tx, RECONCILED) or None
+
+
+async def set_reconcile_cursor(tx: Tx, place: str | None) -> None:
+    """None: all was read, and the next pass begins anew."""
+    await write_state(tx, RECONCILED, place or "")
+
+
+async def is_recovering(tx: Tx, now: datetime) -> bool:
+    """An outage of ours has just ended: workers may not have been able to call until now."""
+    until = await read_state(tx, RECOVERING_UNTIL)
+    return bool(until) and now < datetime.fromisoformat(until)
+
+
+async def recover_until(tx: Tx, moment: datetime) -> None:
+    await write_state(tx, RECOVERING_UNTIL, moment.isoformat())

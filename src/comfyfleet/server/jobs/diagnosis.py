@@ -1,0 +1,426 @@
+"""Why a job is not running: what it requires, who could run it, and one sentence about what is in the way."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.errors import FleetError, InvalidInput, NotFound, Unavailable
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion, models_of
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.context import JobContext, in_maintenance
+from comfyfleet.server.jobs.model import Job, JobAttempt, JobSpec, JobStatus, Shortage
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ENDED, Dispatch, DispatchStatus, QueueLane
+
+
+@dataclass(frozen=True)
+class JobRequirements:
+    """What a job, or a workflow that might get jobs, needs of a backend."""
+
+    workflow: RegisteredWorkflow
+    lane: QueueLane
+    node_types: Sequence[str] = ()
+    models: Sequence[ModelUse] = ()
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Who is there for it at one moment."""
+
+    wanted: JobRequirements
+    fleets: Sequence[str]
+    workers: Sequence[FleetWorker]
+    offline_before: datetime
+    missing: Mapping[str, MissingRequirements] = field(
+        default_factory=dict
+    )  # by worker, if it lacks something
+
+    def is_online(self, worker: FleetWorker) -> bool:
+        return worker.last_seen_at >= self.offline_before
+
+    def can_run(self, worker: FleetWorker) -> bool:
+        """If it is there, and takes jobs."""
+        return (
+            self.wanted.lane.provider in worker.providers
+            and self.wanted.workflow.required_capabilities <= worker.capabilities
+            and worker.worker_id not in self.missing
+        )
+
+
+async def requirements_of_job(
+    tx: Tx, lane: QueueLane, models: Iterable[ModelUse], version: int | None = None
+) -> JobRequirements:
+    """Of a job: its workflow's node types, and the models of its own prompt."""
+    workflow = await catalog.get_workflow(tx, lane.workflow_id)
+    types: Sequence[str] = ()
+    if not workflow.is_open:
+        types = (await catalog.get_version(tx, workflow, version)).node_types
+    return JobRequirements(workflow, lane, types, tuple(models))
+
+
+def requirements_of_workflow(
+    workflow: RegisteredWorkflow, version: WorkflowVersion, lane: QueueLane
+) -> JobRequirements:
+    """Of a workflow's usual job."""
+    return JobRequirements(workflow, lane, version.node_types, version.models)
+
+
+async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements) -> Availability:
+    now, lane = context.clock(), wanted.lane
+    workers = await fleets.workers_for(tx, lane.workflow_id, stage=lane.stage)
+    offers = await context.abilities.offers(tx, workers, now=now)
+    lacks = {name: offer.lacks(wanted.node_types, wanted.models) for name, offer in offers.items()}
+    named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
+    return Availability(
+        wanted,
+        [each.name for each in named],
+        workers,
+        now - timedelta(seconds=context.settings.offline_after_seconds),
+        {name: each for name, each in lacks.items() if each},
+    )
+
+
+async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
+    """Of a job that is submitted. Jobs alike are looked at once in a while, as they are many."""
+    bound = asked.backend_affinity
+    key = (asked.lane, asked.workflow_version, asked.model_set, bound)
+
+    async def look() -> Shortage | None:
+        async with context.central.read() as tx:
+            models = models_of(asked.prompt)
+            wanted = await requirements_of_job(tx, asked.lane, models, asked.workflow_version)
+            return find_shortage(await read_availability(tx, context, wanted), bound)
+
+    return await context.shortages.get(key, look, now=context.clock())
+
+
+async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:
+    """None: somebody can run it, as far as anybody knows."""
+    return find_shortage(await read_availability(tx, context, wanted))
+
+
+def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | None:
+    """`bound`: the worker or fleet that a job must be run by."""
+    message = (
+        why_nobody_may_run(ground) or _bound_can_not(ground, bound) or why_nobody_can_run(ground)
+    )
+    return None if message is None else Shortage(message, customer_message(ground.wanted.workflow))
+
+
+def customer_message(workflow: RegisteredWorkflow) -> str:
+    needed = join_names(sorted(workflow.required_capabilities))
+    which = f" (it needs {needed})" if needed else ""
+    return f"No backend can run workflow {workflow.slug}{which} at the moment."
+
+
+def why_nobody_may_run(ground: Availability) -> str | None:
+    """Whatever state the workers are in."""
+    slug, lane = ground.wanted.workflow.slug, ground.wanted.lane
+    names = join_names(ground.fleets)
+    if not ground.fleets:
+        return f"No fleet of stage {lane.stage} has workflow {slug} assigned."
+    if not ground.workers:
+        return f"No worker has workflow {slug}: fleet {names} has no workers."
+    if not any(lane.provider in worker.providers for worker in ground.workers):
+        return f"No worker of fleet {names} offers the provider {lane.provider}."
+    required = ground.wanted.workflow.required_capabilities
+    if not any(required <= worker.capabilities for worker in ground.workers):
+        return f"No worker of fleet {names} has the capabilities {join_names(sorted(required))}."
+    return None
+
+
+def _bound_can_not(ground: Availability, bound: str | None) -> str | None:
+    if bound is None:
+        return None
+    slug = ground.wanted.workflow.slug
+    named = [worker for worker in ground.workers if bound in worker.affinities]
+    online = [worker for worker in named if ground.is_online(worker)]
+    if not named:
+        return f"It is bound to {bound}, which is not there or can't run workflow {slug}."
+    if not online:
+        return f"It is bound to {bound}, which is offline."
+    if not any(worker.takes_jobs for worker in online):
+        return f"It is bound to {bound}, which drains or is not approved."
+    if any(ground.can_run(worker) for worker in online):
+        return None
+    lacks = [ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing]
+    what = f": missing {lacks[0].in_words()}" if lacks else ""
+    return f"It is bound to {bound}, which can't run workflow {slug}{what}."
+
+
+def why_nobody_can_run(ground: Availability) -> str | None:
+    names = join_names(ground.fleets)
+    online = [worker for worker in ground.workers if ground.is_online(worker)]
+    if not online:
+        return f"All workers of fleet {names} are offline."
+    if all(worker.is_draining for worker in online):
+        return f"All workers of fleet {names} drain."
+    if not any(worker.takes_jobs for worker in online):
+        return f"No worker of fleet {names} is approved."
+    if any(ground.can_run(worker) for worker in online):
+        return None
+    lacks = [ground.missing[each.worker_id] for each in online if each.worker_id in ground.missing]
+    if not lacks:
+        return f"No worker of fleet {names} that is online has what {ground.wanted.workflow.slug} asks for."
+    nearest = min(lacks, key=lambda each: len(each.node_types) + len(each.models))
+    return f"Missing {nearest.in_words()} on fleet {names}."
+
+
+def join_names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+SOON = timedelta(minutes=1)
+_MAINTENANCE = "Maintenance mode is on: running jobs end, and none begins."
+
+
+@dataclass(frozen=True)
+class WaitSituation:
+    """All that bears on a queued dispatch at one moment."""
+
+    dispatch: Dispatch
+    ground: Availability
+    ahead: int
+    typical_seconds: float | None
+    maintenance: bool
+    now: datetime
+
+    @property
+    def workflow(self) -> RegisteredWorkflow:
+        return self.ground.wanted.workflow
+
+
+async def why(context: JobContext, row: Dispatch) -> str:
+    if row.status in ENDED:
+        return f"The job has ended: {row.status}."
+    if row.status == DispatchStatus.LEASED:
+        return _leased(row)
+    return explain_situation(await _read_situation(context, row))
+
+
+def _leased(row: Dispatch) -> str:
+    if row.started_at is None:
+        return f"Worker {row.worker_id} has it and prepares it (attempt {row.attempts})."
+    return f"Worker {row.worker_id} runs it (attempt {row.attempts})."
+
+
+async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
+    lane = row.lane
+    pool = await context.pool_of(row.tenant_id)
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    models = () if job is None else models_of(job.asked.prompt)
+    version = None if job is None else job.asked.workflow_version
+    async with context.central.read() as tx:
+        wanted = await requirements_of_job(tx, lane, models, version)
+        return WaitSituation(
+            dispatch=row,
+            ground=await read_availability(tx, context, wanted),
+            ahead=await dispatch.count_ahead(tx, row),
+            typical_seconds=await dispatch.typical_seconds(tx, lane.workflow_id),
+            maintenance=await in_maintenance(tx),
+            now=context.clock(),
+        )
+
+
+async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
+    """Without names of workers, fleets and models, which are the operator's."""
+    if row.status in ENDED:
+        return f"The job has ended: {row.status}."
+    if row.status == DispatchStatus.LEASED:
+        return "It is being prepared." if row.started_at is None else "It is being run."
+    return explain_situation_to_customer(await _read_situation(context, row))
+
+
+def explain_situation_to_customer(seen: WaitSituation) -> str:
+    if seen.maintenance:
+        return _MAINTENANCE
+    if _held_back(seen) or find_shortage(seen.ground, seen.dispatch.backend_affinity):
+        return "Nobody can run it at the moment; it waits until somebody can."
+    return _in_line(seen)
+
+
+def explain_situation(seen: WaitSituation) -> str:
+    """The first thing that stands in the way, from the whole system down to the line."""
+    short = find_shortage(seen.ground, seen.dispatch.backend_affinity)
+    return _held_back(seen) or (short.message if short else _in_line(seen))
+
+
+def _held_back(seen: WaitSituation) -> str | None:
+    slug, row = seen.workflow.slug, seen.dispatch
+    if seen.maintenance:
+        return _MAINTENANCE
+    if not seen.workflow.is_active:
+        return f"Workflow {slug} is not active."
+    if seen.workflow.is_paused:
+        return f"Workflow {slug} is paused by an operator."
+    if row.not_before and row.not_before > seen.now:
+        return f"It is put off until {row.not_before:%Y-%m-%d %H:%M:%S} UTC: {row.last_error or 'no reason given'}."
+    return None
+
+
+def _in_line(seen: WaitSituation) -> str:
+    if seen.ahead == 0:
+        return "It is next in line; a worker takes it as soon as one is free."
+    jobs = "1 job" if seen.ahead == 1 else f"{seen.ahead} jobs"
+    if seen.typical_seconds is None:
+        return f"{jobs} ahead."
+    slots = sum(
+        worker.max_concurrency
+        for worker in seen.ground.workers
+        if worker.takes_jobs and seen.ground.is_online(worker)
+    )
+    return (
+        f"{jobs} ahead, about {_duration_text(seen.ahead * seen.typical_seconds / max(1, slots))}."
+    )
+
+
+def _duration_text(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    if seconds < SOON.total_seconds():
+        return "less than a minute"
+    if minutes < 120:
+        return f"{minutes} minute{'' if minutes == 1 else 's'}"
+    return f"{round(minutes / 60)} hours"
+
+
+log = logging.getLogger(__name__)
+CURSOR_SEPARATOR = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """What is not given is not asked for."""
+
+    status: JobStatus | None = None
+    tenant_id: UUID | None = None
+    workflow_slug: str | None = None
+    worker_id: str | None = None  # the last that had it
+    since: datetime | None = None
+
+
+async def find_job(context: JobContext, job_id: UUID) -> Job:
+    """Whosever it is. A pool that is down may hold it: then nobody can tell that there is none."""
+    down = []
+    for name, pool in context.pools.items():
+        try:
+            async with pool.read() as tx:
+                job = await store.find_in_pool(tx, job_id)
+        except FleetError as error:
+            log.warning("jobs of pool %s can't be looked up: %s", name, error.message)
+            down.append(name)
+            continue
+        if job is not None:
+            return job
+    if down:
+        raise Unavailable(
+            f"there is no job {job_id} but perhaps in the pool {down[0]}, which is down"
+        )
+    raise NotFound(f"there is no job {job_id}")
+
+
+async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
+    pool = await context.pool_of(job.tenant_id)
+    await context.deferred.flush()
+    async with pool.read() as tx:
+        return await store.attempts_of(tx, job.tenant_id, job.id)
+
+
+class FoundJobs(NamedTuple):
+    """The newest first; `following` is where to go on, None: that was all."""
+
+    jobs: Sequence[Job]
+    following: str | None
+    pools_left_out: Sequence[str] = ()  # they are down: there may be more
+
+
+async def list_newest(
+    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
+) -> FoundJobs:
+    if wanted.worker_id is not None:
+        return await _of_worker(context, wanted, after=after, limit=limit)
+    before = _parse_cursor(after) if after else None
+    columns = {
+        "status": wanted.status,
+        "tenant_id": wanted.tenant_id,
+        "workflow_slug": wanted.workflow_slug,
+    }
+    found: list[Job] = []
+    down = []
+    for name, pool in context.pools.items():
+        try:
+            async with pool.read() as tx:
+                found += await store.list_newest(
+                    tx, columns, since=wanted.since, before=before, limit=limit
+                )
+        except FleetError as error:
+            log.warning("jobs of pool %s are left out: %s", name, error.message)
+            down.append(name)
+    page = sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
+    return FoundJobs(page, _cursor_of(page[-1]) if len(page) == limit else None, down)
+
+
+def _cursor_of(job: Job) -> str:
+    return f"{job.submitted_at.isoformat()}{CURSOR_SEPARATOR}{job.id}"
+
+
+def _parse_cursor(after: str) -> tuple[datetime, UUID]:
+    at, _, job_id = after.partition(CURSOR_SEPARATOR)
+    try:
+        moment, place = datetime.fromisoformat(at), UUID(job_id)
+    except ValueError:
+        raise _bad_cursor() from None
+    if moment.tzinfo is None:
+        raise _bad_cursor()
+    return moment, place
+
+
+def _bad_cursor() -> InvalidInput:
+    return InvalidInput("this is no place that a page has told", field="after")
+
+
+async def _of_worker(
+    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
+) -> FoundJobs:
+    """Which worker had a job is known to its dispatch, for as long as that is kept."""
+    if after is not None and not after.isdecimal():
+        raise _bad_cursor()
+    async with context.central.read() as tx:
+        rows = await dispatch.list_dispatches(
+            tx,
+            worker_id=wanted.worker_id,
+            tenant_id=wanted.tenant_id,
+            before_id=int(after) if after else None,
+            limit=limit,
+        )
+    jobs = []
+    down: set[str] = set()
+    for row in rows:
+        name = await context.pool_name_of(row.tenant_id)
+        if name is None or name in down:
+            continue
+        try:
+            async with context.pools[name].read() as tx:
+                job = await store.get(tx, row.tenant_id, row.job_id)
+        except FleetError as error:
+            log.warning("jobs of pool %s are left out: %s", name, error.message)
+            down.add(name)
+            continue
+        if job is not None and _matches(job, wanted):
+            jobs.append(job)
+    return FoundJobs(jobs, str(rows[-1].id) if len(rows) == limit else None, sorted(down))
+
+
+def _matches(job: Job, wanted: JobFilter) -> bool:
+    return (
+        wanted.status in (None, job.status)
+        and wanted.workflow_slug in (None, job.asked.workflow_slug)
+        and (wanted.since is None or job.submitted_at >= wanted.since)
+    )

@@ -1,0 +1,311 @@
+"""Files of jobs: confirms uploads, and stores the outputs that workers deliver.
+
+Both are moved to keys that no upload URL names, so that nobody can change them afterwards. Embedded prompts
+and workflows are stripped from outputs unless the effect keeps them."""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import UUID
+
+from blake3 import blake3
+
+from comfyfleet.api.values import DeliveredOutput
+from comfyfleet.api.worker import Complete
+from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, Unavailable
+from comfyfleet.media import (
+    HEADER_BYTES,
+    LONG_HEADER_BYTES,
+    picture_size,
+    require_pixels,
+    strip_metadata,
+)
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RunTerms
+from comfyfleet.server.db import Database
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import JobSpec, output_folder_of
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import (
+    SNIFF_BYTES,
+    File,
+    check_claim,
+    extension_of,
+    kept_output_key,
+    kind_of,
+    output_key,
+    safe_name,
+    sniff_type,
+    stored_key,
+)
+from comfyfleet.server.queue.model import Dispatch
+from comfyfleet.server.storage.model import CHUNK_BYTES
+from comfyfleet.transport import open_file
+
+ANNOUNCED_SIZE = "announced_size"
+# What `arrived` raises of a file that can't be used.
+REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
+
+
+async def confirm_upload(context: JobContext, pool: Database, file: File) -> File:
+    """The file as it is kept; as it is, if it has arrived before. No transaction is held meanwhile."""
+    if not file.is_announced:
+        return file
+    try:
+        return await _take_upload(context, pool, file)
+    except (NotFound, Refused):
+        # Somebody else may have taken it at the same moment, and then it lies elsewhere.
+        async with pool.read() as tx:
+            seen = await media.get_file(tx, file.tenant_id, file.id)
+        if seen.is_announced:
+            raise
+        return seen
+
+
+async def _take_upload(context: JobContext, pool: Database, file: File) -> File:
+    media_type = await _media_type(context, file)
+    key = stored_key(
+        file.tenant_id, file.id, context.new_id(), suffix_of(file.filename, media_type)
+    )
+    try:
+        await context.store.copy(file.path, key, media_type)
+        # Looked at where nobody can write: what lay there before may have been replaced.
+        kept = await _inspect_upload(context, replace(file, path=key))
+        async with pool.transaction() as tx:
+            confirmed = await media.confirm_file(
+                tx,
+                file.tenant_id,
+                file.id,
+                size=kept.size or 0,
+                mime_type=kept.mime_type,
+                content_hash=kept.content_hash,
+                path=key,
+            )
+    except (NotFound, *REFUSALS):
+        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
+        await context.store.delete(key)
+        raise
+    # Whoever was faster has a copy of their own.
+    await context.store.delete(file.path if confirmed.path == key else key)
+    return confirmed
+
+
+def suffix_of(filename: str, media_type: str) -> str:
+    """By what the file is; only of what is no media, by what it is called."""
+    stem, dot, ending = safe_name(filename).rpartition(".")
+    return extension_of(media_type) or (f"{dot}{ending}" if stem else "")
+
+
+def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operators: bool) -> str:
+    """The media type that these first bytes bear out. Operators may send what is no media."""
+    start = first[:SNIFF_BYTES]
+    if is_operators and kind_of(claimed) is None:
+        media_type = sniff_type(start) or claimed
+    else:
+        media_type = check_claim(claimed, start)
+    require_pixels(picture_size(media_type, first), pixels_max)
+    return media_type
+
+
+async def _inspect_upload(context: JobContext, file: File) -> File:
+    """With its size, its type and, unless it is very large, its content's hash."""
+    facts = await context.store.head(file.path)
+    if facts is None:
+        raise _not_uploaded()
+    announced = file.metadata.get(ANNOUNCED_SIZE, facts.size)
+    if facts.size != announced:
+        raise Refused(
+            f"the file has {facts.size:,} bytes, and {announced:,} were announced", field="file_id"
+        )
+    return replace(
+        file,
+        size=facts.size,
+        mime_type=await _media_type(context, file),
+        content_hash=await _object_hash(context, file.path, facts.size),
+    )
+
+
+async def _media_type(context: JobContext, file: File) -> str:
+    first = await _read_header(context, file.path, HEADER_BYTES)
+    told = sniff_type(first[:SNIFF_BYTES]) or ""
+    if kind_of(told) == "image" and len(first) == HEADER_BYTES and not picture_size(told, first):
+        first = await _read_header(context, file.path, LONG_HEADER_BYTES)
+    return detect_media_type(
+        file.mime_type,
+        first,
+        pixels_max=context.settings.max_picture_pixels,
+        is_operators=file.user_id is None,
+    )
+
+
+async def _read_header(context: JobContext, key: str, size: int) -> bytes:
+    try:
+        return await context.store.get_start(key, size)
+    except NotFound:
+        raise _not_uploaded() from None
+
+
+def _not_uploaded() -> Refused:
+    return Refused("the file was not uploaded", field="file_id")
+
+
+async def _object_hash(context: JobContext, key: str, size: int) -> str | None:
+    if size > context.settings.max_hashed_bytes:
+        return None
+    hasher = blake3()
+    async for chunk in context.store.chunks(key):
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutput:
+    """`source`: where the worker has put it."""
+
+    source: str
+    file: File
+
+
+def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
+    """An operator's own jobs keep what their files carry."""
+    return asked.user_id is not None and not terms.keeps_metadata
+
+
+async def store_outputs(
+    context: JobContext, row: Dispatch, message: Complete
+) -> list[StoredOutput]:
+    """Each output must lie where its URL led, in the size that was announced."""
+    names = [output.name for output in message.outputs]
+    if len(set(names)) < len(names):
+        raise InvalidInput("two outputs have the same name", field="outputs")
+    is_stripping = await _is_output_stripped(context, row, message.outputs)
+    taken: list[StoredOutput] = []
+    try:
+        for output in message.outputs:
+            strips = is_stripping and not output.is_stripped
+            taken.append(
+                await _store_output(context, row, message.lease_token, output, strips=strips)
+            )
+    except BaseException:
+        await discard_outputs(context, taken)
+        raise
+    return taken
+
+
+async def discard_outputs(context: JobContext, taken: Sequence[StoredOutput]) -> None:
+    """They are not wanted: the job has ended otherwise, or was told of before."""
+    if taken:
+        await context.store.delete(*(each.file.path for each in taken))
+
+
+def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
+    """They are named by rows now; what the worker has put is needed no more."""
+    context.deferred.delete_objects(context.store, [each.source for each in taken])
+
+
+async def _is_output_stripped(
+    context: JobContext, row: Dispatch, outputs: Sequence[DeliveredOutput]
+) -> bool:
+    if all(each.is_stripped for each in outputs):
+        return False
+    pool = await context.pool_of(row.tenant_id)
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if job is None:
+        return False
+    async with context.central.read() as tx:
+        terms = await catalog.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
+    return is_metadata_stripped(job.asked, terms)
+
+
+async def _store_output(
+    context: JobContext, row: Dispatch, token: UUID, output: DeliveredOutput, *, strips: bool
+) -> StoredOutput:
+    source = output_key(row.tenant_id, row.job_id, output_folder_of(token, row.job_id), output.name)
+    if output.size > context.settings.max_output_bytes:
+        raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
+    file_id, filename = context.new_id(), safe_name(output.filename or output.name)
+    suffix = suffix_of(filename, output.content_type)
+    key = kept_output_key(row.tenant_id, row.job_id, file_id, suffix)
+    size, content_hash = output.size, output.content_hash
+    if strips:
+        await _require_size(context, source, output)
+        size, content_hash = await _copy_stripped(context, source, key, output)
+    else:
+        await _copy(context, source, key, output)
+    file = File(
+        id=file_id,
+        tenant_id=row.tenant_id,
+        user_id=None,
+        disk=context.store.disk,
+        path=key,
+        filename=filename,
+        mime_type=output.content_type,
+        size=size,
+        content_hash=content_hash,
+        metadata={},
+        created_at=context.clock(),
+    )
+    return StoredOutput(source, file)
+
+
+async def _copy(context: JobContext, source: str, key: str, output: DeliveredOutput) -> None:
+    try:
+        if await context.store.copy(source, key, output.content_type, size=output.size):
+            return
+    except NotFound:
+        raise _output_missing(output) from None
+    await _require_size(context, source, output)
+    raise Unavailable(f"output {output.name!r} was replaced while it was taken")
+
+
+async def _require_size(context: JobContext, source: str, output: DeliveredOutput) -> None:
+    facts = await context.store.head(source)
+    if facts is None:
+        raise _output_missing(output)
+    if facts.size != output.size:
+        raise InvalidInput(
+            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
+        )
+
+
+def _output_missing(output: DeliveredOutput) -> InvalidInput:
+    return InvalidInput(
+        f"output {output.name!r} was never uploaded: PUT it first, to the URL that came with that name",
+        field="outputs",
+    )
+
+
+async def _copy_stripped(
+    context: JobContext, source: str, key: str, output: DeliveredOutput
+) -> tuple[int, str]:
+    if output.size <= CHUNK_BYTES:
+        data = await context.store.get(source)
+        data, content_hash = await asyncio.to_thread(_strip_bytes, data)
+        await context.store.put(key, data, output.content_type)
+        return len(data), content_hash
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+        path = Path(folder) / "output"
+        with await open_file(path, "wb") as file:
+            async for chunk in context.store.chunks(source):
+                await asyncio.to_thread(file.write, chunk)
+        size = await asyncio.to_thread(strip_metadata, path)
+        content_hash = await asyncio.to_thread(_path_hash, path)
+        await context.store.put_file(key, path, output.content_type)
+    return size, content_hash
+
+
+def _strip_bytes(data: bytes) -> tuple[bytes, str]:
+    with tempfile.NamedTemporaryFile(prefix="comfyfleet-") as file:
+        file.write(data)
+        file.flush()
+        strip_metadata(Path(file.name))
+        kept = Path(file.name).read_bytes()
+    return kept, blake3(kept).hexdigest()
+
+
+def _path_hash(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()

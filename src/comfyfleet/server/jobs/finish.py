@@ -1,0 +1,336 @@
+"""Ends leases: complete, fail, requeue. The tenant's database first, guarded by the lease token."""
+
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.api import worker as wire
+from comfyfleet.api.worker import Complete
+from comfyfleet.errors import InvalidInput, LeaseLost, NotFound
+from comfyfleet.server.catalog.model import models_of
+from comfyfleet.server.db import Database
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
+from comfyfleet.server.jobs import files, service, store
+from comfyfleet.server.jobs.batches import admit_after_end
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
+from comfyfleet.server.jobs.files import REFUSALS
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.outbox import notify, sync_dispatches
+from comfyfleet.server.jobs.service import FinishedJob
+from comfyfleet.server.jobs.user_messages import to_user_message
+from comfyfleet.server.media.model import File
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
+from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
+
+log = logging.getLogger(__name__)
+
+
+async def require_lease(
+    context: JobContext, dispatch_id: int, token: UUID, worker_id: str | None = None
+) -> Dispatch:
+    """The dispatch that this token speaks for, whether its lease goes on or has ended.
+
+    Of a worker's token, only that worker may make use; a row without one has gone back.
+    """
+    async with context.central.read() as tx:
+        row = await dispatch.get(tx, dispatch_id)
+    if row.lease_token != token or worker_id not in {None, row.worker_id or worker_id}:
+        raise LeaseLost("the lease is no longer held; nothing was changed")
+    return row
+
+
+async def complete(
+    context: JobContext,
+    message: Complete,
+    *,
+    worker_id: str | None = None,
+    fleet_id: int | None = None,
+) -> Job:
+    row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
+    pool = await context.pool_of(row.tenant_id)
+    taken = await _store_outputs(context, pool, row, message)
+    try:
+        ended = await _complete_job(context, pool, row, message, [each.file for each in taken])
+    except (NotFound, *REFUSALS) as error:
+        # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
+        await files.discard_outputs(context, taken)
+        if isinstance(error, LeaseLost):
+            await _end_if_cancelled(context, pool, row, message.lease_token)
+        raise
+    job = ended.job
+    notify(context, job)
+    await _complete_dispatch(context, row, message, job)
+    if ended.words and fleet_id is not None:
+        _note_run(context, row, message, fleet_id)
+    if ended.words:
+        files.delete_sources(context, taken)
+    else:  # it was said before, and these are copies that nothing names
+        await files.discard_outputs(context, taken)
+    await _after_end(context, pool, ended, message.lease_token)
+    return job
+
+
+async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
+    context.progress_cache.forget(token)
+    context.deferred.delete_outbox(pool, ended.words)
+    if ended.has_held:
+        await admit_after_end(context, pool, ended.job)
+
+
+async def _store_outputs(
+    context: JobContext, pool: Database, row: Dispatch, message: Complete
+) -> list[files.StoredOutput]:
+    try:
+        return await files.store_outputs(context, row, message)
+    except (InvalidInput, NotFound):
+        async with pool.read() as tx:
+            job = await store.get(tx, row.tenant_id, row.job_id)
+        # Said before, and the answer was lost: what was delivered lies elsewhere since.
+        if job and job.status == JobStatus.COMPLETED and job.lease_token == message.lease_token:
+            return []
+        raise
+
+
+async def _complete_job(
+    context: JobContext, pool: Database, row: Dispatch, message: Complete, stored: Sequence[File]
+) -> FinishedJob:
+    one = (row.tenant_id, row.job_id, message.lease_token, _result(message, stored))
+    now = context.clock()
+    if not pool.is_sqlite:
+        async with pool.execute_one() as tx:
+            ended = await service.complete_at_once(tx, *one, files=stored, now=now)
+        if ended:
+            return ended
+    async with pool.transaction() as tx:
+        return await service.complete(tx, *one, files=stored, new_id=context.new_id, now=now)
+
+
+async def _complete_dispatch(
+    context: JobContext, row: Dispatch, message: Complete, job: Job
+) -> None:
+    started = row.started_at or row.leased_at
+    duration = (context.clock() - started).total_seconds() if started else None
+    try:
+        await context.queue.complete(row.id, message.lease_token, duration=duration)
+    except LeaseLost:
+        # A sweep took the lease while the tenant's side was told; that side decides.
+        await sync_dispatches(context, [job])
+    else:
+        if job.asked.effect_id and duration is not None:
+            context.deferred.note_duration(context.central, job.asked.effect_id, duration)
+
+
+async def _end_if_cancelled(
+    context: JobContext, pool: Database, row: Dispatch, token: UUID
+) -> None:
+    """A worker whose last word was refused sends no heartbeat that could tell it of the cancel."""
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if job is None or job.status != JobStatus.CANCELLED:
+        return
+    context.progress_cache.forget(token)
+    with suppress(LeaseLost):
+        async with context.central.transaction() as tx:
+            await dispatch.end(tx, row.id, token, DispatchStatus.CANCELLED, now=context.clock())
+
+
+def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: int) -> None:
+    """For learning what switches of models cost."""
+    if row.model_key and message.model_change and message.execution_seconds is not None:
+        kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
+        run = TimedRun(kind, ModelChange(message.model_change), message.execution_seconds)
+        context.queue.switch_costs.note(run)
+
+
+def _result(message: Complete, stored: Sequence[File]) -> dict[str, Any]:
+    return {
+        "provider_job_id": message.provider_job_id,
+        "output_file_id": stored[0].id if stored else None,
+        "result_metadata": {
+            "outputs": [
+                {
+                    "name": output.name,
+                    "file_id": str(file.id),
+                    "node_id": output.node_id,
+                    "kind": output.kind,
+                    "width": output.width,
+                    "height": output.height,
+                }
+                for output, file in zip(message.outputs, stored, strict=bool(stored))
+            ],
+            "execution_seconds": message.execution_seconds,
+            "values": [each.model_dump() for each in message.values],
+        },
+    }
+
+
+async def fail(
+    context: JobContext,
+    dispatch_id: int,
+    token: UUID,
+    why: Failure,
+    *,
+    worker_id: str | None = None,
+) -> Job:
+    """The application's fault: ended at once, whatever attempts remain."""
+    row = await require_lease(context, dispatch_id, token, worker_id)
+    pool = await context.pool_of(row.tenant_id)
+    try:
+        async with pool.transaction() as tx:
+            ended = await service.fail(
+                tx,
+                row.tenant_id,
+                row.job_id,
+                token,
+                why,
+                new_id=context.new_id,
+                now=context.clock(),
+            )
+    except LeaseLost:
+        await _end_if_cancelled(context, pool, row, token)
+        raise
+    notify(context, ended.job)
+    await _fail_dispatch(context, row, token, ended.job, why)
+    await _after_end(context, pool, ended, token)
+    return ended.job
+
+
+async def _fail_dispatch(
+    context: JobContext, row: Dispatch, token: UUID, job: Job, why: Failure
+) -> None:
+    try:
+        async with context.central.transaction() as tx:
+            await dispatch.end(
+                tx, row.id, token, DispatchStatus.FAILED, now=context.clock(), error=why.message
+            )
+    except LeaseLost:
+        await sync_dispatches(context, [job])
+
+
+async def requeue(
+    context: JobContext,
+    dispatch_id: int,
+    token: UUID,
+    reason: RequeueReason,
+    *,
+    detail: str | None = None,
+    worker_id: str | None = None,
+) -> None:
+    """Back to the queue; or failed, when the attempts are used up or it came back too often.
+
+    The central side first: a lease that follows at once is newer than this one, and so wins on
+    the tenant's side too.
+    """
+    async with context.central.transaction() as tx:
+        if worker_id is not None:
+            await dispatch.require_holder(tx, dispatch_id, worker_id)
+        row = await dispatch.requeue(
+            tx,
+            dispatch_id,
+            token,
+            reason,
+            now=context.clock(),
+            detail=detail,
+            settings=context.settings,
+        )
+    if row.status == DispatchStatus.LEASED:
+        await fail(context, dispatch_id, token, attempts_exhausted(row))
+        return
+    context.queue.arrived([row])
+    await requeue_job(context, row, token)
+
+
+def attempts_exhausted(row: Dispatch) -> Failure:
+    times = f"{row.requeues if row.is_poisoned else row.attempts} times"
+    what = "Processing was interrupted" if row.is_poisoned else "Processing failed"
+    return Failure(f"{what} {times}.", row.last_error)
+
+
+async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
+    """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
+    context.progress_cache.forget(token)
+    pool = await context.pool_of(row.tenant_id)
+    try:
+        async with pool.transaction() as tx:
+            await service.requeue(tx, row.tenant_id, row.job_id, token, now=context.clock())
+        context.news.tell(row.job_id)
+    except LeaseLost:
+        log.info("job %s was leased or ended while it was put back", row.job_id)
+
+
+async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueReason) -> int:
+    """A worker that is gone or no longer trusted gives back all it holds."""
+    async with context.central.read() as tx:
+        rows = await dispatch.held_by(tx, worker_id)
+    given_back = 0
+    for row in rows:
+        if row.lease_token is None:
+            continue
+        try:
+            await requeue(context, row.id, row.lease_token, reason)
+            given_back += 1
+        except LeaseLost:
+            log.info("dispatch %s ended while it was given back", row.id)
+    return given_back
+
+
+NOT_AVAILABLE = "not_available"
+NOT_AVAILABLE_MESSAGE = "This is not available at the moment."
+
+
+async def requeue_elsewhere(
+    context: JobContext, worker: FleetWorker, message: wire.Requeue
+) -> None:
+    """The worker gets no more such jobs; this one goes elsewhere, or fails if nobody could run it."""
+    row = await require_lease(context, message.dispatch_id, message.lease_token, worker.worker_id)
+    if row.status == DispatchStatus.QUEUED:
+        return  # said again
+    missing = _missing(message)
+    async with context.central.transaction() as tx:
+        known = await fleets.get_worker(tx, worker.worker_id)
+        await fleets.record_refusal(tx, known, missing, now=context.clock())
+    context.queue.order([worker.worker_id])
+    if await _can_another_run(context, row, worker):
+        reason = RequeueReason.BACKEND_LACKS
+        await requeue(context, row.id, message.lease_token, reason, detail=message.detail)
+        return
+    error = {
+        "code": NOT_AVAILABLE,
+        "exception_message": NOT_AVAILABLE_MESSAGE,
+        "worker": worker.worker_id,
+        "missing": missing.in_words(),
+        "refusal": message.detail,
+    }
+    await fail(context, row.id, message.lease_token, to_user_message(json.dumps(error)))
+
+
+async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWorker) -> bool:
+    """Offline or busy, it may come back; revoked, it may not."""
+    pool = await context.pool_of(row.tenant_id)
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    models = () if job is None else models_of(job.asked.prompt)
+    version = None if job is None else job.asked.workflow_version
+    async with context.central.read() as tx:
+        ground = await read_availability(
+            tx, context, await requirements_of_job(tx, row.lane, models, version)
+        )
+    bound = row.backend_affinity
+    return any(
+        ground.can_run(each) and each.is_approved and (bound is None or bound in each.affinities)
+        for each in ground.workers
+        if each.worker_id != worker.worker_id
+    )
+
+
+def _missing(message: wire.Requeue) -> MissingRequirements:
+    if message.lacking is None:
+        return MissingRequirements()
+    models = tuple(ModelUse(*each) for each in message.lacking.models)
+    return MissingRequirements(tuple(message.lacking.node_types), models)

@@ -1,0 +1,198 @@
+"""A worker's heartbeat: extends the lease, renews file URLs, returns orders; and what each attempt sent to the backend."""
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
+
+from comfyfleet.api.values import Asset
+from comfyfleet.api.worker import Complete, Fail, FilledIn, Heartbeat, HeartbeatAnswer
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import FleetWorker
+from comfyfleet.server.jobs import service
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.finish import require_lease
+from comfyfleet.server.jobs.lease import asset_urls, output_slot
+from comfyfleet.server.jobs.model import Job, JobAttempt
+from comfyfleet.server.jobs.submit import get_job
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch, DispatchStatus, ExtendedLease
+
+VALUE_CHARACTERS_MAX = 2000
+FILLED_IN_CHARACTERS_MAX = 64_000
+LEFT_OUT = "(left out)"
+
+
+async def record_attempt(
+    context: JobContext, message: Heartbeat | Complete | Fail, lease: Dispatch | ExtendedLease
+) -> None:
+    """Records what was sent to the backend; the first report of an attempt counts. Written a moment later: nobody waits for it."""
+    if message.filled_in is None:
+        return
+    attempt = JobAttempt(
+        job_id=lease.job_id,
+        lease_number=lease.lease_number,
+        tenant_id=lease.tenant_id,
+        attempt=lease.attempts,
+        worker_id=lease.worker_id or "",
+        started_at=context.clock(),
+        filled_in=sanitize(message.filled_in),
+    )
+    context.deferred.note_attempt(await context.pool_of(lease.tenant_id), attempt)
+
+
+async def note_last(context: JobContext, message: Complete | Fail, *, worker_id: str) -> None:
+    """Told with a last word, if the job ended before a heartbeat."""
+    if message.filled_in is not None:
+        await record_attempt(
+            context,
+            message,
+            await require_lease(context, message.dispatch_id, message.lease_token, worker_id),
+        )
+
+
+def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
+    """Without what would let a reader in elsewhere, and not without limits."""
+    told = {
+        node_id: {name: _sanitize_value(value) for name, value in inputs.items()}
+        for node_id, inputs in filled_in.items()
+    }
+    return told if len(json.dumps(told)) <= FILLED_IN_CHARACTERS_MAX else {}
+
+
+def _sanitize_value(value: Any) -> Any:
+    if isinstance(value, str):
+        plain = value.encode(errors="backslashreplace").decode().replace("\0", "")
+        return strip_url_secrets(plain)[:VALUE_CHARACTERS_MAX]
+    return value if len(json.dumps(value)) <= VALUE_CHARACTERS_MAX else LEFT_OUT
+
+
+def strip_url_secrets(text: str) -> str:
+    """A URL may carry the right to what it names: in its query, or as user and password."""
+    if "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:
+        return LEFT_OUT
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def sent_prompt(job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
+    """None: it was removed, as the job ended long ago."""
+    if not job.asked.prompt or attempt.filled_in is None:
+        return None
+    prompt = dict(job.asked.prompt)
+    for node_id, inputs in attempt.filled_in.items():
+        node = prompt.get(node_id, {})
+        prompt[node_id] = {**node, "inputs": {**node.get("inputs", {}), **inputs}}
+    return prompt
+
+
+CANCELLED = HeartbeatAnswer(cancelled=True)
+
+
+async def heartbeat(
+    context: JobContext, message: Heartbeat, *, worker: FleetWorker | None = None
+) -> HeartbeatAnswer:
+    """Without a worker, it is whoever holds the lease."""
+    with context.queue.heartbeat_waiters.waiting(
+        message.dispatch_id, worker.worker_id if worker else ""
+    ) as news:
+        answer = await _extend(context, message, worker)
+        if message.wait_seconds and answer.is_without_orders:
+            try:
+                async with asyncio.timeout(message.wait_seconds):
+                    await news.wait()
+            except TimeoutError:
+                return answer
+            answer = await _extend(context, message, await _reread_worker(context, worker))
+    return answer
+
+
+async def _reread_worker(context: JobContext, worker: FleetWorker | None) -> FleetWorker | None:
+    if worker is None:
+        return None
+    async with context.central.read() as tx:
+        return await fleets.reauthenticate(tx, worker.worker_id, worker.key_hash)
+
+
+async def _extend(
+    context: JobContext, message: Heartbeat, worker: FleetWorker | None
+) -> HeartbeatAnswer:
+    worker_id = worker.worker_id if worker else None
+    try:
+        beat = await context.queue.extend(
+            message.dispatch_id, message.lease_token, started=message.started, worker_id=worker_id
+        )
+    except LeaseLost:
+        return await _cancelled_before(context, message, worker_id)
+    if beat.begins:
+        await _begin_job(context, beat, message.lease_token)
+    await record_attempt(context, message, beat)
+    if message.progress:
+        context.progress_cache.note(message.lease_token, message.progress)
+        context.news.tell(beat.job_id)
+    if beat.cancel_requested:
+        return await _end_cancelled(context, message)
+    answer = HeartbeatAnswer(
+        lease_expires_at=beat.expires_at,
+        drain=worker is not None and worker.is_draining,
+        recall=beat.recall_requested,
+        new_token=worker.next_key if worker else None,
+    )
+    return await _with_files(context, message, answer)
+
+
+async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> None:
+    pool = await context.pool_of(beat.tenant_id)
+    async with pool.transaction() as tx:
+        await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
+    context.news.tell(beat.job_id)
+
+
+async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAnswer:
+    """Now the worker knows; nothing is left to wait for."""
+    context.progress_cache.forget(message.lease_token)
+    async with context.central.transaction() as tx:
+        await dispatch.end(
+            tx,
+            message.dispatch_id,
+            message.lease_token,
+            DispatchStatus.CANCELLED,
+            now=context.clock(),
+        )
+    return CANCELLED
+
+
+async def _cancelled_before(
+    context: JobContext, message: Heartbeat, worker_id: str | None
+) -> HeartbeatAnswer:
+    """The answer that said so may have been lost on its way."""
+    row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
+    if row.status != DispatchStatus.CANCELLED:
+        raise LeaseLost("the lease is no longer held; nothing was changed")
+    return CANCELLED
+
+
+async def _with_files(
+    context: JobContext, message: Heartbeat, answer: HeartbeatAnswer
+) -> HeartbeatAnswer:
+    if not message.want_outputs and not message.want_assets:
+        return answer
+    row: Dispatch = await require_lease(context, message.dispatch_id, message.lease_token)
+    job = await get_job(context, row.tenant_id, row.job_id)
+    slots = tuple(
+        [
+            await output_slot(context, job, message.lease_token, each)
+            for each in message.want_outputs
+        ]
+    )
+    fresh: tuple[Asset, ...] = ()
+    if message.want_assets:
+        pool = await context.pool_of(row.tenant_id)
+        fresh = await asset_urls(context, pool, job, frozenset(message.want_assets))
+    return answer.model_copy(update={"outputs": slots, "assets": fresh})

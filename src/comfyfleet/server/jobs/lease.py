@@ -1,0 +1,204 @@
+"""Turns a lease into a worker's payload: starts the job in the tenant's database and signs its file URLs."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from comfyfleet.api import values as wire_files
+from comfyfleet.api import worker as wire
+from comfyfleet.errors import FleetError, NotFound, Unavailable
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import AssetRef, RunTerms
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.jobs import service, store
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.files import is_metadata_stripped, suffix_of
+from comfyfleet.server.jobs.finish import fail, requeue
+from comfyfleet.server.jobs.model import Failure, Job, JobSpec, output_folder_of
+from comfyfleet.server.jobs.outbox import end_dispatch
+from comfyfleet.server.jobs.user_messages import UNKNOWN, to_plain_sentence
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File, output_key, renamed
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
+
+log = logging.getLogger(__name__)
+DEFAULT_OUTPUT = wire_files.WantedOutput(name="output")
+PNG_OUTPUT = wire_files.WantedOutput(name="output.png", content_type="image/png")
+PAYLOAD_DELAY = timedelta(seconds=30)
+# So many leases may turn out to belong to ended jobs before the worker is told to come again.
+LEASES_TRIED_MAX = 50
+
+
+async def lease_next(
+    context: JobContext, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
+) -> wire.Job | None:
+    """Leases until a job is found that can be run, or none is left."""
+    for _ in range(LEASES_TRIED_MAX):
+        lease = await context.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
+        if lease is None:
+            return None
+        handed = await build_payload(context, lease, gives_back=not waiter.tells_leases)
+        if handed:
+            return handed
+    return None
+
+
+async def build_payload(
+    context: JobContext, lease: DispatchLease, *, gives_back: bool
+) -> wire.Job | None:
+    """None if the job has ended or can't be run now; the dispatch is then put right.
+
+    Whoever hangs up meanwhile is not cut off in a transaction: a connection that is cancelled looks
+    like one that was lost, and the job would be put off. `gives_back`: then the lease goes back. A
+    worker that tells which leases it knows gets it with its next poll, which may have begun already.
+    """
+    handing = asyncio.ensure_future(_build_payload(context, lease))
+    try:
+        return await asyncio.shield(handing)
+    except asyncio.CancelledError:
+        if await handing and gives_back:
+            await _give_back(context, lease)
+        raise
+
+
+async def _give_back(context: JobContext, lease: DispatchLease) -> None:
+    try:
+        await requeue(context, lease.dispatch_id, lease.token, RequeueReason.WAITER_GONE)
+    except FleetError as error:
+        log.info("dispatch %s was not given back: %s", lease.dispatch_id, error.message)
+
+
+async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job | None:
+    try:
+        pool = await context.pool_of(lease.tenant_id)
+        async with pool.execute_one() as tx:
+            job = await service.start(tx, lease, now=context.clock())
+        context.news.tell(lease.job_id)
+        if job is None:
+            await _sync_dispatch(context, pool, lease)
+            return None
+        return await payload_of(context, pool, lease, job)
+    except Unavailable as error:
+        await _delay(context, lease, error)
+    except FleetError as error:
+        await _fail_permanently(context, lease, error)
+    return None
+
+
+async def _sync_dispatch(context: JobContext, pool: Database, lease: DispatchLease) -> None:
+    async with pool.read() as tx:
+        job = await store.get(tx, lease.tenant_id, lease.job_id)
+    if job and job.status.is_active:
+        log.warning("dispatch %s was leased anew before it was started", lease.dispatch_id)
+        return
+    async with context.central.read() as tx:
+        row = await dispatch.get(tx, lease.dispatch_id)
+    if row.status not in ENDED:
+        await end_dispatch(context, row, job)
+
+
+async def _delay(context: JobContext, lease: DispatchLease, error: FleetError) -> None:
+    log.log(log_level_of(error), "dispatch %s is put off: %s", lease.dispatch_id, error.message)
+    now = context.clock()
+    async with context.central.transaction() as tx:
+        await dispatch.requeue(
+            tx,
+            lease.dispatch_id,
+            lease.token,
+            RequeueReason.PAYLOAD_DELAYED,
+            now=now,
+            detail=error.message,
+            not_before=now + PAYLOAD_DELAY,
+        )
+
+
+async def _fail_permanently(context: JobContext, lease: DispatchLease, error: FleetError) -> None:
+    log.log(log_level_of(error), "dispatch %s can't be run: %s", lease.dispatch_id, error.message)
+    said = to_plain_sentence(error.message)
+    message = "The job could not be prepared" + ("." if said == UNKNOWN else f": {said}")
+    why = Failure(message, f"{error.code}: {error}")
+    await fail(context, lease.dispatch_id, lease.token, why)
+
+
+async def payload_of(
+    context: JobContext, pool: Database, lease: DispatchLease, job: Job
+) -> wire.Job:
+    terms, settings = await _run_terms(context, job.asked), context.settings
+    return wire.Job(
+        dispatch_id=lease.dispatch_id,
+        job_id=job.id,
+        lease_token=lease.token,
+        lease_number=lease.number,
+        attempt=lease.attempt,
+        lease_expires_at=lease.expires_at,
+        lease_seconds=settings.lease_seconds,
+        provider=job.asked.provider,  # type: ignore[arg-type]
+        workflow_slug=job.asked.workflow_slug,
+        prompt=dict(job.asked.prompt),
+        output_node_id=job.asked.output_node_id,
+        assets=await asset_urls(context, pool, job),
+        outputs=(await output_slot(context, job, lease.token, guess_output(job.asked)),),
+        run_limit_seconds=terms.run_limit_seconds,
+        max_output_bytes=settings.max_output_bytes,
+        model_key=job.asked.model_key,
+        model_set=job.asked.model_set,
+        strip_metadata=is_metadata_stripped(job.asked, terms),
+    )
+
+
+async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:
+    async def read() -> RunTerms:
+        async with context.central.read() as tx:
+            return await catalog.run_terms(tx, asked.workflow_id, asked.effect_id)
+
+    key = asked.workflow_id, asked.effect_id
+    return await context.run_terms.get(key, read, now=context.clock())
+
+
+async def asset_urls(
+    context: JobContext, pool: Database, job: Job, names: frozenset[str] | None = None
+) -> tuple[wire_files.Asset, ...]:
+    """URLs are made anew each time that they are asked for."""
+    wanted = [each for each in job.asked.assets if names is None or each.name in names]
+    if not wanted:
+        return ()
+    async with pool.read() as tx:
+        found = [await media.get_file(tx, job.tenant_id, each.file_id) for each in wanted]
+    pairs = zip(wanted, found, strict=True)
+    return tuple([await _asset_url(context, ref, file) for ref, file in pairs])
+
+
+async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_files.Asset:
+    if file.size is None:
+        raise NotFound(f"the file of {ref.name!r} was never uploaded", property=ref.name)
+    return wire_files.Asset(
+        name=ref.name,
+        # The ending that a backend goes by is told by the bytes, and never by a customer.
+        filename=renamed(file.filename, suffix_of(file.filename, file.mime_type)),
+        url=await context.store.url_to_get(file.path, seconds=context.settings.url_seconds),
+        content_hash=file.content_hash,
+        size=file.size,
+        binding=ref.binding,
+        placeholder=ref.placeholder,
+        is_primary_input=ref.is_primary_input,
+    )
+
+
+def guess_output(asked: JobSpec) -> wire_files.WantedOutput:
+    """A guess that saves a worker one question: most prompts save pictures, as PNG."""
+    named = {asked.output_node_id} if asked.output_node_id else asked.prompt.keys()
+    saves = any(asked.prompt.get(each, {}).get("class_type") == "SaveImage" for each in named)
+    return PNG_OUTPUT if saves else DEFAULT_OUTPUT
+
+
+async def output_slot(
+    context: JobContext, job: Job, token: UUID, wanted: wire_files.WantedOutput
+) -> wire_files.OutputSlot:
+    key = output_key(job.tenant_id, job.id, output_folder_of(token, job.id), wanted.name)
+    put = await context.store.url_to_put(
+        key, content_type=wanted.content_type, seconds=context.settings.url_seconds
+    )
+    return wire_files.OutputSlot(name=wanted.name, url=put.url, headers=dict(put.headers))

@@ -1,0 +1,358 @@
+"""Jobs, attempts and batches as frozen data, and a job as a row of its table. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from comfyfleet.api.values import ShownValue
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.model import AssetRef
+from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_active(self) -> bool:
+        return self in (JobStatus.QUEUED, JobStatus.PROCESSING)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """All that is pinned when a job is submitted."""
+
+    workflow_id: int
+    workflow_slug: str
+    workflow_version: int
+    prompt: Mapping[str, Any]
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    assets: tuple[AssetRef, ...] = ()
+    output_node_id: str | None = None
+    stage: str = "production"
+    provider: str = "self_hosted"
+    priority: int = 0
+    backend_affinity: str | None = None
+    model_key: str | None = None
+    model_set: str | None = None
+    user_id: UUID | None = None
+    effect_id: UUID | None = None
+    retry_of: UUID | None = None
+    idempotency_key: str | None = None
+    request_hash: str | None = None
+    price_tokens: int = 0  # reserved with the submit, and never another amount after that
+    video_id: UUID | None = None  # the media that it processes
+    batch_id: UUID | None = None
+    batch_position: int | None = None
+    run_kind: str | None = None  # graph or pipeline: the run that is told when it ends
+    run_id: UUID | None = None
+    is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
+
+    @property
+    def lane(self) -> QueueLane:
+        return QueueLane(self.workflow_id, self.stage, self.provider)
+
+    @property
+    def input_file_id(self) -> UUID | None:
+        return next((each.file_id for each in self.assets if each.is_primary_input), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of a tenant's jobs."""
+
+    id: UUID
+    tenant_id: UUID
+    asked: JobSpec
+    status: JobStatus
+    attempt: int
+    lease_number: int
+    lease_token: UUID | None
+    output_file_id: UUID | None
+    provider_job_id: str | None
+    result_metadata: Mapping[str, Any] | None
+    error_message: str | None
+    raw_error: str | None
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+
+    @property
+    def shown_status(self) -> JobStatus:
+        """As people see it: a worker that holds it behind another job has not begun with it."""
+        is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
+        return JobStatus.QUEUED if is_prefetched else self.status
+
+    @property
+    def reserved_tokens(self) -> int:
+        return self.asked.price_tokens
+
+    @property
+    def values(self) -> tuple[ShownValue, ...]:
+        """What its nodes showed as text, number, boolean or JSON; the output node's first."""
+        kept = (self.result_metadata or {}).get("values", ())
+        return tuple(ShownValue.model_validate(each) for each in kept)
+
+    @property
+    def wants_dispatch(self) -> bool:
+        return self.status.is_active and not self.asked.is_held
+
+
+class Shortage(NamedTuple):
+    """Why nobody can run a job. `message` names everything, for operators; `told` is for customers."""
+
+    message: str
+    told: str
+
+
+class HeldJob(NamedTuple):
+    """It waits on the tenant's side."""
+
+    id: UUID
+    batch_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobAttempt:
+    """One lease under which the prompt was sent to a backend."""
+
+    job_id: UUID
+    lease_number: int
+    tenant_id: UUID
+    attempt: int
+    worker_id: str
+    started_at: datetime
+    # Other values than the job's prompt has, by node and input; None: removed with the prompt.
+    filled_in: Mapping[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a customer may read, and what an operator needs."""
+
+    message: str
+    raw: str | None = None
+
+
+_DISPATCH_STATUS = {
+    JobStatus.COMPLETED: DispatchStatus.COMPLETED,
+    JobStatus.FAILED: DispatchStatus.FAILED,
+    JobStatus.CANCELLED: DispatchStatus.CANCELLED,
+}
+
+
+def dispatch_status_of(job: Job) -> DispatchStatus:
+    """How the dispatch of an ended job must end."""
+    return _DISPATCH_STATUS[job.status]
+
+
+def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
+    return NewDispatch(
+        tenant_id=job.tenant_id,
+        job_id=job.id,
+        lane=job.asked.lane,
+        priority=job.asked.priority,
+        max_attempts=max_attempts,
+        model_key=job.asked.model_key,
+        model_set=job.asked.model_set,
+        backend_affinity=job.asked.backend_affinity,
+    )
+
+
+def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
+    """Names a lease in keys of outputs: as unique as its token, and tells nobody the token."""
+    return uuid5(job_id, str(lease_token))
+
+
+SPEC_COLUMNS = (
+    "workflow_id",
+    "workflow_slug",
+    "workflow_version",
+    "prompt",
+    "properties",
+    "output_node_id",
+    "stage",
+    "provider",
+    "priority",
+    "backend_affinity",
+    "model_key",
+    "model_set",
+    "user_id",
+    "effect_id",
+    "retry_of",
+    "idempotency_key",
+    "request_hash",
+    "video_id",
+    "batch_id",
+    "batch_position",
+    "run_kind",
+    "run_id",
+    "is_held",
+)
+STATE_COLUMNS = (
+    "id",
+    "tenant_id",
+    "attempt",
+    "lease_number",
+    "lease_token",
+    "output_file_id",
+    "provider_job_id",
+    "result_metadata",
+    "error_message",
+    "raw_error",
+    "submitted_at",
+    "started_at",
+    "completed_at",
+)
+# Those that a submit says; the rest come later, or from the database.
+INSERTED_COLUMNS = (
+    *SPEC_COLUMNS,
+    "assets",
+    "input_file_id",
+    "reserved_tokens",
+    "id",
+    "tenant_id",
+    "status",
+    "submitted_at",
+)
+
+
+def _asset_row(asset: AssetRef) -> dict[str, Any]:
+    return {**asdict(asset), "file_id": str(asset.file_id)}
+
+
+def _asset_from_row(row: Mapping[str, Any]) -> AssetRef:
+    return AssetRef(**{**row, "file_id": UUID(row["file_id"])})
+
+
+def job_from_row(row: Mapping[Any, Any]) -> Job:
+    asked = JobSpec(
+        assets=tuple(map(_asset_from_row, row["assets"])),
+        price_tokens=row["reserved_tokens"],
+        **{name: row[name] for name in SPEC_COLUMNS},
+    )
+    return Job(
+        asked=asked, status=JobStatus(row["status"]), **{name: row[name] for name in STATE_COLUMNS}
+    )
+
+
+def added_job(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> Job:
+    """As its row is when it was just added."""
+    kept: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
+    kept |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
+    kept |= {"attempt": 0, "lease_number": 0}
+    return Job(asked=asked, status=JobStatus.QUEUED, **kept)
+
+
+def new_job_row(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> dict[str, Any]:
+    return {
+        **{name: getattr(asked, name) for name in SPEC_COLUMNS},
+        "prompt": dict(asked.prompt),
+        "properties": dict(asked.properties),
+        "assets": [_asset_row(each) for each in asked.assets],
+        "input_file_id": asked.input_file_id,
+        "reserved_tokens": asked.price_tokens,
+        "id": job_id,
+        "tenant_id": tenant_id,
+        "status": JobStatus.QUEUED,
+        "submitted_at": now,
+    }
+
+
+JOBS_PER_BATCH_MAX = 1000
+ADMITTED_AT_ONCE_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class JobBatch:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    effect_id: UUID
+    total: int
+    idempotency_key: str | None
+    request_hash: str
+    created_at: datetime
+    cancelled_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """All jobs of a batch in a few figures."""
+
+    total: int
+    held: int  # not yet admitted to the queue
+    counts: Mapping[str, int]  # by status, of those that were admitted
+    reserved_tokens: int  # not settled yet
+    consumed_tokens: int
+    refunded_tokens: int
+
+    @property
+    def ended(self) -> int:
+        return sum(self.counts.get(each, 0) for each in ("completed", "failed", "cancelled"))
+
+    @property
+    def progress(self) -> float:
+        return self.ended / self.total
+
+    @property
+    def is_ended(self) -> bool:
+        return self.ended == self.total
+
+
+def check_batch_total(total: int) -> int:
+    if not 1 <= total <= JOBS_PER_BATCH_MAX:
+        raise InvalidInput(
+            f"a batch has 1 to {JOBS_PER_BATCH_MAX:,} sets of properties, not {total:,}",
+            field="properties",
+        )
+    return total
+
+
+ACTIVE_STATUSES = frozenset({"queued", "processing"})
+
+
+class BatchJob(NamedTuple):
+    status: str
+    is_held: bool
+    reserved_tokens: int
+
+
+def count_to_admit(jobs: Iterable[BatchJob], *, at_once: int = ADMITTED_AT_ONCE_MAX) -> int:
+    """As many as have ended of those that were admitted, and never more than are held."""
+    found = [each for each in jobs if each.status in ACTIVE_STATUSES]
+    held = sum(each.is_held for each in found)
+    return max(0, min(held, at_once - (len(found) - held)))
+
+
+def summarize_batch(jobs: Iterable[BatchJob]) -> BatchSummary:
+    found = list(jobs)
+    held = sum(each.is_held and each.status in ACTIVE_STATUSES for each in found)
+    counts = Counter(
+        each.status for each in found if not (each.is_held and each.status in ACTIVE_STATUSES)
+    )
+    tokens: Counter[str] = Counter()
+    for each in found:
+        tokens[_token_state(each.status)] += each.reserved_tokens
+    return BatchSummary(
+        total=len(found),
+        held=held,
+        counts=dict(counts),
+        reserved_tokens=tokens["reserved"],
+        consumed_tokens=tokens["consumed"],
+        refunded_tokens=tokens["refunded"],
+    )
+
+
+def _token_state(status: str) -> str:
+    if status in ACTIVE_STATUSES:
+        return "reserved"
+    return "consumed" if status == "completed" else "refunded"

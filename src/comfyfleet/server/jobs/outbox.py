@@ -1,0 +1,107 @@
+"""Flushes a tenant's outbox: makes the dispatches of the central queue agree with the tenant's job rows."""
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from comfyfleet.errors import FleetError
+from comfyfleet.server.catalog.model import models_of
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import Job, dispatch_for, dispatch_status_of
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ENDED, ActiveDispatch, Dispatch, DispatchStatus
+
+log = logging.getLogger(__name__)
+RETRY_DELAY = timedelta(seconds=5)
+
+
+async def flush(
+    context: JobContext, pool: Database, jobs: Sequence[Job], words: Sequence[int]
+) -> None:
+    """What has just been committed; if this is cut off, the sweep does it again."""
+    for job in jobs:
+        notify(context, job)
+    await sync_dispatches(context, jobs)
+    context.deferred.delete_outbox(pool, words)
+
+
+def notify(context: JobContext, job: Job) -> None:
+    """Those who follow it in this process, and the run that it is a part of."""
+    context.news.tell(job.id)
+    if job.asked.run_kind and not job.status.is_active:
+        context.news.notify_run(job.asked.run_kind)
+
+
+async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
+    """Active jobs have a dispatch, ended ones an ended one. Safe to repeat."""
+    waiting = [job for job in jobs if job.wants_dispatch]
+    _note_models(context, waiting)
+    await context.queue.enqueue(
+        [dispatch_for(job, context.settings.max_attempts) for job in waiting]
+    )
+    ended = [job for job in jobs if not job.status.is_active]
+    if ended:
+        async with context.central.transaction() as tx:
+            for job in ended:
+                await _end_dispatch(tx, context, job)
+
+
+def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
+    """So that no worker that lacks one of them is given the job."""
+    known = context.queue.model_sets
+    for job in jobs:
+        if job.asked.model_set and job.asked.model_set not in known:
+            known.note(job.asked.model_set, models_of(job.asked.prompt))
+
+
+async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:
+    now, status = context.clock(), dispatch_status_of(job)
+    found = await dispatch.of_job(tx, job.tenant_id, job.id)
+    if found is None:
+        new = dispatch_for(job, context.settings.max_attempts)
+        await dispatch.enqueue_ended(tx, new, status, now=now, error=job.error_message)
+    elif found.status == DispatchStatus.LEASED and status == DispatchStatus.CANCELLED:
+        # The worker is told with its next heartbeat; only then does the dispatch end.
+        await dispatch.cancel(tx, found.id, now=now)
+    elif found.status not in ENDED:
+        await dispatch.force_end(tx, found.id, status, now=now, error=job.error_message)
+
+
+async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
+    """A pass over the outbox of one pool. A row that can't be delivered doesn't block the others."""
+    now = context.clock()
+    async with pool.read() as tx:
+        due = await store.due_outbox(tx, now=now, limit=limit)
+    for word_id, tenant_id, job_id in due:
+        try:
+            await _flush_one(context, pool, word_id, tenant_id, job_id)
+        except Exception as error:
+            odd = not isinstance(error, FleetError)
+            log.warning("outbox word %s of job %s waits: %s", word_id, job_id, error, exc_info=odd)
+            async with pool.transaction() as tx:
+                await store.reschedule_outbox(tx, [word_id], until=now + RETRY_DELAY)
+    return len(due)
+
+
+async def _flush_one(
+    context: JobContext, pool: Database, word_id: int, tenant_id: UUID, job_id: UUID
+) -> None:
+    async with pool.read() as tx:
+        job = await store.get(tx, tenant_id, job_id)
+    if job:
+        await sync_dispatches(context, [job])
+    async with pool.execute_one() as tx:
+        await store.delete_outbox(tx, [word_id])
+
+
+async def end_dispatch(
+    context: JobContext, row: Dispatch | ActiveDispatch, job: Job | None
+) -> None:
+    """The dispatch of a job that has ended, or is gone, ends too."""
+    status = dispatch_status_of(job) if job else DispatchStatus.FAILED
+    error = job.error_message if job else "Its job is gone."
+    async with context.central.transaction() as tx:
+        await dispatch.force_end(tx, row.id, status, now=context.clock(), error=error)

@@ -1,0 +1,527 @@
+"""A worker's long poll for a job: what it may run, what it holds, and the wait."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from random import Random
+from typing import NamedTuple
+
+from comfyfleet.api.values import OutputSlot
+from comfyfleet.api.worker import BackendFacts, Job, Poll, Polled
+from comfyfleet.errors import FleetError, TooManyCalls
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.fleets import model as fleet_model
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import (
+    BackendOffer,
+    FleetLane,
+    FleetWorker,
+    Sighting,
+    apply_sighting,
+    is_worth_writing,
+    sighting_interval,
+    why_no_lanes,
+)
+from comfyfleet.server.fleets.object_info import upload_slot
+from comfyfleet.server.jobs import context as job_context
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.finish import requeue
+from comfyfleet.server.jobs.lease import build_payload, lease_next
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, RequeueReason, Waiter
+
+HELD_BACK_SECONDS = 2.0
+# A wait ends by up to so much of it earlier: workers that came at one moment don't come back at one.
+WAIT_SPREAD = 0.1
+_dice = Random()  # noqa: S311 - not for secrets
+# A worker has one that waits, and a few more while lost connections are not noticed as such.
+WAITING_PER_WORKER_MAX = 8
+# What a poll has said is kept while it waits; one that said more, of a large backend, does not wait.
+KEPT_BYTES_MAX = 1024**2
+
+
+@dataclass(frozen=True)
+class WorkerSnapshot:
+    """What is known of a worker at the moment it asks."""
+
+    worker: FleetWorker
+    lanes: frozenset[QueueLane]
+    offer: BackendOffer | None
+    held: tuple[int, ...]  # ids of dispatches
+    load: int  # how many jobs it has before it
+    is_alone: bool
+    maintenance: bool
+    no_lanes: str  # why it may run nothing, if so
+    as_of: int  # waits that were ended since then mean that this may have changed
+
+
+class ReadWithKey(NamedTuple):
+    """What decides whether a worker gets a job, as it was when its key was looked at."""
+
+    standing: fleet_model.WorkerStanding
+    as_of: int  # as in Standing
+
+
+@dataclass(frozen=True, slots=True)
+class PollWait:
+    """What a poll waits for: a lease, or only time where there is no waiter."""
+
+    seconds: float
+    as_of: int
+    waiter: Waiter | None = None
+
+
+async def poll(
+    context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
+) -> Polled:
+    """A job, or none with the reason."""
+    polling = PollSession(worker, asked)
+    try:
+        found = await polling.begin(context, worker, asked, read)
+        while isinstance(found, PollWait):
+            found = await polling.go_on(context, await _wait_for_lease(context, found))
+    finally:
+        polling.end(context)
+    return found
+
+
+async def _wait_for_lease(context: JobContext, wait: PollWait) -> DispatchLease | None:
+    if wait.waiter is None:
+        await asyncio.sleep(wait.seconds)
+        return None
+    return await context.queue.lease(wait.waiter, wait_seconds=wait.seconds, as_of=wait.as_of)
+
+
+class PollSession:
+    """A poll and its waits. What the worker may run is looked at anew when its wait is ended: at once
+    when this process is told of a change, else by `waiting_workers`.
+
+    Ten thousand are kept while nothing happens: each holds as little as it can.
+    """
+
+    __slots__ = (
+        "_is_counted",
+        "_is_draining",
+        "_key_hash",
+        "_new_key",
+        "_reason",
+        "_said",
+        "_until",
+        "_wait",
+        "_worker_id",
+    )
+
+    def __init__(self, worker: FleetWorker, asked: Poll) -> None:
+        self._worker_id, self._key_hash = worker.worker_id, worker.key_hash
+        seconds = asked.wait_seconds * (1 - WAIT_SPREAD * _dice.random())
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._said = b""
+        self._wait: PollWait | None = None
+        self._reason: str | None = None
+        self._new_key: str | None = None
+        self._is_draining = False
+        self._is_counted = False
+
+    async def begin(
+        self, context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
+    ) -> Polled | PollWait:
+        """The worker, and what was read with it, as they were just now for who let it in."""
+        found = await self._look(context, worker, asked, read)
+        if not isinstance(found, PollWait):
+            return found
+        # A third of what the message takes, and read again only when the wait is over.
+        said = asked.model_dump_json(exclude_unset=True).encode()
+        if len(said) > KEPT_BYTES_MAX:
+            return await self._polled(context, asked, None)
+        self._count(context)
+        self._said = said
+        return found
+
+    def _count(self, context: JobContext) -> None:
+        waiting = context.waiting_polls
+        if waiting[self._worker_id] >= WAITING_PER_WORKER_MAX:
+            raise TooManyCalls(f"{WAITING_PER_WORKER_MAX} polls of this worker wait already")
+        waiting[self._worker_id] += 1
+        self._is_counted = True
+
+    def end(self, context: JobContext) -> None:
+        """It waits no more; to be called once it has begun, however it ends."""
+        if not self._is_counted:
+            return
+        self._is_counted = False
+        context.waiting_polls[self._worker_id] -= 1
+        if not context.waiting_polls[self._worker_id]:
+            del context.waiting_polls[self._worker_id]
+
+    async def go_on(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
+        """With what the wait has brought."""
+        asked, wait = Poll.model_validate_json(self._said), self._wait
+        if wait is None:
+            raise ValueError("it did not wait")
+        job = None
+        if lease is not None:
+            tells_leases = wait.waiter is not None and wait.waiter.tells_leases
+            job = await build_payload(context, lease, gives_back=not tells_leases)
+        left = self._left()
+        if job is None and lease is not None and left:
+            # It had ended, or can't be run now; the next one may.
+            return self._waits(PollWait(left, wait.as_of, wait.waiter))
+        if job or self._new_key or not left:
+            return await self._polled(context, asked, job)
+        async with context.looks:
+            return await self._look(context, await self._worker(context), asked, is_old=True)
+
+    async def _worker(self, context: JobContext) -> FleetWorker:
+        async with context.central.read() as tx:
+            return await fleets.reauthenticate(tx, self._worker_id, self._key_hash)
+
+    def _left(self) -> float:
+        return max(0.0, self._until - asyncio.get_running_loop().time())
+
+    async def _look(
+        self,
+        context: JobContext,
+        worker: FleetWorker,
+        asked: Poll,
+        read: ReadWithKey | None = None,
+        *,
+        is_old: bool = False,
+    ) -> Polled | PollWait:
+        standing = await _snapshot(context, worker, asked, read, is_old=is_old)
+        worker, left = standing.worker, self._left()
+        if worker.is_draining and self._wait and not self._is_draining:
+            left = 0.0  # told at once; one that asks while it drains waits
+        self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
+        self._is_draining = worker.is_draining
+        if self._new_key is not None:
+            # Soon, but not at once: one that doesn't understand would ask without a pause.
+            left = min(left, HELD_BACK_SECONDS)
+        job = await _resend_lost_lease(context, standing, asked)
+        waiter = None
+        if job is None and self._reason is None:
+            waiter = _waiter(standing, asked)
+            job = await _lease_at_once(context, waiter, standing.as_of, waits=left > 0)
+        if job or not left:
+            return await self._polled(context, asked, job)
+        if waiter is None and (standing.maintenance or not standing.lanes):
+            waiter = _without_lanes(standing)
+        seconds = left if waiter else min(left, HELD_BACK_SECONDS)
+        return self._waits(PollWait(seconds, standing.as_of, waiter))
+
+    def _waits(self, wait: PollWait) -> PollWait:
+        self._wait = wait
+        return wait
+
+    async def _polled(self, context: JobContext, asked: Poll, job: Job | None) -> Polled:
+        slot = None
+        if asked.backend is not None:
+            slot = await _upload_slot(context, await self._worker(context), asked.backend)
+        return Polled(
+            job=job,
+            reason=None if job else self._reason or "no job is queued for this worker",
+            drain=self._is_draining,
+            object_info_upload=slot,
+            new_token=self._new_key,
+        )
+
+
+async def _upload_slot(
+    context: JobContext, worker: FleetWorker, told: BackendFacts
+) -> OutputSlot | None:
+    """For what the backend has told anew."""
+    if not worker.is_approved:
+        return None
+    async with context.central.read() as tx:
+        fleet = await fleets.by_id(tx, worker.fleet_id)
+    seconds = context.settings.url_seconds
+    return await upload_slot(context.store, fleet, told, seconds=seconds)
+
+
+async def _lease_at_once(
+    context: JobContext, waiter: Waiter, as_of: int, *, waits: bool
+) -> Job | None:
+    if waiter.is_prefetch and waits:
+        return None  # it waits in the queue, which looks first
+    job = await lease_next(context, waiter, wait_seconds=0, as_of=as_of)
+    if job is None and waits:
+        await _recall_for(context, waiter)
+    return job
+
+
+async def _snapshot(
+    context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None, *, is_old: bool
+) -> WorkerSnapshot:
+    now, as_of = context.clock(), context.queue.dismissals
+    known = await note_sighting(context, worker, _sighting(asked), now)
+    async with context.central.read() as tx:
+        if read is None or read.as_of != as_of:
+            found = await fleets.get_standing(tx, known)
+        else:
+            found = read.standing
+        offer = await context.abilities.offer(tx, known, now=now)
+        lanes = await fleets.lanes_of(
+            tx,
+            known,
+            asked.providers,
+            assigned=found.assigned,
+            abilities=context.abilities,
+            offer=offer,
+        )
+        alone = await is_alone(context, tx, known, lanes)
+    return WorkerSnapshot(
+        worker=known,
+        lanes=frozenset(QueueLane(*lane) for lane in lanes),
+        offer=offer,
+        held=found.held,
+        load=load_of(found.held, asked, is_old=is_old),
+        is_alone=alone,
+        maintenance=found.in_maintenance,
+        no_lanes="" if lanes else why_no_lanes(known, found.assigned),
+        as_of=as_of,
+    )
+
+
+async def is_alone(
+    context: JobContext, tx: Tx, worker: FleetWorker, lanes: frozenset[tuple[int, str, str]]
+) -> bool:
+    """Nobody else lives who could run any of these lanes."""
+    now = context.clock()
+    seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
+    two = await context.live_workers.get(
+        lanes,
+        lambda: fleets.find_two_workers(
+            tx, lanes, seen_since=seen_since, abilities=context.abilities
+        ),
+        now=now,
+    )
+    return two <= {worker.worker_id}
+
+
+async def note_sighting(
+    context: JobContext, worker: FleetWorker, sighting: Sighting, now: datetime
+) -> FleetWorker:
+    """A poll or a heartbeat writes only when that is due: idle workers poll all day."""
+    every = sighting_interval(context.settings.unseen_seconds_max)
+    if not is_worth_writing(worker, sighting, now, every):
+        return apply_sighting(worker, sighting, now)
+    central = context.central
+    async with central.execute_one() if sighting.backend is None else central.transaction() as tx:
+        return await fleets.record_sighting(tx, worker, sighting, now=now, every=every)
+
+
+def _sighting(asked: Poll) -> Sighting:
+    return Sighting(
+        load=asked.current_load,
+        models_loaded=asked.models_loaded,
+        capabilities=None if asked.capabilities is None else frozenset(asked.capabilities),
+        providers=asked.providers,
+        max_concurrency=asked.max_concurrency,
+        reading=asked.reading,
+        backend=asked.backend,
+    )
+
+
+def _why_nothing(standing: WorkerSnapshot, asked: Poll) -> str | None:
+    if standing.maintenance:
+        return "maintenance: no new leases are given"
+    if not standing.lanes:
+        return standing.no_lanes
+    if standing.load > asked.max_concurrency:
+        return f"this worker holds {standing.load} jobs, as many as it may"
+    return None
+
+
+def load_of(held: Collection[int], asked: Poll, *, is_old: bool = False) -> int:
+    """How many jobs the worker has before it, by dispatch id as we know them and as it says.
+
+    A lease whose prompt has ended is still held while its outputs go up, and the backend must not
+    wait for that: a worker that names what it holds is believed which of it is work, for as many
+    again as it may hold. Leases that it doesn't name are on their way to it. Of those that it named a
+    while ago some may have ended since: only what it still holds can be work.
+    """
+    if asked.held is None:
+        return max(asked.current_load, len(held))
+    named = {each.dispatch_id for each in asked.held}
+    delivering_max = asked.max_concurrency + 1
+    at_work = min(asked.current_load, len(named & set(held))) if is_old else asked.current_load
+    return max(at_work + len(set(held) - named), len(held) - delivering_max)
+
+
+def _waiter(standing: WorkerSnapshot, asked: Poll) -> Waiter:
+    reading, load = asked.reading, standing.load
+    free = 0
+    if reading and reading.gpu_memory_total_bytes is not None:
+        free = reading.gpu_memory_total_bytes - (reading.gpu_memory_used_bytes or 0)
+    return Waiter(
+        worker_id=standing.worker.worker_id,
+        lanes=standing.lanes,
+        affinities=standing.worker.affinities,
+        load=load,
+        models_loaded=asked.models_loaded or standing.worker.models_loaded,
+        model_set=asked.model_set,
+        free_gpu_memory_bytes=max(0, free),
+        is_prefetch=load >= asked.max_concurrency,
+        is_alone=standing.is_alone,
+        key_hash=standing.worker.key_hash,
+        fleet_id=standing.worker.fleet_id,
+        tells_leases=asked.held is not None,
+        offer=standing.offer,
+        held_max=len(standing.held) + max(0, asked.max_concurrency - load - 1),
+    )
+
+
+def _without_lanes(standing: WorkerSnapshot) -> Waiter:
+    """Of one that is held back until it may run something."""
+    worker = standing.worker
+    return Waiter(worker.worker_id, lanes=frozenset(), key_hash=worker.key_hash)
+
+
+async def _resend_lost_lease(
+    context: JobContext, standing: WorkerSnapshot, asked: Poll
+) -> Job | None:
+    """A lease that the worker doesn't know, and never spoke of, is handed out again as it was."""
+    if asked.held is None:
+        return None
+    known = {each.dispatch_id for each in asked.held}
+    if known.issuperset(standing.held):
+        return None
+    async with context.central.read() as tx:
+        held = await dispatch.held_by(tx, standing.worker.worker_id)
+    for row in held:
+        if row.id in known or row.heard_at is not None or row.lease_token is None:
+            continue
+        if not standing.worker.takes_jobs or row.lane not in standing.lanes:
+            await requeue(context, row.id, row.lease_token, RequeueReason.REVOKED)
+            continue
+        job = await build_payload(context, _lease_from_row(row), gives_back=False)
+        if job:
+            return job
+    return None
+
+
+def _lease_from_row(row: Dispatch) -> DispatchLease:
+    if row.lease_token is None or row.lease_expires_at is None or row.worker_id is None:
+        raise ValueError(f"dispatch {row.id} is not leased")
+    return DispatchLease(
+        dispatch_id=row.id,
+        tenant_id=row.tenant_id,
+        job_id=row.job_id,
+        lane=row.lane,
+        worker_id=row.worker_id,
+        token=row.lease_token,
+        number=row.lease_number,
+        attempt=row.attempts,
+        expires_at=row.lease_expires_at,
+        is_prefetched=row.is_prefetched,
+        model_key=row.model_key,
+        model_set=row.model_set,
+    )
+
+
+async def _recall_for(context: JobContext, waiter: Waiter) -> None:
+    """An idle worker and nothing queued: what another has only prefetched is asked back."""
+    async with context.central.read() as tx:
+        if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
+            return
+    async with context.central.read() as tx:
+        if not await dispatch.is_any_prefetched(tx, waiter.lanes, not_of=waiter.worker_id):
+            return
+    async with context.central.transaction() as tx:
+        asked_back = await dispatch.recall(
+            tx,
+            waiter.lanes,
+            not_of=waiter.worker_id,
+            is_wanted=lambda row: _can_run(context, waiter, row),
+        )
+    context.queue.push(row.id for row in asked_back)
+
+
+def _can_run(context: JobContext, waiter: Waiter, row: Dispatch) -> bool:
+    is_bound = row.backend_affinity and row.backend_affinity not in waiter.affinities
+    return not is_bound and context.queue.model_sets.may_run(waiter, row.model_set)
+
+
+logger = logging.getLogger(__name__)
+# A change of which another control plane told us in vain is noticed after so long.
+REFRESH_SECONDS = 30.0
+WORKERS_PER_READ_MAX = 500
+READS_PER_PASS_MAX = 10
+
+
+class WaitingWorkerRefresher:
+    """Each is looked at when it has waited for as long as one may go unseen, and again after as long."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._sides = context
+        every = sighting_interval(context.settings.unseen_seconds_max)
+        self._pass_seconds = min(REFRESH_SECONDS, every.total_seconds())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._pass_seconds / READS_PER_PASS_MAX)
+            await self.look()
+
+    async def look(self) -> None:
+        """At those who are due. None of them is held from here to the next time: polls that were
+        answered long ago would stay in memory."""
+        now = asyncio.get_running_loop().time()
+        due = self._sides.queue.requests_not_seen_since(now - self._pass_seconds)
+        for start in range(0, len(due), WORKERS_PER_READ_MAX):
+            page = [each for each in due[start:][:WORKERS_PER_READ_MAX] if not each.future.done()]
+            await self._look([each.waiter for each in page])
+            for each in page:
+                each.looked_at = now
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+    async def _look(self, waiters: Collection[Waiter]) -> None:
+        try:
+            await refresh_workers(self._sides, waiters)
+        except FleetError as error:
+            logger.log(log_level_of(error), "who waits can't be looked at: %s", error.message)
+
+
+async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> None:
+    """Notes that these workers are there, and wakes those whose rights are not what they were."""
+    by_key = {each.key_hash: each for each in waiters if each.key_hash is not None}
+    if not by_key:
+        return
+    now = context.clock()
+    async with context.central.read() as tx:
+        known = {each.key_hash: each for each in await fleets.with_keys(tx, by_key)}
+        changed = await _changed_workers(context, tx, by_key, known)
+    unseen_since = now - sighting_interval(context.settings.unseen_seconds_max) / 3
+    unseen = [each for each in known.values() if each.last_seen_at < unseen_since]
+    if unseen:
+        async with context.central.transaction() as tx:
+            await fleets.note_seen(tx, unseen, now=now)
+    if changed:
+        context.queue.dismiss(changed)
+
+
+async def _changed_workers(
+    context: JobContext, tx: Tx, waiters: Mapping[str, Waiter], known: Mapping[str, FleetWorker]
+) -> set[str]:
+    """The ids of workers that must ask anew; of those without a row the key is no longer good."""
+    lanes: dict[str, frozenset[FleetLane]] = {}
+    if not await job_context.in_maintenance(tx):
+        lanes = await fleets.lanes_of_all(
+            tx, known.values(), abilities=context.abilities, now=context.clock()
+        )
+    found: set[str] = set()
+    for key, waiter in waiters.items():
+        worker: FleetWorker | None = known.get(key)
+        now_has: frozenset[tuple[int, str, str]] = lanes.get(key, frozenset())
+        if (
+            worker is None
+            or worker.next_key is not None
+            or now_has != waiter.lanes
+            or (now_has and waiter.is_alone != await is_alone(context, tx, worker, now_has))
+        ):
+            found.add(waiter.worker_id)
+    return found

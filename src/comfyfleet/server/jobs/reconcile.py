@@ -1,0 +1,376 @@
+"""Repairs: expires leases whose time is up, and compares dispatches with jobs page by page.
+
+Both databases are compared by sets, with a few queries a page. A pass may end before all is read, and
+returns the cursor where the next one continues. Repairs are audited."""
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from comfyfleet.errors import FleetError, InvalidInput, Unavailable
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.jobs import context as job_context
+from comfyfleet.server.jobs import service, store
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
+from comfyfleet.server.jobs.user_messages import UNKNOWN
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
+
+log = logging.getLogger(__name__)
+EXPIRED_PER_PASS_MAX = 200
+
+
+async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) -> int:
+    """How many leases were ended. After an outage of ours every lease first gets more time."""
+    now = context.clock()
+    if last_pass and now - last_pass > timedelta(seconds=context.settings.outage_seconds):
+        async with context.central.transaction() as tx:
+            await dispatch.extend_all(tx, seconds=context.settings.grace_seconds, now=now)
+            # Nor could anybody be seen: until then, nobody passes for lost.
+            await job_context.recover_until(
+                tx, now + timedelta(seconds=context.settings.grace_seconds)
+            )
+        return 0
+    unseen_since = now - timedelta(seconds=context.settings.lost_after_seconds)
+    async with context.central.transaction() as tx:
+        taken = await dispatch.take_expired(
+            tx,
+            token=context.new_id(),
+            now=now,
+            limit=EXPIRED_PER_PASS_MAX,
+            unseen_since=None if await job_context.is_recovering(tx, now) else unseen_since,
+        )
+    return sum([await _expire_one(context, row) for row in taken])
+
+
+async def _expire_one(context: JobContext, row: Dispatch) -> bool:
+    """One that can't be put right now is taken again when the sweep's own lease has run out."""
+    try:
+        await _end_or_requeue(context, row)
+    except Unavailable as error:
+        log.log(
+            log_level_of(error), "expired dispatch %s waits for its pool: %s", row.id, error.message
+        )
+        return False
+    except Exception:
+        log.exception("expired dispatch %s could not be put right", row.id)
+        return False
+    return True
+
+
+async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
+    pool = await context.pool_of(row.tenant_id)
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if job is None or not job.status.is_active:
+        await end_dispatch(context, row, job)
+        return
+    if row.lease_token is None:
+        return
+    async with context.central.transaction() as tx:
+        back = await dispatch.requeue(
+            tx,
+            row.id,
+            row.lease_token,
+            RequeueReason.EXPIRED,
+            now=context.clock(),
+            settings=context.settings,
+        )
+    if back.status == DispatchStatus.LEASED:
+        await _fail_exhausted(context, back, job)
+        return
+    context.queue.arrived([back])
+    if job.lease_token:
+        await requeue_job(context, back, job.lease_token)
+
+
+async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
+    pool = await context.pool_of(row.tenant_id)
+    async with pool.transaction() as tx:
+        ended, words = await service.force_fail(
+            tx,
+            job.tenant_id,
+            job.id,
+            attempts_exhausted(row),
+            new_id=context.new_id,
+            now=context.clock(),
+        )
+        ended = ended or await service.get(tx, job.tenant_id, job.id)
+    await flush(context, pool, [ended], words)
+
+
+PAGE = 2000
+# What is younger is still on its way between the two databases.
+MIN_AGE = timedelta(seconds=30)
+LEASED, QUEUED, POOL = "leased", "queued", "pool"
+Keys: TypeAlias = tuple[UUID, UUID]  # of a job: its tenant, and its own
+
+
+@dataclass(frozen=True)
+class Repairs:
+    dispatches_ended: int = 0
+    dispatches_made: int = 0
+    pools_skipped: int = 0
+    rows_read: int = 0
+    next: str | None = None  # where to go on; None: all was read
+
+    def __add__(self, other: "Repairs") -> "Repairs":
+        return Repairs(
+            self.dispatches_ended + other.dispatches_ended,
+            self.dispatches_made + other.dispatches_made,
+            self.pools_skipped + other.pools_skipped,
+            self.rows_read + other.rows_read,
+        )
+
+
+@dataclass(frozen=True)
+class ReconcileCursor:
+    """How far a pass has come: leased dispatches first, then queued ones, then jobs by pool."""
+
+    stage: str = LEASED
+    pool: str = ""
+    after: tuple[Any, ...] = ()
+
+    def as_text(self) -> str:
+        return json.dumps([self.stage, self.pool, *self.after], default=str)
+
+
+def parse_cursor(text: str) -> ReconcileCursor:
+    try:
+        stage, pool, *after = json.loads(text)
+        if stage == LEASED:
+            return ReconcileCursor(LEASED, after=tuple(map(int, after)))
+        if stage == QUEUED:
+            return ReconcileCursor(QUEUED, after=_share(*after) if after else ())
+        return ReconcileCursor(POOL, str(pool), tuple(map(UUID, after)))
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidInput("this is no place that a pass has told", field="after") from None
+
+
+def _share(
+    tenant_id: str, workflow_id: int, stage: str, provider: str, priority: int, *rest: int
+) -> tuple[Any, ...]:
+    rank, row_id = rest
+    numbers = map(int, (priority, rank, row_id))
+    return UUID(tenant_id), int(workflow_id), str(stage), str(provider), *numbers
+
+
+async def reconcile(
+    context: JobContext, *, after: str | None = None, rows_max: int | None = None
+) -> Repairs:
+    """From where an earlier pass has ended, about so many rows; else all of them."""
+    place: ReconcileCursor | None = parse_cursor(after) if after else ReconcileCursor()
+    repairs = Repairs()
+    while place is not None:
+        if rows_max is not None and repairs.rows_read >= rows_max:
+            return replace(repairs, next=place.as_text())
+        found, place = await _page_at(context, place)
+        repairs += found
+    return repairs
+
+
+async def _page_at(
+    context: JobContext, place: ReconcileCursor
+) -> tuple[Repairs, ReconcileCursor | None]:
+    if place.stage == POOL:
+        return await _pool_page(context, place)
+    before = context.clock() - MIN_AGE
+    on: ReconcileCursor | None
+    async with context.central.read() as tx:
+        if place.stage == LEASED:
+            last = place.after[0] if place.after else 0
+            rows = await dispatch.leased_after(tx, last, before=before, limit=PAGE)
+            on = (
+                ReconcileCursor(LEASED, after=(rows[-1].id,))
+                if len(rows) == PAGE
+                else ReconcileCursor(QUEUED)
+            )
+        else:
+            rows, going_on = await dispatch.queued_after(
+                tx, place.after or None, before=before, limit=PAGE
+            )
+            on = (
+                ReconcileCursor(QUEUED, after=tuple(going_on))
+                if going_on
+                else _pool_after(context, "")
+            )
+    ended = await _end_orphans(context, rows)
+    return Repairs(dispatches_ended=ended, rows_read=len(rows)), on
+
+
+def _pool_after(context: JobContext, name: str) -> ReconcileCursor | None:
+    following = sorted(each for each in context.pools if each > name)
+    return ReconcileCursor(POOL, following[0]) if following else None
+
+
+async def _pool_page(
+    context: JobContext, place: ReconcileCursor
+) -> tuple[Repairs, ReconcileCursor | None]:
+    """A pool that is down, or was taken away, holds up no other."""
+    name = place.pool
+    try:
+        keys, repairs = await _compare_jobs(context, context.pools[name], place.after)
+    except FleetError as error:
+        log.warning("pool %s was left out: %s", name, error.message)
+        return Repairs(pools_skipped=1), _pool_after(context, name)
+    except Exception:
+        log.exception("pool %s was left out", name)
+        return Repairs(pools_skipped=1), _pool_after(context, name)
+    on = ReconcileCursor(POOL, name, keys[-1]) if len(keys) == PAGE else _pool_after(context, name)
+    return repairs, on
+
+
+async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> int:
+    """Dispatches whose job is gone or ended are ended."""
+    ended = 0
+    for pool, part in (await _by_pool(context, rows)).items():
+        try:
+            known = await _job_statuses(context, pool, part)
+        except FleetError as error:
+            log.warning("%s dispatches were left as they are: %s", len(part), error.message)
+            continue
+        for row in part:
+            ended += await _guarded(row.id, _end_if_orphaned, context, row, known)
+    return ended
+
+
+async def _by_pool(
+    context: JobContext, rows: Sequence[ActiveDispatch]
+) -> dict[str | None, list[ActiveDispatch]]:
+    """None: of tenants that are gone."""
+    parts: dict[str | None, list[ActiveDispatch]] = defaultdict(list)
+    for row in rows:
+        parts[await context.pool_name_of(row.tenant_id)].append(row)
+    return parts
+
+
+async def _job_statuses(
+    context: JobContext, pool: str | None, rows: Sequence[ActiveDispatch]
+) -> dict[Keys, JobStatus]:
+    if pool is None:
+        return {}
+    async with context.pools[pool].read() as tx:
+        return await store.statuses_of(tx, [row.job_id for row in rows])
+
+
+async def _end_if_orphaned(
+    context: JobContext, row: ActiveDispatch, known: dict[Keys, JobStatus]
+) -> bool:
+    status = known.get((row.tenant_id, row.job_id))
+    if status is not None and (status.is_active or row.cancel_requested):
+        return False  # of those that are to be cancelled, the worker is told with its heartbeat
+    job = None if status is None else await _job(context, row.tenant_id, row.job_id)
+    if job and job.status.is_active:
+        return False
+    await end_dispatch(context, row, job)
+    await _audit_ended(
+        context, row.id, row.tenant_id, f"job is {job.status}" if job else "job is gone"
+    )
+    return True
+
+
+async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await store.get(tx, tenant_id, job_id)
+
+
+async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: object) -> bool:
+    """One row that can't be repaired holds up no other."""
+    try:
+        return await act(*given)
+    except FleetError as error:
+        log.warning("%s was left as it is: %s", name, error.message)
+    except Exception:
+        log.exception("%s was left as it is", name)
+    return False
+
+
+async def _compare_jobs(
+    context: JobContext, pool: Database, after: tuple[Any, ...]
+) -> tuple[list[Keys], Repairs]:
+    """Active jobs without a dispatch get one; those whose dispatch has ended fail."""
+    before = context.clock() - MIN_AGE
+    place = (after[0], after[1]) if after else None
+    async with pool.read() as tx:
+        keys = await store.active_after(tx, place, before=before, limit=PAGE)
+    async with context.central.read() as tx:
+        has_ended = await dispatch.have_ended(tx, keys)
+    made = await _make_dispatches(
+        context, pool, [each for each in keys if each[1] not in has_ended]
+    )
+    for tenant_id, job_id in keys:
+        if has_ended.get(job_id):
+            await _guarded(job_id, _fail_with_its_dispatch, context, pool, tenant_id, job_id)
+    return keys, Repairs(dispatches_made=made, rows_read=len(keys))
+
+
+async def _make_dispatches(context: JobContext, pool: Database, forgotten: Sequence[Keys]) -> int:
+    ids_of: dict[UUID, list[UUID]] = defaultdict(list)
+    for tenant_id, job_id in forgotten:
+        ids_of[tenant_id].append(job_id)
+    made = 0
+    for tenant_id, job_ids in ids_of.items():
+        async with pool.read() as tx:
+            jobs = await store.get_many(tx, tenant_id, job_ids)
+        await sync_dispatches(context, jobs)
+        for job in jobs:
+            await _audit_made(context, job)
+        made += len(jobs)
+    return made
+
+
+async def _audit_ended(context: JobContext, dispatch_id: int, tenant_id: UUID, found: str) -> None:
+    async with context.central.transaction() as tx:
+        await notifications.record_audit(
+            tx,
+            actor="sweep",
+            action="reconcile",
+            subject=f"dispatch:{dispatch_id}",
+            now=context.clock(),
+            tenant_id=tenant_id,
+            details={"found": found},
+        )
+
+
+async def _audit_made(context: JobContext, job: Job) -> None:
+    async with context.central.transaction() as tx:
+        await notifications.record_audit(
+            tx,
+            actor="sweep",
+            action="reconcile",
+            subject=f"job:{job.id}",
+            now=context.clock(),
+            tenant_id=job.tenant_id,
+            details={"found": "an active job without a dispatch"},
+        )
+
+
+async def _fail_with_its_dispatch(
+    context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
+) -> bool:
+    """A dispatch never ends before its job, unless an operator or a restored backup made it so."""
+    async with context.central.read() as tx:
+        row: Dispatch | None = await dispatch.of_job(tx, tenant_id, job_id)
+    if row is None or row.ended_at is None:
+        return False
+    why = Failure(UNKNOWN, f"its dispatch is {row.status}: {row.last_error}")
+    async with pool.transaction() as tx:
+        failed, words = await service.force_fail(
+            tx, tenant_id, job_id, why, new_id=context.new_id, now=context.clock()
+        )
+    if failed:
+        await flush(context, pool, [failed], words)
+        found = f"job was active while its dispatch is {row.status}"
+        await _audit_ended(context, row.id, row.tenant_id, found)
+    return failed is not None

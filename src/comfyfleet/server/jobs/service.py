@@ -1,0 +1,430 @@
+"""Every change of a job's row. Takes a tenant's transaction, never commits.
+
+Each change that the central database must follow adds an outbox row in the same transaction; `outbox`
+flushes it, at once or by a sweep."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+from comfyfleet.errors import Conflict, InvalidInput, LeaseLost, NotFound, TooManyActive
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import is_sqlite
+from comfyfleet.server.db.driver import StatementCall, execute_together
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs import store_statements as completed_job
+from comfyfleet.server.jobs import store_statements as new_job
+from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added_job, new_job_row
+from comfyfleet.server.jobs.store_statements import NewJobRows
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import EventKind, NewJobEvent, WebhookEvent
+from comfyfleet.server.queue.model import DispatchLease
+from comfyfleet.server.tenants import wallet as ledger
+
+NewId: TypeAlias = Callable[[], UUID]
+_WEBHOOK_EVENTS = {
+    JobStatus.COMPLETED: WebhookEvent.COMPLETED,
+    JobStatus.FAILED: WebhookEvent.FAILED,
+    JobStatus.CANCELLED: WebhookEvent.CANCELLED,
+}
+
+
+async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
+    """The tokens are reserved for all jobs of a submit at once, by the caller."""
+    for job in jobs:
+        await attach_media(tx, job)
+    # Jobs without a user are operators' own: nobody follows their events.
+    await notifications.record_events(
+        tx, [submit_event(job) for job in jobs if job.asked.user_id], now=now
+    )
+
+
+async def attach_media(tx: Tx, job: Job) -> None:
+    if job.asked.video_id and job.asked.user_id:
+        await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
+
+
+def submit_event(job: Job) -> NewJobEvent:
+    return _move_event(job)
+
+
+async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:
+    if job.asked.user_id:
+        await notifications.record_events(tx, [_move_event(job)], now=now)
+
+
+def _move_event(job: Job) -> NewJobEvent:
+    return NewJobEvent(job.tenant_id, job.id, EventKind.STATUS, event_data(job))
+
+
+async def after_end(
+    tx: Tx, ended: store.EndedJob, files: Sequence[File], *, new_id: NewId, now: datetime
+) -> list[int]:
+    """The words that were left. Settled once, whatever comes later: the ledger's own keys see to
+    that. What is only added is sent together; `files` are the job's outputs, and become its user's.
+    """
+    job = ended.job
+    is_done = job.status == JobStatus.COMPLETED
+    if job.reserved_tokens and not is_done:
+        await ledger.refund(tx, job.tenant_id, job.id, now=now)
+    if job.asked.video_id:
+        await media.end_job(
+            tx,
+            job.tenant_id,
+            job.id,
+            processed_file_id=job.output_file_id if is_done else None,
+            details=event_data(job),
+        )
+    if job.asked.user_id and ended.has_webhooks:
+        await notifications.enqueue(
+            tx,
+            job.tenant_id,
+            job.asked.user_id,
+            job.id,
+            _WEBHOOK_EVENTS[job.status],
+            event_data(job),
+            new_id=new_id,
+            now=now,
+        )
+    added = await execute_together(
+        tx, *_inserts_after_end(job, files, now=now), store.outbox_insert(job, now=now)
+    )
+    return [row[0] for row in added]
+
+
+def _inserts_after_end(
+    job: Job, files: Sequence[File], *, now: datetime
+) -> Iterator[StatementCall]:
+    if job.reserved_tokens and job.status == JobStatus.COMPLETED:
+        yield ledger.consume_call(job.tenant_id, job.id, now=now)
+    if job.asked.run_id:
+        yield store.outbox_insert_for_run(job, now=now)
+    if job.asked.user_id:
+        yield notifications.record_call([*_output_events(job), _move_event(job)], now=now)
+    for file in files:
+        yield media.add_call(replace(file, user_id=job.asked.user_id))
+
+
+def _output_events(job: Job) -> Iterator[NewJobEvent]:
+    if job.status == JobStatus.COMPLETED and job.result_metadata:
+        outputs = {"outputs": job.result_metadata.get("outputs", [])}
+        yield NewJobEvent(job.tenant_id, job.id, EventKind.OUTPUTS, outputs)
+
+
+def event_data(job: Job) -> Mapping[str, Any]:
+    """What a customer is told of a job; never the prompt, never the raw error."""
+    return {
+        "job_id": str(job.id),
+        "status": job.shown_status,
+        "error": job.error_message,
+        "video_id": str(job.asked.video_id) if job.asked.video_id else None,
+        "effect_id": str(job.asked.effect_id) if job.asked.effect_id else None,
+        "reserved_tokens": job.reserved_tokens,
+    }
+
+
+ROWS_PER_STATEMENT_MAX = 500
+RETRY_SECONDS = 10
+
+
+async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
+    """The newest first."""
+    return await store.list_of_media(tx, tenant_id, media_id, limit=limit)
+
+
+async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
+    job = await store.get(tx, tenant_id, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}")
+    return job
+
+
+async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+    """Those of them that exist."""
+    return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
+
+
+async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
+    """Whoever changes several locks them first, before any wallet."""
+    await store.lock(tx, tenant_id, job_ids)
+
+
+async def submit(
+    tx: Tx,
+    tenant_id: UUID,
+    asked: Mapping[UUID, JobSpec],
+    *,
+    now: datetime,
+    active_max: ActiveJobLimits | None = None,
+) -> tuple[list[Job], list[int]]:
+    """The new jobs and the words left for them; ids that are known already change nothing.
+
+    All of it or nothing: too few tokens, too many active jobs or busy media end the transaction.
+    Jobs of batches and runs wait instead, held, until others of their user have ended.
+    """
+    user_id = _payer(asked)
+    if user_id:
+        # Counted while it is locked: two submits at once can't both be the last one.
+        await ledger.lock_wallet(tx, tenant_id, user_id, now=now)
+        if active_max:
+            asked = await _hold_excess(tx, tenant_id, user_id, asked, active_max)
+    added: list[Job] = []
+    pairs = list(asked.items())
+    for start in range(0, len(pairs), ROWS_PER_STATEMENT_MAX):
+        part = dict(pairs[start : start + ROWS_PER_STATEMENT_MAX])
+        added += await store.add(tx, tenant_id, part, now=now)
+    if user_id and added:
+        await _check_active(tx, tenant_id, user_id, added, active_max)
+        prices = {job.id: job.reserved_tokens for job in added}
+        await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
+    await after_submit(tx, added, now=now)
+    words = await store.add_outbox(tx, added, now=now) if added else []
+    return added, words
+
+
+def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
+    """One job of a user, by itself: it can be submitted by `submit_one`."""
+    one = next(iter(asked.values()))
+    is_part = one.is_held or _may_be_held(one)
+    return len(asked) == 1 and one.user_id is not None and not is_part
+
+
+async def submit_one(
+    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits, *, now: datetime
+) -> tuple[list[Job], list[int]] | None:
+    """As `submit` does for a single job that nothing stands in the way of, by one statement.
+
+    None, and nothing is written: then `submit` does it step by step, or tells what is in the way.
+    """
+    ((job_id, one),) = asked.items()
+    job = added_job(tenant_id, job_id, one, now)
+    new = NewJobRows(new_job_row(tenant_id, job_id, one, now), submit_event(job)._asdict())
+    word = await new_job.add_single(tx, new, most)
+    if word is None:
+        return None
+    await attach_media(tx, job)
+    return [job], [word]
+
+
+def _payer(asked: Mapping[UUID, JobSpec]) -> UUID | None:
+    users = {each.user_id for each in asked.values()}
+    if len(users) > 1:
+        raise InvalidInput("jobs of several users can't be submitted at once")
+    user_id = next(iter(users), None)
+    if user_id is None and any(each.price_tokens for each in asked.values()):
+        raise InvalidInput("a job that costs tokens needs a user who pays", field="user_id")
+    return user_id
+
+
+def _may_be_held(asked: JobSpec) -> bool:
+    """It is a part of something larger, which goes on when there is room."""
+    return asked.batch_id is not None or asked.run_id is not None
+
+
+async def _hold_excess(
+    tx: Tx, tenant_id: UUID, user_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits
+) -> Mapping[UUID, JobSpec]:
+    """As many as there is room for go to the queue, in their order."""
+    if not any(map(_may_be_held, asked.values())):
+        return asked
+    room = await active_room(tx, tenant_id, user_id, most)
+    kept: dict[UUID, JobSpec] = {}
+    for job_id, each in asked.items():
+        is_held = each.is_held or (_may_be_held(each) and room <= 0)
+        room -= not is_held
+        kept[job_id] = replace(each, is_held=is_held)
+    return kept
+
+
+async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLimits) -> int:
+    """How many more may be active; below zero: too many are."""
+    of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
+    return min(most.of_user - of_user, most.of_tenant - of_tenant)
+
+
+async def _check_active(
+    tx: Tx, tenant_id: UUID, user_id: UUID, added: Sequence[Job], most: ActiveJobLimits | None
+) -> None:
+    if most is None or all(_may_be_held(job.asked) for job in added):
+        return
+    of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
+    for active, limit, whose in (
+        (of_user, most.of_user, "user"),
+        (of_tenant, most.of_tenant, "tenant"),
+    ):
+        if active > limit:
+            raise TooManyActive(
+                f"at most {limit} jobs of a {whose} may be active",
+                retry_after_seconds=RETRY_SECONDS,
+                active=active - len(added),
+            )
+
+
+async def outbox_of_runs(
+    tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
+) -> list[tuple[int, UUID, UUID, UUID]]:
+    """(outbox id, tenant, run, job) of ended jobs that their runs have not processed yet."""
+    return await store.outbox_of_runs(tx, kind, now=now, limit=limit, after=after)
+
+
+async def reschedule_outbox(tx: Tx, words: Sequence[int], *, until: datetime) -> None:
+    await store.reschedule_outbox(tx, words, until=until)
+
+
+async def delete_outbox(tx: Tx, words: Sequence[int]) -> None:
+    await store.delete_outbox(tx, words)
+
+
+async def job_of_request(tx: Tx, tenant_id: UUID, asked: JobSpec) -> Job | None:
+    """The job of an earlier request with this idempotency key; another request is a conflict."""
+    if asked.idempotency_key is None:
+        return None
+    job = await store.by_idempotency_key(tx, tenant_id, asked.user_id, asked.idempotency_key)
+    if job and job.asked.request_hash != asked.request_hash:
+        raise Conflict(
+            "idempotency_key was used for another request",
+            field="idempotency_key",
+            job_id=str(job.id),
+        )
+    return job
+
+
+async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
+    """None: the job has ended, is gone, or knows a newer lease. One statement on PostgreSQL."""
+    if lease.is_prefetched:
+        return await store.start(tx, lease, begun_at=None)
+    if not is_sqlite(tx):
+        return await store.start(tx, lease, begun_at=now, with_event=True)
+    started = await store.start(tx, lease, begun_at=now)
+    if started:
+        await after_move(tx, started, now=now)
+    return started
+
+
+async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> None:
+    """The worker runs a job that it had prefetched."""
+    begun = await store.begin(tx, tenant_id, job_id, token, now=now)
+    if begun:
+        await after_move(tx, begun, now=now)
+
+
+class FinishedJob(NamedTuple):
+    """An ended job, its outbox ids, and whether held jobs of its user wait for room."""
+
+    job: Job
+    words: list[int]
+    has_held: bool
+
+
+async def complete_at_once(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    values: Mapping[str, Any],
+    *,
+    files: Sequence[File],
+    now: datetime,
+) -> FinishedJob | None:
+    """As `complete` does, by one statement of PostgreSQL.
+
+    None, and nothing is written: then `complete` does it step by step, or tells what is in the way.
+    """
+    done = await completed_job.complete(tx, tenant_id, job_id, token, values, files, now=now)
+    return FinishedJob(done.job, [done.word], done.has_held) if done else None
+
+
+async def complete(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    values: Mapping[str, Any],
+    *,
+    files: Sequence[File] = (),
+    new_id: NewId,
+    now: datetime,
+) -> FinishedJob:
+    """Without outbox ids it was a repeated request: then the files are not added."""
+    done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
+    if done:
+        return await _finish(tx, done, files, new_id=new_id, now=now)
+    return await _finished_before(tx, tenant_id, job_id, token, JobStatus.COMPLETED)
+
+
+async def fail(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    why: Failure,
+    *,
+    new_id: NewId,
+    now: datetime,
+) -> FinishedJob:
+    failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
+    if failed:
+        return await _finish(tx, failed, new_id=new_id, now=now)
+    return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
+
+
+async def _finish(
+    tx: Tx, ended: store.EndedJob, files: Sequence[File] = (), *, new_id: NewId, now: datetime
+) -> FinishedJob:
+    words = await after_end(tx, ended, files, new_id=new_id, now=now)
+    return FinishedJob(ended.job, words, ended.has_held)
+
+
+async def _finished_before(
+    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
+) -> FinishedJob:
+    """Sets has_held: the first request may have been cut off before it admitted held jobs."""
+    return FinishedJob(
+        await _require_repeated(tx, tenant_id, job_id, token, status), [], has_held=True
+    )
+
+
+async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
+    """To wait for another lease. The central side does the rest; a cut is mended by expiry."""
+    waiting = await store.requeue(tx, tenant_id, job_id, token)
+    if waiting:
+        await after_move(tx, waiting, now=now)
+        return waiting
+    return await _require_repeated(tx, tenant_id, job_id, token, JobStatus.QUEUED)
+
+
+async def _require_repeated(
+    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, status: JobStatus
+) -> Job:
+    """Accepts a repeated request with the same token and status; raises LeaseLost for anything else."""
+    job = await store.get(tx, tenant_id, job_id)
+    if job is None or job.lease_token != token or job.status != status:
+        raise LeaseLost("the lease is no longer held; nothing was changed")
+    return job
+
+
+async def cancel(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, new_id: NewId, now: datetime
+) -> tuple[Job, list[int]]:
+    """Ends a job that is active; one that has ended stays as it is."""
+    cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
+    if cancelled:
+        job, words, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
+        return job, words
+    return await get(tx, tenant_id, job_id), []
+
+
+async def force_fail(
+    tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
+) -> tuple[Job | None, list[int]]:
+    """Fails an active job whoever holds it; none if it has ended meanwhile."""
+    failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
+    if failed is None:
+        return None, []
+    job, words, _ = await _finish(tx, failed, new_id=new_id, now=now)
+    return job, words

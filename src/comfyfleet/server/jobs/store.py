@@ -1,0 +1,735 @@
+"""The SQL of jobs, batches and the outbox. Every row is looked up with its tenant."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Integer,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import (
+    Moment,
+    for_update,
+    insert_if_new,
+    is_one_of,
+    is_sqlite,
+    without_index,
+)
+from comfyfleet.server.db.driver import (
+    PreparedForIds,
+    PreparedInsert,
+    PreparedStatement,
+    StatementCall,
+)
+from comfyfleet.server.db.tenant_tables import (
+    HAS_OLD_PROMPT,
+    IS_ACTIVE,
+    IS_ENDED,
+    IS_HELD,
+    IS_RARE,
+    ai_jobs,
+    batches,
+    job_attempts,
+    job_events,
+    outbox,
+    webhooks,
+)
+from comfyfleet.server.jobs.model import (
+    INSERTED_COLUMNS,
+    Failure,
+    HeldJob,
+    Job,
+    JobAttempt,
+    JobBatch,
+    JobSpec,
+    JobStatus,
+    added_job,
+    job_from_row,
+    new_job_row,
+)
+from comfyfleet.server.notifications.model import EventKind
+from comfyfleet.server.queue.model import DispatchLease
+
+ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
+ATTEMPTS_MAX = 200
+# A refusal tells how many there are; nobody needs to know of more than this.
+COUNTED_BEYOND_MAX = 1000
+_ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
+
+
+async def add(
+    tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], *, now: datetime
+) -> list[Job]:
+    """Those that are new; one whose id or idempotency key is known already is not."""
+    rows = [new_job_row(tenant_id, job_id, each, now) for job_id, each in asked.items()]
+    added = [row["id"] for row in await _ADD.add(tx, rows)]
+    return [added_job(tenant_id, job_id, asked[job_id], now) for job_id in added]
+
+
+def _one(tenant_id: Any, job_id: Any) -> tuple[Any, Any]:
+    return ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.id == job_id
+
+
+_GET = PreparedStatement(
+    lambda tx: select(ai_jobs).where(*_one(bindparam("of_tenant"), bindparam("of_job")))
+)
+
+
+async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
+    row = await _GET.first(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return job_from_row(row) if row else None
+
+
+def _select_many(is_one: Any, *what: Any) -> Select[Any]:
+    mine = select(*what).where(ai_jobs.c.tenant_id == bindparam("of_tenant"), is_one)
+    return mine.order_by(ai_jobs.c.id)
+
+
+_GET_MANY = PreparedForIds(ai_jobs.c.id, lambda tx, is_one: _select_many(is_one, ai_jobs))
+_LOCK = PreparedForIds(
+    ai_jobs.c.id, lambda tx, is_one: for_update(tx, _select_many(is_one, ai_jobs.c.id))
+)
+
+
+async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
+    """Those of them that exist, by their ids."""
+    if not job_ids:
+        return []
+    found = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
+    return sorted((job_from_row(row) for row in found), key=lambda job: job.id)
+
+
+async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
+    """In the order of their ids, so that two don't cross. On SQLite whoever writes is alone anyway."""
+    if job_ids and not is_sqlite(tx):
+        await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
+
+
+async def by_idempotency_key(
+    tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str
+) -> Job | None:
+    """A key is its user's own; those of operators' jobs, which have no user, are their tenant's."""
+    found = await tx.execute(
+        select(ai_jobs).where(
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,  # IS NULL for none
+            ai_jobs.c.idempotency_key == idempotency_key,
+        )
+    )
+    row = found.mappings().one_or_none()
+    return job_from_row(row) if row else None
+
+
+async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
+    """Which of these exist, by tenant and id, and how they are."""
+    found = await tx.execute(
+        select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
+            is_one_of(tx, ai_jobs.c.id, job_ids)
+        )
+    )
+    return {(row.tenant_id, row.id): JobStatus(row.status) for row in found}
+
+
+async def active_after(
+    tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
+) -> list[tuple[UUID, UUID]]:
+    """(tenant, id) of active jobs of the pool, page by page; those submitted just now are left."""
+    query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
+        text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
+    )
+    if after:
+        query = query.where(tuple_(ai_jobs.c.tenant_id, ai_jobs.c.id) > tuple_(*after))
+    found = await tx.execute(query.order_by(ai_jobs.c.tenant_id, ai_jobs.c.id).limit(limit))
+    return [(row.tenant_id, row.id) for row in found]
+
+
+_ADD_ATTEMPT = PreparedInsert(
+    job_attempts, job_attempts.columns.keys(), returning=[job_attempts.c.lease_number]
+)
+
+
+async def add_attempts(tx: Tx, attempts: Iterable[JobAttempt]) -> None:
+    """Those that are known already stay as they are."""
+    await _ADD_ATTEMPT.add(tx, [asdict(each) for each in attempts])
+
+
+async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[JobAttempt]:
+    """By the order of their leases."""
+    query = select(job_attempts).where(
+        job_attempts.c.tenant_id == tenant_id, job_attempts.c.job_id == job_id
+    )
+    found = await tx.execute(query.order_by(job_attempts.c.lease_number).limit(ATTEMPTS_MAX))
+    return [JobAttempt(**row) for row in found.mappings()]
+
+
+async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
+    """Of whichever tenant of the pool: for operators only."""
+    row = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job_id))).mappings().first()
+    return job_from_row(row) if row else None
+
+
+async def list_newest(
+    tx: Tx,
+    wanted: Mapping[str, Any],
+    *,
+    since: datetime | None,
+    before: tuple[datetime, UUID] | None,
+    limit: int,
+) -> list[Job]:
+    """Of all tenants of the pool, for operators. `wanted`: values by column; None is not asked for."""
+    query = select(ai_jobs)
+    for name, value in wanted.items():
+        if value is not None and name != "status":
+            query = query.where(ai_jobs.c[name] == value)
+    if since:
+        query = query.where(ai_jobs.c.submitted_at >= since)
+    if before:
+        place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
+        query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
+    found: list[Job] = []
+    for part in _parts(tx, wanted):
+        at: ColumnElement[Any] = ai_jobs.c.submitted_at
+        if IS_ACTIVE in part:
+            at = without_index(tx, ai_jobs.c.submitted_at)
+        some = query.where(*map(text, part)).order_by(at.desc(), ai_jobs.c.id.desc()).limit(limit)
+        found += [job_from_row(row) for row in (await tx.execute(some)).mappings()]
+    return sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
+
+
+def _parts(tx: Tx, wanted: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Conditions of selects that each go along an index, word for word as the indexes have them."""
+    status: JobStatus | None = wanted.get("status")
+    if status is None:
+        return [(IS_ACTIVE,), (IS_ENDED,)] if wanted.get("workflow_slug") else [()]
+    own = f"status = '{status.value}'"
+    if status in ACTIVE:
+        return [(own, IS_ACTIVE)]
+    if status == JobStatus.COMPLETED:
+        return [(own, IS_ENDED)]
+    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
+    return [(own, IS_RARE)] if is_sqlite(tx) else [(own,)]
+
+
+async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
+    """Of jobs that ended before then, the longest ended first; with what was sent in each attempt."""
+    old = (
+        select(ai_jobs.c.id)
+        .where(text(HAS_OLD_PROMPT), ai_jobs.c.completed_at < ended_before)
+        .order_by(ai_jobs.c.completed_at)
+        .limit(limit)
+    )
+    ids = list((await tx.execute(old)).scalars())
+    if ids:
+        those = is_one_of(tx, ai_jobs.c.id, ids)
+        await tx.execute(update(ai_jobs).where(those).values(prompt={}, prompt_removed_at=now))
+        sent = update(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids))
+        await tx.execute(sent.values(filled_in=None))
+    return len(ids)
+
+
+def _counted(*mine: Any) -> Any:
+    some = (
+        # As the index says it: bound values would hide from the planner that it fits.
+        select(ai_jobs.c.id)
+        .where(ai_jobs.c.tenant_id == bindparam("of_tenant"), text(IS_ACTIVE), ~ai_jobs.c.is_held)
+        .where(*mine)
+        .limit(bindparam("at_most", type_=Integer))
+        .subquery()
+    )
+    return select(func.count()).select_from(some).scalar_subquery()
+
+
+def active_counts() -> Select[Any]:
+    """Of the user and of all users of the tenant, those that are held not counted; up to a bound."""
+    return select(
+        _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
+        _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
+    )
+
+
+_COUNT_ACTIVE = PreparedStatement(lambda tx: active_counts())
+
+
+async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> tuple[int, int]:
+    values = {"of_tenant": tenant_id, "of_user": user_id, "at_most": most + COUNTED_BEYOND_MAX}
+    (counted,) = await _COUNT_ACTIVE.rows(tx, values)
+    return int(counted["of_user"]), int(counted["of_tenant"])
+
+
+async def list_page(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before: Job | None,
+    status: JobStatus | None,
+    limit: int,
+) -> list[Job]:
+    """The newest first."""
+    query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
+    if status:
+        query = query.where(ai_jobs.c.status == status)
+    if before:
+        place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
+        query = query.where(place < tuple_(literal(before.submitted_at, Moment()), before.id))
+    newest = (ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [job_from_row(row) for row in found.mappings()]
+
+
+async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
+    """The newest first."""
+    found = await tx.execute(
+        select(ai_jobs)
+        .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
+        .order_by(ai_jobs.c.submitted_at.desc(), ai_jobs.c.batch_position.desc())
+        .limit(limit)
+    )
+    return [job_from_row(row) for row in found.mappings()]
+
+
+async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
+    """By their positions."""
+    found = await tx.execute(
+        select(ai_jobs)
+        .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.batch_id == batch_id)
+        .order_by(ai_jobs.c.batch_position)
+    )
+    return [job_from_row(row) for row in found.mappings()]
+
+
+async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
+    """(tenant, user) of those that have jobs to admit."""
+    found = await tx.execute(
+        select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
+        .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
+        .distinct()
+        .limit(limit)
+    )
+    return [(row.tenant_id, row.user_id) for row in found]
+
+
+async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[HeldJob]:
+    """The oldest first."""
+    found = await tx.execute(
+        select(ai_jobs.c.id, ai_jobs.c.batch_id)
+        .where(text(IS_HELD), ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
+        .order_by(ai_jobs.c.submitted_at, ai_jobs.c.batch_position, ai_jobs.c.id)
+        .limit(limit)
+    )
+    return [HeldJob(*row) for row in found]
+
+
+async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, int]:
+    """How many jobs of each of a user's batches are in the queue or run."""
+    found = await tx.execute(
+        select(ai_jobs.c.batch_id, func.count())
+        .where(
+            text(IS_ACTIVE),
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,
+            ai_jobs.c.batch_id.is_not(None),
+            ~ai_jobs.c.is_held,
+        )
+        .group_by(ai_jobs.c.batch_id)
+    )
+    return {row[0]: row[1] for row in found}
+
+
+async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
+    admitted = await tx.execute(
+        update(ai_jobs)
+        .where(
+            without_index(tx, ai_jobs.c.tenant_id) == tenant_id,
+            is_one_of(tx, ai_jobs.c.id, job_ids),
+            ai_jobs.c.is_held,
+            ai_jobs.c.status == JobStatus.QUEUED,
+        )
+        .values(is_held=False)
+        .returning(ai_jobs)
+    )
+    return [job_from_row(row) for row in admitted.mappings()]
+
+
+class EndedJob(NamedTuple):
+    """A job that has just ended, and what its user has: read by the statement that ended it."""
+
+    job: Job
+    has_webhooks: bool
+    has_held: bool  # jobs that wait until others have ended
+
+
+_held_jobs = ai_jobs.alias("held_jobs")
+_WITH_USER = (
+    exists()
+    .where(webhooks.c.tenant_id == ai_jobs.c.tenant_id, webhooks.c.user_id == ai_jobs.c.user_id)
+    .label("has_webhooks"),
+    exists()
+    .where(
+        _held_jobs.c.tenant_id == ai_jobs.c.tenant_id,
+        _held_jobs.c.user_id == ai_jobs.c.user_id,
+        text("held_jobs.is_held AND held_jobs.status = 'queued'"),  # as the index says it
+    )
+    .label("has_held"),
+)
+_IS_ONE = (ai_jobs.c.tenant_id == bindparam("of_tenant"), ai_jobs.c.id == bindparam("of_job"))
+_IS_ACTIVE_ONE = (*_IS_ONE, text(IS_ACTIVE))
+_ONE_HELD = update(ai_jobs).where(
+    *_IS_ONE,
+    ai_jobs.c.status == JobStatus.PROCESSING,
+    ai_jobs.c.lease_token == bindparam("of_token"),
+)
+NOW = bindparam("at_now", type_=Moment)
+
+
+def _of(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
+    return {"of_tenant": tenant_id, "of_job": job_id, **values}
+
+
+async def _changed(tx: Tx, statement: PreparedStatement, values: Mapping[str, Any]) -> Job | None:
+    row = await statement.first(tx, values)
+    return job_from_row(row) if row else None
+
+
+def told_by(job: CTE, status: JobStatus) -> ColumnElement[Any]:
+    """In PostgreSQL's words, what `consequences.told` tells of a job that was changed to this status."""
+    told = {
+        "job_id": job.c.id,
+        "status": status.value,
+        "error": job.c.error_message,
+        "video_id": job.c.video_id,
+        "effect_id": job.c.effect_id,
+        "reserved_tokens": job.c.reserved_tokens,
+    }
+    pairs = (part for pair in told.items() for part in pair)
+    return func.jsonb_build_object(*pairs, type_=job_events.c.data.type)
+
+
+async def _ended(
+    tx: Tx, statement: PreparedStatement, values: Mapping[str, Any]
+) -> EndedJob | None:
+    row = await statement.first(tx, values)
+    return EndedJob(job_from_row(row), row["has_webhooks"], row["has_held"]) if row else None
+
+
+_STARTING = (
+    update(ai_jobs)
+    .where(
+        *_IS_ACTIVE_ONE,
+        or_(
+            ai_jobs.c.lease_number < bindparam("by_number"),
+            and_(
+                ai_jobs.c.lease_number == bindparam("by_number"),
+                ai_jobs.c.lease_token == bindparam("by_token"),
+            ),
+        ),
+    )
+    .values(
+        status=JobStatus.PROCESSING,
+        lease_token=bindparam("by_token"),
+        lease_number=bindparam("by_number"),
+        attempt=bindparam("by_attempt"),
+        started_at=bindparam("begun_at"),
+    )
+    .returning(ai_jobs)
+)
+_START = PreparedStatement(lambda tx: _STARTING)
+
+
+def _starting_with_event() -> Any:
+    """For PostgreSQL."""
+    started = _STARTING.cte("started")
+    event = select(
+        started.c.tenant_id,
+        started.c.id,
+        literal(EventKind.STATUS.value),
+        told_by(started, JobStatus.PROCESSING),
+        bindparam("begun_at", type_=Moment),
+    ).where(started.c.user_id.is_not(None))
+    columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
+    noted = insert(job_events).from_select(columns, event).cte("noted")
+    return select(*started.c).add_cte(noted)
+
+
+_START_WITH_EVENT = PreparedStatement(lambda tx: _starting_with_event())
+
+
+async def start(
+    tx: Tx, lease: DispatchLease, *, begun_at: datetime | None, with_event: bool = False
+) -> Job | None:
+    """Only if the job is active and this lease is newer than any it knows, or the same again.
+
+    `with_event`, on PostgreSQL only: in the same statement its user is told, if it has one.
+    """
+    values = {
+        "by_token": lease.token,
+        "by_number": lease.number,
+        "by_attempt": lease.attempt,
+        "begun_at": begun_at,
+    }
+    statement = _START_WITH_EVENT if with_event else _START
+    return await _changed(tx, statement, _of(lease.tenant_id, lease.job_id, **values))
+
+
+_BEGIN = PreparedStatement(
+    lambda tx: (
+        _ONE_HELD.where(ai_jobs.c.started_at.is_(None)).values(started_at=NOW).returning(ai_jobs)
+    )
+)
+
+
+async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
+    """None: it had begun before, or the lease is no longer held."""
+    return await _changed(tx, _BEGIN, _of(tenant_id, job_id, of_token=token, at_now=now))
+
+
+_COMPLETING = _ONE_HELD.values(
+    status=JobStatus.COMPLETED,
+    started_at=func.coalesce(ai_jobs.c.started_at, NOW),
+    completed_at=NOW,
+    provider_job_id=bindparam("by_provider"),
+    output_file_id=bindparam("to_file"),
+    result_metadata=bindparam("with_result"),
+)
+# What a completed job is told without: it is the largest part of a row, and nobody reads it then.
+_UNREAD: Mapping[str, Any] = {"prompt": {}, "properties": {}, "assets": ()}
+_READ = [each for each in ai_jobs.c if each.name not in {*_UNREAD, "result_metadata"}]
+_COMPLETE = PreparedStatement(lambda tx: _COMPLETING.returning(*_READ, *_WITH_USER))
+
+
+def completing() -> ReturningUpdate[Any]:
+    """For PostgreSQL, a part of a larger statement: of a job whose user has no webhooks."""
+    has_webhooks, has_held = _WITH_USER
+    return _COMPLETING.where(~has_webhooks.element).returning(*_READ, has_held)
+
+
+def completion(
+    tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
+) -> dict[str, Any]:
+    """What is bound to complete a job."""
+    return _of(
+        tenant_id,
+        job_id,
+        of_token=token,
+        at_now=now,
+        by_provider=values.get("provider_job_id"),
+        to_file=values.get("output_file_id"),
+        with_result=values.get("result_metadata"),
+    )
+
+
+def ended_job(row: Mapping[str, Any], values: Mapping[str, Any]) -> Job:
+    return job_from_row({**row, **_UNREAD, "result_metadata": values.get("result_metadata")})
+
+
+async def complete(
+    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
+) -> EndedJob | None:
+    """The job comes without its prompt, properties and assets."""
+    row = await _COMPLETE.first(tx, completion(tenant_id, job_id, token, values, now=now))
+    if row is None:
+        return None
+    return EndedJob(ended_job(row, values), row["has_webhooks"], row["has_held"])
+
+
+_FAILED = {
+    "status": JobStatus.FAILED,
+    "error_message": bindparam("with_message"),
+    "raw_error": bindparam("with_raw"),
+    "completed_at": NOW,
+}
+_FAIL = PreparedStatement(lambda tx: _ONE_HELD.values(_FAILED).returning(ai_jobs, *_WITH_USER))
+
+
+async def fail(
+    tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, why: Failure, *, now: datetime
+) -> EndedJob | None:
+    said = {"with_message": why.message, "with_raw": why.raw}
+    return await _ended(tx, _FAIL, _of(tenant_id, job_id, of_token=token, at_now=now, **said))
+
+
+_PUT_BACK = PreparedStatement(
+    lambda tx: _ONE_HELD.values(status=JobStatus.QUEUED).returning(ai_jobs)
+)
+
+
+async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID) -> Job | None:
+    return await _changed(tx, _PUT_BACK, _of(tenant_id, job_id, of_token=token))
+
+
+_END_ACTIVE = PreparedStatement(
+    lambda tx: (
+        update(ai_jobs)
+        .where(*_IS_ACTIVE_ONE)
+        .values({**_FAILED, "status": bindparam("ended_as")})
+        .returning(ai_jobs, *_WITH_USER)
+    )
+)
+
+
+async def end_active(
+    tx: Tx, tenant_id: UUID, job_id: UUID, status: JobStatus, why: Failure | None, *, now: datetime
+) -> EndedJob | None:
+    """Whoever holds it: by its owner (cancel) or an operator."""
+    said = {
+        "ended_as": status,
+        "with_message": why.message if why else None,
+        "with_raw": why.raw if why else None,
+    }
+    return await _ended(tx, _END_ACTIVE, _of(tenant_id, job_id, at_now=now, **said))
+
+
+_ADD_OUTBOX = PreparedInsert(
+    outbox,
+    ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at"),
+    returning=[outbox.c.id],
+)
+_FORGET_WORDS = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).where(is_one))
+
+
+async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
+    """Adds an outbox row for each job, so that the central queue follows. One per change, so none is missed."""
+    return [row["id"] for row in await _ADD_OUTBOX.add(tx, [_outbox_row(job, now) for job in jobs])]
+
+
+def outbox_insert(job: Job, *, now: datetime) -> StatementCall:
+    """The same of one job, to be sent together with what else is written."""
+    return _ADD_OUTBOX, _outbox_row(job, now)
+
+
+def outbox_insert_for_run(job: Job, *, now: datetime) -> StatementCall:
+    """The run that it is a part of goes on when it has read this."""
+    told = {"run_id": str(job.asked.run_id), "status": job.status}
+    return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": told}
+
+
+def _outbox_row(job: Job, now: datetime) -> dict[str, Any]:
+    return {
+        "tenant_id": job.tenant_id,
+        "job_id": job.id,
+        "kind": "dispatch",
+        "payload": {},
+        "not_before": now,
+        "created_at": now,
+    }
+
+
+_OUTBOX_OF_RUNS = PreparedStatement(
+    lambda tx: (
+        select(outbox.c.id, outbox.c.tenant_id, outbox.c.payload, outbox.c.job_id)
+        .where(
+            outbox.c.kind == bindparam("of_kind"),
+            outbox.c.not_before <= bindparam("due"),
+            outbox.c.id > bindparam("last"),
+        )
+        .order_by(outbox.c.id)
+        .limit(bindparam("most"))
+    )
+)
+
+
+async def outbox_of_runs(
+    tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
+) -> list[tuple[int, UUID, UUID, UUID]]:
+    """(outbox id, tenant, run, job) of ended jobs; the oldest first, page by page."""
+    given = {"of_kind": kind, "due": now, "last": after, "most": limit}
+    return [
+        (word, tenant_id, UUID(payload["run_id"]), job_id)
+        for word, tenant_id, payload, job_id in await _OUTBOX_OF_RUNS.tuples(tx, given)
+    ]
+
+
+async def due_outbox(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UUID, UUID]]:
+    found = await tx.execute(
+        select(outbox.c.id, outbox.c.tenant_id, outbox.c.job_id)
+        .where(outbox.c.kind == "dispatch", outbox.c.not_before <= now)
+        .order_by(outbox.c.not_before, outbox.c.id)
+        .limit(limit)
+    )
+    return [(row.id, row.tenant_id, row.job_id) for row in found]
+
+
+async def delete_outbox(tx: Tx, ids: Sequence[int]) -> None:
+    if ids:
+        await _FORGET_WORDS.of(tx, ids)
+
+
+async def reschedule_outbox(tx: Tx, ids: Sequence[int], *, until: datetime) -> None:
+    await tx.execute(
+        update(outbox)
+        .where(is_one_of(tx, outbox.c.id, ids))
+        .values(tries=outbox.c.tries + 1, not_before=until)
+    )
+
+
+async def add_batch(tx: Tx, batch: JobBatch) -> bool:
+    """False: there is one of that idempotency key."""
+    found = await tx.execute(insert_if_new(tx, batches, [asdict(batch)]).returning(batches.c.id))
+    return found.first() is not None
+
+
+async def batch_by_key(
+    tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str
+) -> JobBatch | None:
+    query = select(batches).where(
+        batches.c.tenant_id == tenant_id,
+        batches.c.user_id == user_id,
+        batches.c.idempotency_key == idempotency_key,
+    )
+    found = (await tx.execute(query)).first()
+    return _batch_from_row(found) if found else None
+
+
+async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch | None:
+    query = select(batches).where(_is_batch(tenant_id, user_id, batch_id))
+    found = (await tx.execute(query)).first()
+    return _batch_from_row(found) if found else None
+
+
+async def lock_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
+    query = select(batches.c.id).where(batches.c.tenant_id == tenant_id, batches.c.id == batch_id)
+    await tx.execute(for_update(tx, query))
+
+
+async def cancel_batch(
+    tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, now: datetime
+) -> bool:
+    """False: it is not there, or was cancelled before."""
+    statement = (
+        update(batches)
+        .where(_is_batch(tenant_id, user_id, batch_id), batches.c.cancelled_at.is_(None))
+        .values(cancelled_at=now)
+        .returning(batches.c.id)
+    )
+    return (await tx.execute(statement)).first() is not None
+
+
+def _is_batch(tenant_id: UUID, user_id: UUID, batch_id: UUID) -> ColumnElement[bool]:
+    return and_(
+        batches.c.tenant_id == tenant_id, batches.c.user_id == user_id, batches.c.id == batch_id
+    )
+
+
+def _batch_from_row(row: Row[Any]) -> JobBatch:
+    return JobBatch(**row._mapping)

@@ -1,0 +1,288 @@
+"""One PostgreSQL statement each for a submitted and a completed job, with all rows that go with it.
+
+The submit takes no lock: it counts and reads as of one moment, and then changes the user's wallet only if
+nobody has changed or locked it since (`xmin`, the version of the row). All submits of a user change or lock
+their wallet, so no two of them rest on the same count; the loser of a race writes nothing."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Insert,
+    Integer,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    union_all,
+)
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.driver import PreparedStatement
+from comfyfleet.server.db.tenant_tables import (
+    ai_jobs,
+    files,
+    job_events,
+    outbox,
+    token_transactions,
+)
+from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs.model import INSERTED_COLUMNS, Job, JobStatus
+from comfyfleet.server.jobs.store import active_counts
+from comfyfleet.server.media import store as media_store
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications.model import EventKind
+from comfyfleet.server.tenants import store as tenant_store
+from comfyfleet.server.tenants.model import TransactionType
+from comfyfleet.server.tenants.store import debit_statement, is_unchanged, version_of_wallet
+
+_PRICE = bindparam("amount_taken", type_=BigInteger)
+_NOW = bindparam("job_submitted_at", type_=ai_jobs.c.submitted_at.type)
+
+
+class NewJobRows(NamedTuple):
+    """What is written for a job. `job` is its row, `event` what a reader of its events is told."""
+
+    job: Mapping[str, Any]
+    event: Mapping[str, Any]
+
+
+def _parameter(table: Table, prefix: str, name: str) -> ColumnElement[Any]:
+    return bindparam(f"{prefix}_{name}", type_=table.c[name].type)
+
+
+def _of_job(table: Table, name: str, column: str) -> ColumnElement[Any]:
+    return bindparam(f"job_{name}", type_=table.c[column].type)
+
+
+def _admitted() -> CTE:
+    """The version of the wallet, if user and tenant have room and the job is new."""
+    active = active_counts().cte("active")
+    mine = and_(
+        ai_jobs.c.tenant_id == _parameter(ai_jobs, "job", "tenant_id"),
+        ai_jobs.c.user_id == _parameter(ai_jobs, "job", "user_id"),
+        ai_jobs.c.idempotency_key == _parameter(ai_jobs, "job", "idempotency_key"),
+    )
+    return (
+        select(version_of_wallet().label("version"))
+        .select_from(active)
+        .where(
+            active.c.of_user < bindparam("most_of_user", type_=Integer),
+            active.c.of_tenant < bindparam("most_of_tenant", type_=Integer),
+            ~exists().where(ai_jobs.c.id == _parameter(ai_jobs, "job", "id")),
+            ~exists().where(mine),
+        )
+        .cte("admitted")
+    )
+
+
+def _added(taken: CTE) -> CTE:
+    values = select(*(_parameter(ai_jobs, "job", name) for name in INSERTED_COLUMNS)).where(
+        select(taken.c.balance).exists()
+    )
+    return (
+        insert(ai_jobs).from_select(INSERTED_COLUMNS, values).returning(ai_jobs.c.id).cte("added")
+    )
+
+
+def _if_added(table: Table, values: Mapping[str, ColumnElement[Any]], added: CTE) -> Insert:
+    chosen = select(*values.values()).where(select(added.c.id).exists())
+    return insert(table).from_select(list(values), chosen)
+
+
+def _reserve_line(added: CTE) -> Insert:
+    lines = token_transactions
+    values = {
+        "tenant_id": _of_job(lines, "tenant_id", "tenant_id"),
+        "user_id": _of_job(lines, "user_id", "user_id"),
+        "job_id": _of_job(lines, "id", "job_id"),
+        "type": literal(TransactionType.JOB_RESERVE.value, lines.c.type.type),
+        "amount": -_PRICE,
+        "created_at": _NOW,
+    }
+    chosen = select(*values.values()).where(select(added.c.id).exists(), _PRICE > 0)
+    return insert(lines).from_select(list(values), chosen)
+
+
+def _event(added: CTE) -> Insert:
+    values = {
+        "tenant_id": _of_job(job_events, "tenant_id", "tenant_id"),
+        "job_id": _of_job(job_events, "id", "job_id"),
+        "kind": _parameter(job_events, "event", "kind"),
+        "data": _parameter(job_events, "event", "data"),
+        "created_at": _NOW,
+    }
+    return _if_added(job_events, values, added)
+
+
+def _outbox_row(added: CTE) -> Insert:
+    values = {
+        "tenant_id": _of_job(outbox, "tenant_id", "tenant_id"),
+        "job_id": _of_job(outbox, "id", "job_id"),
+        "kind": literal("dispatch", outbox.c.kind.type),
+        "payload": literal({}, outbox.c.payload.type),
+        "not_before": _NOW,
+        "created_at": _NOW,
+    }
+    return _if_added(outbox, values, added)
+
+
+def _build(_tx: Tx) -> Select[Any]:
+    admitted = _admitted()
+    one = token_transactions.c.job_id == _of_job(token_transactions, "id", "job_id")
+    # Also of a job that costs nothing: it is what others of the user are told by.
+    taken = debit_statement(one).where(is_unchanged(admitted)).cte("taken")
+    added = _added(taken)
+    word = _outbox_row(added).returning(outbox.c.id).cte("word")
+    others = _reserve_line(added).cte("line"), _event(added).cte("event")
+    return select(word.c.id).add_cte(*others)
+
+
+_ADD = PreparedStatement(_build)
+
+
+async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | None:
+    """The word left for it. None, and nothing is written, if anything stands in the way: it is known
+    already, too many are active, the tokens don't suffice, or another submit of its user came first.
+    """
+    values = {f"job_{name}": value for name, value in new.job.items()}
+    values |= {f"event_{name}": value for name, value in new.event.items()}
+    found = await _ADD.first(
+        tx,
+        {
+            **values,
+            "of_tenant": new.job["tenant_id"],
+            "of_user": new.job["user_id"],
+            "amount_taken": new.job["reserved_tokens"],
+            "most_of_user": most.of_user,
+            "most_of_tenant": most.of_tenant,
+            "at_most": most.of_tenant,
+        },
+    )
+    return found["id"] if found else None
+
+
+# Each number of files has a text of its own, which the database plans anew.
+FILES_MAX = 8
+_OUTPUTS = bindparam("with_outputs", type_=job_events.c.data.type)
+_OF_JOB = ("user_id", "tenant_id")  # columns of a file that are those of its job
+
+
+class CompletedRows(NamedTuple):
+    job: Job
+    word: int
+    has_held: bool
+
+
+def _events(done: CTE) -> Insert:
+    """One INSERT in their order, so that their numbers follow each other."""
+    kinds = (
+        (EventKind.OUTPUTS, _OUTPUTS),
+        (EventKind.STATUS, store.told_by(done, JobStatus.COMPLETED)),
+    )
+    told = union_all(
+        *(
+            select(
+                literal(place, Integer).label("place"),
+                done.c.tenant_id,
+                done.c.id.label("job_id"),
+                literal(kind.value).label("kind"),
+                data.label("data"),
+            ).where(done.c.user_id.is_not(None))
+            for place, (kind, data) in enumerate(kinds)
+        )
+    ).subquery("told")
+    columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
+    rows = select(*(told.c[name] for name in columns[:-1]), store.NOW).order_by(told.c.place)
+    return insert(job_events).from_select(columns, rows)
+
+
+def _word(done: CTE, kind: ColumnElement[Any], payload: ColumnElement[Any]) -> Insert:
+    values = {
+        "tenant_id": done.c.tenant_id,
+        "job_id": done.c.id,
+        "kind": kind,
+        "payload": payload,
+        "not_before": store.NOW,
+        "created_at": store.NOW,
+    }
+    rows = select(*values.values()).where(kind.is_not(None))
+    return insert(outbox).from_select(list(values), rows)
+
+
+def _file(done: CTE, place: int) -> Insert:
+    values = {
+        name: done.c[name] if name in _OF_JOB else _given(name, place) for name in File.__slots__
+    }
+    return insert(files).from_select(list(values), select(*values.values()).select_from(done))
+
+
+def _given(name: str, place: int) -> ColumnElement[Any]:
+    return bindparam(f"{name}_{place}", type_=files.c[name].type)
+
+
+def _built(tx: Tx, file_count: int) -> Select[Any]:
+    done = store.completing().cte("done")
+    told_run = func.jsonb_build_object(
+        "run_id", done.c.run_id, "status", JobStatus.COMPLETED.value, type_=outbox.c.payload.type
+    )
+    nothing = literal({}, outbox.c.payload.type)
+    word = _word(done, literal("dispatch", outbox.c.kind.type), nothing).returning(outbox.c.id)
+    left = word.cte("word")
+    others = [
+        tenant_store.consumption(tx, done.c.tenant_id, done.c.id, store.NOW).cte("consumed"),
+        media_store.ending(done, store.told_by(done, JobStatus.COMPLETED)).cte("media"),
+        _word(done, done.c.run_kind, told_run).cte("run_word"),
+        _events(done).cte("events"),
+        *(_file(done, place).cte(f"file_{place}") for place in range(file_count)),
+    ]
+    return (
+        select(left.c.id.label("word"), *done.c)
+        .join_from(left, done, literal(True))
+        .add_cte(*others)
+    )
+
+
+@cache
+def _complete(file_count: int) -> PreparedStatement:
+    return PreparedStatement(lambda tx: _built(tx, file_count))
+
+
+async def complete(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    values: Mapping[str, Any],
+    stored: Sequence[File],
+    *,
+    now: datetime,
+) -> CompletedRows | None:
+    """None, and nothing is written: the lease is not held, its user has webhooks, or there are too
+    many files."""
+    if len(stored) > FILES_MAX:
+        return None
+    given = {
+        f"{name}_{place}": getattr(file, name)
+        for place, file in enumerate(stored)
+        for name in File.__slots__
+        if name not in _OF_JOB
+    }
+    said = store.completion(tenant_id, job_id, token, values, now=now)
+    outputs = {"with_outputs": {"outputs": values["result_metadata"].get("outputs", [])}}
+    row = await _complete(len(stored)).first(tx, {**given, **said, **outputs})
+    return (
+        CompletedRows(store.ended_job(row, values), row["word"], row["has_held"]) if row else None
+    )

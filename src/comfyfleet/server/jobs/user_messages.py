@@ -1,0 +1,147 @@
+"""Turns backend errors into messages that a customer may read. The raw text is kept for operators.
+
+A backend's words reach a customer only if every one of them is a plain word or number: names of files,
+hosts, models, workers and programs are not. Everything else becomes one of our own sentences.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from comfyfleet.server.jobs.model import Failure
+
+MESSAGE_CHARACTERS_MAX = 300
+RAW_CHARACTERS_MAX = 50_000
+# Of a text, what is looked through: the expressions below take a moment for so much.
+READ_CHARACTERS_MAX = 4_000
+JSON_DEPTH_MAX = 6
+JSON_VALUES_MAX = 1_000
+UNKNOWN = "Processing failed."
+UNAVAILABLE = "This is not available at the moment."
+OUT_OF_MEMORY = "Out of memory."
+TOO_LONG = "It took too long."
+_FIELDS = ("exception_message", "error_message")
+# `RuntimeError: …`, `torch.OutOfMemoryError: …`, `"message": "…"`, `error: …`
+_ERROR_LINES = (
+    re.compile(
+        r"^(?:[A-Za-z_][\w.]{0,99}\.)?[A-Z]\w{0,99}(?:Error|Exception|Failure):[ \t]*(?P<said>\S.*)$",
+        re.M,
+    ),
+    re.compile(
+        r"""["'](?:exception_message|error_message|message)["']\s?:\s?["'](?P<said>[^"'\n]+)"""
+    ),
+    re.compile(r"^error\s?:[ \t]*(?P<said>\S.*)$", re.I | re.M),
+)
+# Lines of a traceback, and lines with nothing to read in them, mean nothing to a customer.
+_NOISE = re.compile(r"Traceback \(most recent call last\)|File \"|at \S+ \(|\W*$")
+# A model or a node type that the backend lacks: the operator's affair, with the operator's names.
+_LACKING = re.compile(
+    r"value.not.in.list|missing_node_type|failed.validation|is not installed"
+    r"|does not exist|model .{0,100}not found|\.(?:safetensors|ckpt|gguf|pth?|bin)\b",
+    re.I,
+)
+_KNOWN = (
+    (_LACKING, UNAVAILABLE),
+    (re.compile(r"out of memory|outofmemory|CUBLAS_STATUS_ALLOC", re.I), OUT_OF_MEMORY),
+    (re.compile(r"timed? ?out\b", re.I), TOO_LONG),
+)
+_WORD = re.compile(
+    r"[(\"']*(?:[A-Za-z]?[a-z]{0,19}(?:[-'][a-z]{1,19}){0,3}|[A-Z]{2,8}"
+    r"|\d{1,9}(?:[.,]\d{1,6})?(?:%|x\d{1,5}| ?[KMG]i?B|m?s)?)[)\"'.,;:!?…]*"
+)
+_DASHES = ("-", "–", "—", "…")
+
+
+def to_user_message(error: str | Mapping[str, Any]) -> Failure:
+    raw = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False, default=str)
+    document = _document(error)
+    start = raw[:READ_CHARACTERS_MAX]
+    said = (
+        _message_in(document)
+        or _matched(_head_and_tail(raw))
+        or (None if document else _first_line(start))
+    )
+    return Failure(_sentence(said or "", start), raw[:RAW_CHARACTERS_MAX] or None)
+
+
+def to_plain_sentence(text: str) -> str:
+    """A sentence for customers; UNKNOWN if it holds anything but plain words."""
+    return _sentence(text, text[:READ_CHARACTERS_MAX])
+
+
+def _sentence(said: str, raw: str) -> str:
+    line = _short(said[:READ_CHARACTERS_MAX])
+    if line and _is_plain(line) and not _LACKING.search(line):
+        return line
+    return next(
+        (ours for shape, ours in _KNOWN if shape.search(line) or shape.search(raw)), UNKNOWN
+    )
+
+
+def _is_plain(line: str) -> bool:
+    return all(word in _DASHES or _WORD.fullmatch(word) for word in line.split())
+
+
+def _head_and_tail(raw: str) -> str:
+    """A traceback says at its end what it is about."""
+    if len(raw) <= READ_CHARACTERS_MAX:
+        return raw
+    half = READ_CHARACTERS_MAX // 2
+    return f"{raw[:half]}\n{raw[-half:]}"
+
+
+def _document(error: str | Mapping[str, Any]) -> Any:
+    if not isinstance(error, str):
+        return error
+    if len(error) > RAW_CHARACTERS_MAX:
+        return None
+    try:
+        document = json.loads(error)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict | list) else None
+
+
+def _message_in(document: Any) -> str | None:
+    """The first field that carries the message, the outermost first."""
+    for field in _FIELDS:
+        for found in _values(document, field):
+            return found
+    return None
+
+
+def _values(document: Any, field: str) -> Iterator[str]:
+    """The outermost first; a document that is very deep or wide is not looked through to its end."""
+    level = [document]
+    for _ in range(JSON_DEPTH_MAX):
+        for each in level:
+            found = each.get(field) if isinstance(each, Mapping) else None
+            if isinstance(found, str) and found.strip():
+                yield found.strip()
+        level = [inner for each in level for inner in _inside(each)][:JSON_VALUES_MAX]
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())[:JSON_VALUES_MAX]
+    return list(value[:JSON_VALUES_MAX]) if isinstance(value, list | tuple) else []
+
+
+def _matched(raw: str) -> str | None:
+    for shape in _ERROR_LINES:
+        found = shape.search(raw)
+        if found:
+            return found["said"].strip()
+    return None
+
+
+def _first_line(raw: str) -> str | None:
+    lines = (line.strip() for line in raw.splitlines())
+    return next((line for line in lines if line and not _NOISE.match(line)), None)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    limit = MESSAGE_CHARACTERS_MAX
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,0 +1,1 @@
+"""Background work: sweeps, retention, erasure, and checks of files and ledger."""

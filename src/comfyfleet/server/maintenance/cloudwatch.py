@@ -1,0 +1,222 @@
+"""How many workers each fleet needs, published to CloudWatch, where an auto-scaling group reads it."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from comfyfleet.errors import missing_extra
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.maintenance.runner import Sweep
+from comfyfleet.server.metrics import BUSY, IDLE, read_figures
+from comfyfleet.server.metrics import FleetFigures as Known
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import LaneDepth, QueueLane
+
+logger = logging.getLogger(__name__)
+
+TARGET_SECONDS = 300.0
+ASSUMED_SECONDS = 60.0  # a job of a workflow that has never run
+OVERDUE_MAX = 4
+METRICS_PER_CALL_MAX = 1000  # CloudWatch takes no more at once
+METRICS_PER_FLEET = 4
+CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingFigures:
+    """One fleet at one moment. A workflow of several fleets counts in each.
+
+    `slots`: how many jobs its live workers run at once, all together; leases beyond are prefetched.
+    """
+
+    slug: str
+    stage: str
+    depth: int
+    leased: int
+    oldest_age_seconds: float = 0.0
+    typical_seconds: float | None = None
+    cap: int = 50
+    slots: int | None = None
+    jobs_per_worker: int = 1
+
+
+def wanted_workers(
+    *,
+    depth: int,
+    leased: int,
+    oldest_age: float,
+    typical_seconds: float | None,
+    cap: int,
+    slots: int | None = None,
+    jobs_per_worker: int = 1,
+    target_seconds: float = TARGET_SECONDS,
+) -> int:
+    """Enough to run what runs, and to start all that waits within the target; none when idle.
+
+    When the oldest has already waited for the target, twice as many, and so on up to a limit: then
+    the typical duration was wrong, or workers come too slowly. Never more workers than jobs.
+    """
+    if depth + leased == 0 or cap <= 0:
+        return 0
+    running = leased if slots is None else min(leased, slots)
+    waiting = depth + leased - running
+    overdue = min(OVERDUE_MAX, int(max(0.0, oldest_age) // target_seconds))
+    seconds = waiting * (typical_seconds or ASSUMED_SECONDS) * (1 + overdue)
+    at_once = running + math.ceil(min(waiting, seconds / target_seconds))
+    return min(cap, max(1, math.ceil(at_once / max(1, jobs_per_worker))))
+
+
+def to_metric_data(
+    figures: ScalingFigures, *, now: datetime, target_seconds: float = TARGET_SECONDS
+) -> list[dict[str, Any]]:
+    """As CloudWatch takes them."""
+    wanted = wanted_workers(
+        depth=figures.depth,
+        leased=figures.leased,
+        oldest_age=figures.oldest_age_seconds,
+        typical_seconds=figures.typical_seconds,
+        cap=figures.cap,
+        slots=figures.slots,
+        jobs_per_worker=figures.jobs_per_worker,
+        target_seconds=target_seconds,
+    )
+    values = (
+        ("QueueDepth", figures.depth, "Count"),
+        ("OldestAgeSeconds", max(0.0, figures.oldest_age_seconds), "Seconds"),
+        ("Leased", figures.leased, "Count"),
+        ("WantedWorkers", wanted, "Count"),
+    )
+    dimensions = [
+        {"Name": "Fleet", "Value": figures.slug},
+        {"Name": "Stage", "Value": figures.stage},
+    ]
+    return [
+        {
+            "MetricName": name,
+            "Dimensions": dimensions,
+            "Timestamp": now,
+            "Value": float(value),
+            "Unit": unit,
+        }
+        for name, value, unit in values
+    ]
+
+
+class CloudWatch:
+    """Publishes figures of fleets; what fails is logged, and the next pass tells newer ones."""
+
+    def __init__(self, namespace: str, *, target_seconds: float = TARGET_SECONDS) -> None:
+        self._namespace = namespace
+        self._target_seconds = target_seconds
+        self._client: Any = None
+
+    async def publish(self, fleets: Sequence[ScalingFigures], *, now: datetime) -> bool:
+        """Whether all of it was taken."""
+        if not fleets:
+            return True
+        return await asyncio.to_thread(self._publish, fleets, now)
+
+    def _publish(self, fleets: Sequence[ScalingFigures], now: datetime) -> bool:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            client = self._client = self._client or _open_client()
+            for metrics in self._calls(fleets, now):
+                client.put_metric_data(Namespace=self._namespace, MetricData=metrics)
+        except (BotoCoreError, ClientError) as error:
+            logger.warning("CloudWatch did not take the figures of the fleets: %s", error)
+            return False
+        return True
+
+    def _calls(self, fleets: Sequence[ScalingFigures], now: datetime) -> Iterator[list[Any]]:
+        """A fleet's figures are never split: they are of one moment."""
+        fleets_per_call = METRICS_PER_CALL_MAX // METRICS_PER_FLEET
+        for start in range(0, len(fleets), fleets_per_call):
+            yield [
+                metric
+                for each in fleets[start : start + fleets_per_call]
+                for metric in to_metric_data(each, now=now, target_seconds=self._target_seconds)
+            ]
+
+
+def require_aws() -> None:
+    """Raises at the start what would else be told by a log only, pass after pass."""
+    if find_spec("boto3") is None:
+        raise missing_extra("COMFYFLEET_CLOUDWATCH_NAMESPACE", "boto3", "aws")
+
+
+def _open_client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=CONNECT_SECONDS_MAX,
+        read_timeout=ANSWER_SECONDS_MAX,
+        retries={"total_max_attempts": 2},
+    )
+    return boto3.session.Session().client("cloudwatch", config=config)
+
+
+def scaling_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    settings = plane.settings
+    if not settings.cloudwatch_namespace:
+        return
+    require_aws()
+    watch = CloudWatch(settings.cloudwatch_namespace, target_seconds=settings.scale_target_seconds)
+    yield Sweep("cloudwatch", partial(publish_fleets, plane, watch), settings.cloudwatch_seconds)
+
+
+async def publish_fleets(plane: ControlPlane, watch: CloudWatch) -> None:
+    now = plane.clock()
+    async with plane.central.read() as tx:
+        figures = await read_figures(
+            tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
+        )
+        depths = await dispatch.depths(tx)
+        typical = await _typical_seconds(tx, depths)
+    cap = plane.settings.max_fleet_workers
+    told = [
+        _scaling_figures(fleet, typical_of(fleet, depths, typical), cap) for fleet in figures.fleets
+    ]
+    await watch.publish(told, now=now)
+
+
+async def _typical_seconds(tx: Tx, depths: Mapping[QueueLane, LaneDepth]) -> dict[int, float]:
+    """By workflow, of those for which a job waits."""
+    waiting = {lane.workflow_id for lane, depth in depths.items() if depth.queued}
+    return {each: await dispatch.typical_seconds(tx, each) or ASSUMED_SECONDS for each in waiting}
+
+
+def typical_of(
+    fleet: Known, depths: Mapping[QueueLane, LaneDepth], typical: Mapping[int, float]
+) -> float | None:
+    """Of the jobs that wait for it: a slow workflow that nobody uses at the moment doesn't count."""
+    waiting = [
+        (depth.queued, typical[lane.workflow_id])
+        for lane, depth in depths.items()
+        if lane.stage == fleet.stage and lane.workflow_id in fleet.workflow_ids and depth.queued
+    ]
+    jobs = sum(queued for queued, _ in waiting)
+    return sum(queued * seconds for queued, seconds in waiting) / jobs if jobs else None
+
+
+def _scaling_figures(fleet: Known, typical: float | None, cap: int) -> ScalingFigures:
+    live = fleet.workers.get(IDLE, 0) + fleet.workers.get(BUSY, 0)
+    return ScalingFigures(
+        slug=fleet.slug,
+        stage=fleet.stage,
+        depth=fleet.queued,
+        leased=fleet.leased,
+        oldest_age_seconds=fleet.oldest_seconds,
+        typical_seconds=typical,
+        cap=cap if fleet.max_workers is None else fleet.max_workers,
+        slots=fleet.slots,
+        jobs_per_worker=max(1, fleet.slots // live) if live else 1,
+    )

@@ -1,0 +1,149 @@
+"""The fleet of `comfyfleet up`: created at the first start, and assigned all workflows that its backends can run."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.errors import NotFound, Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RegisteredWorkflow
+from comfyfleet.server.catalog.service import lacks, least_lacking
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
+
+FLEET, STAGE = "default", "production"
+SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
+SECRET_MODE = 0o600
+
+
+async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
+    """Written down before it counts: what is on disk without being known is put right here."""
+    path = data / SECRET_FILE
+    secret = _read_secret(path) or _write_secret(path)
+    async with plane.central.transaction() as tx:
+        await _ensure_fleet(tx, plane, secret)
+    return secret
+
+
+async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
+    now = plane.clock()
+    try:
+        fleet = await fleets.get(tx, FLEET, STAGE)
+        fleets.check_secret(fleet, secret)
+    except NotFound:
+        fleet = await fleets.create(
+            tx, slug=FLEET, stage=STAGE, secret_hash=hash_key(secret), max_workers=None, now=now
+        )
+        action = "fleet_created"
+    except Unauthenticated:
+        fleet = await fleets.rotate_secret(tx, fleet, secret_hash=hash_key(secret))
+        action = "fleet_secret_rotated"
+    else:
+        return
+    await notifications.record_audit(
+        tx, actor="system", action=action, subject=fleet.subject, now=now
+    )
+
+
+def _read_secret(path: Path) -> str | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return text if len(text) == KEY_CHARACTERS else None
+
+
+def _write_secret(path: Path) -> str:
+    secret = new_key()
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(path, flags, SECRET_MODE), "w", encoding="ascii") as file:
+        file.write(f"{secret}\n")
+    return secret
+
+
+logger = logging.getLogger(__name__)
+
+
+class AutoAssign:
+    """A sweep. It only adds: what an operator has assigned by hand stays."""
+
+    def __init__(self, plane: ControlPlane, slug: str, stage: str) -> None:
+        self._plane = plane
+        self._slug = slug
+        self._stage = stage
+        self._looked_at: object = None
+
+    async def __call__(self) -> None:
+        plane = self._plane
+        async with plane.central.read() as tx:
+            fleet = await fleets.get(tx, self._slug, self._stage)
+            workers = await self._workers(tx, fleet)
+            facts = await fleets.facts_of(tx, workers)
+            workflows = [each for each in await catalog.list_workflows(tx) if each.is_active]
+            situation = _situation(workflows, workers)
+            if not facts or situation == self._looked_at:
+                return
+            runnable = [each for each in workflows if await _can_run(tx, each, workers, facts)]
+            assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
+        wanted = assigned | {each.id for each in runnable}
+        if wanted != assigned:
+            await self._assign(wanted, [each.slug for each in runnable if each.id not in assigned])
+        self._looked_at = situation
+
+    async def _workers(self, tx: Tx, fleet: Fleet) -> list[FleetWorker]:
+        """Of those that are there now, one of each kind: there may be thousands, every second."""
+        plane = self._plane
+        seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+        return await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
+
+    async def _assign(self, workflow_ids: set[int], new: Sequence[str]) -> None:
+        plane, now = self._plane, self._plane.clock()
+        async with plane.central.transaction() as tx:
+            fleet = await fleets.get(tx, self._slug, self._stage)
+            await fleets.assign(tx, fleet, workflow_ids, now=now)
+            await notifications.record_audit(
+                tx,
+                actor="system",
+                action="assign",
+                subject=fleet.subject,
+                now=now,
+                details={"workflows_added": list(new)},
+            )
+        # Those who wait ask anew, as workers that may run more.
+        plane.queue.order()
+        logger.info("fleet %s now runs %s", fleet.name, ", ".join(new))
+
+
+async def _can_run(
+    tx: Tx,
+    workflow: RegisteredWorkflow,
+    workers: Sequence[FleetWorker],
+    facts: Mapping[str, BackendFacts],
+) -> bool:
+    """One of them is enough: only those that can run a job get it."""
+    version = await catalog.get_version(tx, workflow)
+    known = lacks(workflow, version, workers, facts)
+    if all(known.values()):
+        logger.warning(
+            "workflow %s is not assigned: it lacks %s",
+            workflow.slug,
+            least_lacking(known.values()).in_words(),
+        )
+        return False
+    return True
+
+
+def _situation(workflows: Sequence[RegisteredWorkflow], workers: Sequence[FleetWorker]) -> object:
+    """While it is the same, there is nothing to do."""
+    return (
+        frozenset((each.id, each.version, each.required_capabilities) for each in workflows),
+        frozenset((each.worker_id, each.facts_hash, each.capabilities) for each in workers),
+    )

@@ -1,0 +1,397 @@
+"""Retention: deletes media, files, runs, audit lines, events and ended dispatches when their time is up, objects that
+no row names, and all private data of an erased tenant. The ledger stays."""
+
+import asyncio
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import TypeAlias
+from uuid import UUID
+
+from comfyfleet.errors import FleetError
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.graphs import actions as graph_actions
+from comfyfleet.server.jobs import store as job_store
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.maintenance import store
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import EndedDispatch
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import Tenant
+
+_KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/(?:ai-jobs/(?P<job>[0-9a-f-]{36})/)?")
+
+
+def tenant_in_key(key: str) -> UUID | None:
+    """The tenant."""
+    return _id_in(key, "tenant")
+
+
+def job_in_key(key: str) -> UUID | None:
+    """The job that made it; None for what was uploaded."""
+    return _id_in(key, "job")
+
+
+def _id_in(key: str, part: str) -> UUID | None:
+    found = _KEY.match(key)
+    try:
+        return UUID(found[part]) if found and found[part] else None
+    except ValueError:
+        return None
+
+
+EXPIRED_PER_PAGE = 200
+DELETES_AT_ONCE_MAX = 8
+
+
+async def expire_old(context: JobContext) -> dict[UUID, int]:
+    """How many files of which tenants went."""
+    async with context.central.read() as tx:
+        found = await tenants.list_tenants(tx)
+    gone: dict[UUID, int] = {}
+    for tenant in found:
+        days = tenant.retention_days or context.settings.retention_days
+        if days and tenant.erasing_at is None:
+            before = context.clock() - timedelta(days=days)
+            if count := await _expire_of(context, tenant, before):
+                gone[tenant.id] = count
+    return gone
+
+
+async def _expire_of(context: JobContext, tenant: Tenant, before: datetime) -> int:
+    pool = context.pools[tenant.pool]
+    is_more = True
+    while is_more:
+        async with pool.transaction() as tx:
+            expired = await media.expire_media(
+                tx, tenant.id, before=before, now=context.clock(), limit=EXPIRED_PER_PAGE
+            )
+        is_more = len(expired) == EXPIRED_PER_PAGE
+    await graph_actions.expire_runs(pool, tenant.id, before=before)
+    return await _remove_old_files(context, pool, tenant.id, before)
+
+
+async def _remove_old_files(
+    context: JobContext, pool: Database, tenant_id: UUID, before: datetime
+) -> int:
+    """All but those that younger media, jobs or runs still need: the same content is stored once."""
+    removed, last = 0, None
+    while True:
+        async with pool.transaction() as tx:
+            page = await store.old_files(
+                tx, tenant_id, before=before, after=last, limit=EXPIRED_PER_PAGE
+            )
+            ids = {each.id for each in page}
+            needed = await store.named_by_media(tx, tenant_id, ids) if ids else set()
+            if ids - needed:
+                needed |= await store.named_by_active_jobs(tx, tenant_id)
+                needed |= await _needed_by_runs(tx, tenant_id, page, before)
+            unneeded = [each for each in page if each.id not in needed]
+            await store.remove_files(tx, tenant_id, [each.id for each in unneeded])
+        await delete_objects(context, unneeded)
+        removed += len(unneeded)
+        if len(page) < EXPIRED_PER_PAGE:
+            return removed
+        last = page[-1]
+
+
+async def _needed_by_runs(
+    tx: Tx, tenant_id: UUID, page: Sequence[File], before: datetime
+) -> set[UUID]:
+    """What a node or a step may take up yet: given to a run, or made in one."""
+    made_by = {each.id: job for each in page if (job := job_in_key(each.path))}
+    given = await graph_actions.input_files_of_open_runs(tx, tenant_id)
+    if not made_by:
+        return given
+    jobs = await store.jobs_of_living_runs(tx, tenant_id, set(made_by.values()), since=before)
+    return given | {file_id for file_id, job in made_by.items() if job in jobs}
+
+
+async def delete_objects(context: JobContext, removed: Sequence[File]) -> None:
+    """After the commit that removed their rows."""
+    await delete_keys(context, [each.path for each in removed])
+
+
+async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
+    for start in range(0, len(keys), DELETES_AT_ONCE_MAX):
+        some = keys[start : start + DELETES_AT_ONCE_MAX]
+        await asyncio.gather(*(context.store.delete(key) for key in some))
+
+
+log = logging.getLogger(__name__)
+ROWS_PER_STEP = 500
+STEPS_PER_PASS_MAX = 200
+PAUSE_SECONDS_MAX = 1.0
+# One step, with the most rows that it may remove: how many it has.
+Step: TypeAlias = Callable[[int], Awaitable[int]]
+
+
+async def delete_expired_rows(context: JobContext) -> dict[str, int]:
+    """How much went of what. What is kept for 0 days is kept for ever."""
+    settings, central = context.settings, context.central
+    gone: dict[str, int] = {}
+    if before := _before(context, days=settings.audit_keep_days):
+        gone["audit"] = await _in_steps(_step(central, notifications.prune_audit, before))
+    if before := _before(context, hours=settings.reading_keep_hours):
+        gone["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
+    if before := _before(context, days=settings.dispatch_keep_days):
+        gone["dispatches"] = await remove_dispatches(context, before)
+    for name, pool in context.pools.items():
+        try:
+            for what, count in (await _delete_expired_in_pool(context, pool)).items():
+                gone[what] = gone.get(what, 0) + count
+        except FleetError as error:
+            log.warning("pool %s was not thinned: %s", name, error.message)
+    return gone
+
+
+async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[str, int]:
+    settings, gone = context.settings, {}
+    if before := _before(context, days=settings.event_keep_days):
+        gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
+    if before := _before(context, days=settings.delivery_keep_days):
+        gone["deliveries"] = await _in_steps(_step(pool, notifications.prune_deliveries, before))
+    if before := _before(context, days=settings.prompt_keep_days):
+        gone["prompts"] = await _in_steps(_prompts(context, pool, before))
+    return gone
+
+
+def _before(context: JobContext, **kept: int) -> datetime | None:
+    """None: for ever."""
+    age = timedelta(**kept)
+    return context.clock() - age if age else None
+
+
+def _step(database: Database, prune: Callable[..., Awaitable[int]], before: datetime) -> Step:
+    async def step(limit: int) -> int:
+        async with database.transaction() as tx:
+            return await prune(tx, before=before, limit=limit)
+
+    return step
+
+
+def _prompts(context: JobContext, pool: Database, before: datetime) -> Step:
+    async def step(limit: int) -> int:
+        async with pool.transaction() as tx:
+            return await job_store.remove_prompts(
+                tx, ended_before=before, now=context.clock(), limit=limit
+            )
+
+    return step
+
+
+async def _in_steps(step: Step) -> int:
+    total = 0
+    for _ in range(STEPS_PER_PASS_MAX):
+        begun = monotonic()
+        count = await step(ROWS_PER_STEP)
+        total += count
+        if count < ROWS_PER_STEP:
+            break
+        await _pause(begun)
+    return total
+
+
+async def _pause(begun: float) -> None:
+    await asyncio.sleep(min(PAUSE_SECONDS_MAX, monotonic() - begun))
+
+
+async def remove_dispatches(context: JobContext, before: datetime) -> int:
+    """Those that ended before then, and whose jobs have ended too.
+
+    Without its dispatch an active job would get a second one, so that what can't be compared stays.
+    """
+    total, last = 0, None
+    for _ in range(STEPS_PER_PASS_MAX):
+        begun = monotonic()
+        async with context.central.read() as tx:
+            page = await dispatch.ended_before(tx, before, after=last, limit=ROWS_PER_STEP)
+        may_go = await _of_ended_jobs(context, page)
+        async with context.central.transaction() as tx:
+            total += await dispatch.remove(tx, may_go)
+        if len(page) < ROWS_PER_STEP:
+            break
+        last = page[-1]
+        await _pause(begun)
+    return total
+
+
+async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> list[int]:
+    parts: dict[str | None, list[EndedDispatch]] = defaultdict(list)
+    for row in page:
+        parts[await context.pool_name_of(row.tenant_id)].append(row)
+    may_go = [row.id for row in parts.pop(None, [])]  # of tenants that are gone
+    for name, part in parts.items():
+        try:
+            async with context.pools[name or ""].read() as tx:
+                known = await job_store.statuses_of(tx, [row.job_id for row in part])
+        except FleetError as error:
+            log.warning("dispatches of pool %s are kept for now: %s", name, error.message)
+            continue
+        active = {keys for keys, status in known.items() if status.is_active}
+        may_go += [row.id for row in part if (row.tenant_id, row.job_id) not in active]
+    return may_go
+
+
+# Documents of operators (central/…) are never looked at: they are named by other rows.
+TENANTS_PREFIX = "tenants/"
+ORPHANED_AFTER = timedelta(days=1)
+OBJECTS_PER_PAGE = 500
+
+
+async def remove_orphans(context: JobContext) -> int:
+    """How many went. Who writes at this moment is let finish: only what is a day old counts.
+
+    Tenants that we don't know, and those of a pool that we have not, lose nothing: a setting that is
+    wrong or a backup that is older than the store must not cost anybody's files.
+    """
+    pools = await _pools_by_tenant(context)
+    removed, some = 0, defaultdict[UUID, list[str]](list)
+    before = context.clock() - ORPHANED_AFTER
+    async for each in context.store.listed(TENANTS_PREFIX):
+        owner = tenant_in_key(each.key)
+        if each.modified_at >= before or owner not in pools:
+            continue
+        some[owner].append(each.key)
+        if len(some[owner]) == OBJECTS_PER_PAGE:
+            removed += await _remove_unnamed(context, pools[owner], some.pop(owner))
+    for owner, keys in some.items():
+        removed += await _remove_unnamed(context, pools[owner], keys)
+    return removed
+
+
+async def _pools_by_tenant(context: JobContext) -> dict[UUID, Database]:
+    async with context.central.read() as tx:
+        found = await tenants.list_tenants(tx)
+    pools = dict(context.pools.items())
+    return {each.id: pools[each.pool] for each in found if each.pool in pools}
+
+
+async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[str]) -> int:
+    async with pool.read() as tx:
+        unnamed = set(keys) - await store.known_paths(tx, keys)
+        jobs = {job for key in unnamed if (job := job_in_key(key))}
+        at_work = await store.active_among(tx, jobs) if jobs else set()
+    # What a lease has delivered is named only when it is completed.
+    leftover = [key for key in sorted(unnamed) if job_in_key(key) not in at_work]
+    await delete_keys(context, leftover)
+    return len(leftover)
+
+
+async def remove_tenant_objects(context: JobContext, tenant_id: UUID) -> int:
+    """Every object of a tenant, whatever names it."""
+    removed, some = 0, []
+    async for each in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
+        some.append(each.key)
+        if len(some) == OBJECTS_PER_PAGE:
+            await delete_keys(context, some)
+            removed, some = removed + len(some), []
+    await delete_keys(context, some)
+    return removed + len(some)
+
+
+ERASED_PER_PAGE = 500
+ACTION = "erase_tenant"
+
+
+async def begin_erasure(
+    context: JobContext, tenant_id: UUID, *, actor: str, now: datetime
+) -> Tenant:
+    """Shuts the door; a sweep does the rest. Asked again, nothing changes."""
+    async with context.central.transaction() as tx:
+        before = await tenants.get_tenant(tx, tenant_id)
+        tenant = await tenants.begin_erasing(tx, tenant_id, now=now)
+        removed = await tenants.delete_keys_of(tx, tenant_id)
+        if before.erasing_at is None:
+            await notifications.record_audit(
+                tx,
+                actor=actor,
+                action=ACTION,
+                subject=tenant.subject,
+                now=now,
+                tenant_id=tenant_id,
+                details={"step": "begun", "keys_removed": removed},
+            )
+    return tenant
+
+
+async def erase_pending_tenants(context: JobContext) -> int:
+    """Goes on with all that were begun and not ended."""
+    async with context.central.read() as tx:
+        found = [each for each in await tenants.list_tenants(tx) if each.erasing_at]
+    pending = [each for each in found if each.erased_at is None]
+    for tenant in pending:
+        await erase_tenant(context, tenant)
+    return len(pending)
+
+
+async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
+    pool = context.pools[tenant.pool]
+    cancelled = await _cancel_all(context, pool, tenant.id)
+    objects = await remove_tenant_objects(context, tenant.id)
+    rows = {name: await _remove_rows(pool, name, tenant.id) for name in store.PRIVATE}
+    await _scrub(pool, tenant.id)
+    async with pool.read() as tx:
+        if await store.active_jobs(tx, tenant.id, limit=1):
+            return  # submitted as the door was shut: the next pass cancels it
+    async with context.central.transaction() as tx:
+        await store.scrub_dispatches(tx, tenant.id)
+        # A key that was made as the door was shut goes, too.
+        await tenants.delete_keys_of(tx, tenant.id)
+        await tenants.end_erasing(tx, tenant.id, now=context.clock())
+        await notifications.record_audit(
+            tx,
+            actor="sweep",
+            action=ACTION,
+            subject=tenant.subject,
+            now=context.clock(),
+            tenant_id=tenant.id,
+            details={
+                "step": "ended",
+                "jobs_cancelled": cancelled,
+                "objects_removed": objects,
+                "rows_removed": rows,
+            },
+        )
+
+
+async def _cancel_all(context: JobContext, pool: Database, tenant_id: UUID) -> int:
+    """Each refunded as if its owner had cancelled it."""
+    cancelled = 0
+    while True:
+        async with pool.read() as tx:
+            some = await store.active_jobs(tx, tenant_id, limit=ERASED_PER_PAGE)
+        if not some:
+            return cancelled
+        for job_id in some:
+            await submit.cancel_job(context, tenant_id, job_id)
+        cancelled += len(some)
+
+
+async def _remove_rows(pool: Database, name: str, tenant_id: UUID) -> int:
+    removed = 0
+    while True:
+        async with pool.transaction() as tx:
+            some = await store.remove_rows(tx, name, tenant_id, limit=ERASED_PER_PAGE)
+        removed += some
+        if some < ERASED_PER_PAGE:
+            return removed
+
+
+async def _scrub(pool: Database, tenant_id: UUID) -> None:
+    last: UUID | None = None
+    while True:
+        async with pool.transaction() as tx:
+            last = await store.scrub_jobs(tx, tenant_id, after=last, limit=ERASED_PER_PAGE)
+        if last is None:
+            break
+    async with pool.transaction() as tx:
+        await store.scrub_users(tx, tenant_id)

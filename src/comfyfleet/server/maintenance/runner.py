@@ -1,0 +1,125 @@
+"""Runs sweeps periodically: each on its own, none able to stop another."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from comfyfleet.clock import Clock
+from comfyfleet.errors import Unavailable
+from comfyfleet.log_context import bind_ids
+from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db.coordination import AdvisoryLocks
+from comfyfleet.server.db.errors import is_logged
+
+logger = logging.getLogger(__name__)
+# A pass that a stop finds at work may end in order for so long.
+STOP_SECONDS_MAX = 5.0
+DONE, FAILED, ELSEWHERE = "done", "failed", "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    name: str
+    # One pass. What it answers is not looked at, but for True: there is more, come again at once.
+    run: Callable[[], Awaitable[object]]
+    seconds: float  # between the end of a pass and the next one, at most
+    # False: each control plane runs it whatever the others do.
+    in_turn: bool = True
+    # Is given what to call when there is something to do at once.
+    woken_by: Callable[[Callable[[], None]], None] | None = None
+
+
+class SweepRunner:
+    """All sweeps of one control plane."""
+
+    def __init__(
+        self, sweeps: Iterable[Sweep], turns: AdvisoryLocks, meters: ProcessMetrics, clock: Clock
+    ) -> None:
+        self._sweeps = {sweep.name: sweep for sweep in sweeps}
+        self._wanted = {name: asyncio.Event() for name in self._sweeps}
+        self._turns = turns
+        self._meters = meters
+        self._clock = clock
+        self._is_stopping = False
+        self._cut_short: set[str] = set()  # sweeps whose database was away when they passed last
+        for sweep in self._sweeps.values():
+            if sweep.woken_by is not None:
+                sweep.woken_by(partial(self.wake, sweep.name))
+
+    def wake(self, name: str) -> None:
+        """Let it pass now, not when its time comes. One that runs will run once more."""
+        if name in self._wanted:
+            self._wanted[name].set()
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    async def run(self) -> None:
+        """Until `stop`. To cancel it is safe too: a pass that is cut off is made up for later."""
+        await asyncio.gather(*map(self._repeat, self._sweeps.values()))
+
+    async def pass_once(self, sweep: Sweep) -> bool:
+        """Whether there is more to do at once. Never raises, whatever the sweep does."""
+        with bind_ids(sweep=sweep.name):
+            try:
+                outcome, has_more = await self._turn(sweep)
+            except Unavailable as error:
+                self._note_cut_short(sweep, error)
+                outcome, has_more = FAILED, False
+            except Exception:
+                logger.exception("the sweep %s failed; it will run again", sweep.name)
+                outcome, has_more = FAILED, False
+            if outcome != FAILED and sweep.name in self._cut_short:
+                self._cut_short.discard(sweep.name)
+                logger.warning("the sweep %s passes again", sweep.name)
+        self._meters.passes.labels(sweep.name, outcome).inc()
+        if outcome == DONE:
+            self._meters.last_pass.labels(sweep.name).set(self._clock().timestamp())
+        return has_more
+
+    def _note_cut_short(self, sweep: Sweep, error: Unavailable) -> None:
+        """No fault of the sweep's: a line is enough, once, and none for what is told already."""
+        is_new = sweep.name not in self._cut_short and not is_logged(error)
+        level = logging.WARNING if is_new else logging.DEBUG
+        logger.log(level, "the sweep %s was cut short: %s", sweep.name, error.message)
+        if is_new:
+            self._cut_short.add(sweep.name)
+
+    async def _repeat(self, sweep: Sweep) -> None:
+        wanted = self._wanted[sweep.name]
+        while not self._is_stopping:
+            wanted.clear()
+            if await self.pass_once(sweep):
+                continue
+            try:
+                await asyncio.wait_for(wanted.wait(), sweep.seconds)
+            except TimeoutError:
+                continue
+
+    async def _turn(self, sweep: Sweep) -> tuple[str, bool]:
+        if not sweep.in_turn:
+            return DONE, await sweep.run() is True
+        if not await self._turns.take(sweep.name):
+            return ELSEWHERE, False
+        try:
+            return DONE, await sweep.run() is True
+        finally:
+            await self._turns.give(sweep.name)
+
+
+@asynccontextmanager
+async def run_sweeps(sweeps: SweepRunner) -> AsyncIterator[SweepRunner]:
+    """They run for as long as the `with`, and are let end in order."""
+    work = asyncio.create_task(sweeps.run(), name="sweeps")
+    try:
+        yield sweeps
+    finally:
+        sweeps.stop()
+        await asyncio.wait({work}, timeout=STOP_SECONDS_MAX)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)

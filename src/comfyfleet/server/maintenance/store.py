@@ -1,0 +1,301 @@
+"""SQL over several tables of a tenant at once, for maintenance only."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    Column,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    null,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
+
+from comfyfleet.server.db import Tx, tenant_tables
+from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.db.dialect import for_update, is_one_of, without_index
+from comfyfleet.server.db.driver import PreparedStatement
+from comfyfleet.server.db.tenant_tables import (
+    IS_ACTIVE,
+    ai_jobs,
+    batches,
+    files,
+    graph_runs,
+    graphs,
+    job_attempts,
+    job_events,
+    users,
+    videos,
+    webhook_deliveries,
+    webhooks,
+)
+from comfyfleet.server.media import store as media_store
+from comfyfleet.server.media.model import File
+from comfyfleet.server.tenants.model import JobLedgerFacts
+
+# As the indexes say it: values that are bound would hide that they fit.
+_ACTIVE = text(IS_ACTIVE)
+_ENDED = ~ai_jobs.c.status.in_(("queued", "processing"))
+# In this order nothing is left that names what is gone. A new table belongs here, or below.
+PRIVATE: Mapping[str, Table] = {
+    each.name: each
+    for each in (
+        *(
+            tenant_tables.pipeline_events,
+            tenant_tables.pipeline_votes,
+            tenant_tables.pipeline_judgements,
+        ),
+        *(
+            tenant_tables.pipeline_candidates,
+            tenant_tables.pipeline_jobs,
+            tenant_tables.pipeline_runs,
+        ),
+        *(tenant_tables.pipelines, graph_runs, graphs),
+        *(job_events, webhook_deliveries, webhooks, batches, videos, files),
+    )
+}
+# Their rows go with the rows that they belong to.
+GO_ALONG = frozenset({"graph_executions", "graph_versions", "job_attempts"})
+# Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
+KEPT = frozenset(
+    {"ai_jobs", "users", "outbox", "storage_use", "token_wallets", "token_transactions"}
+)
+_SCRUBBED: Mapping[str, Any] = {
+    "prompt": {},
+    "properties": {},
+    "assets": [],
+    "input_file_id": None,
+    "output_file_id": None,
+    "video_id": None,
+    "result_metadata": null(),
+    "error_message": None,
+    "raw_error": None,
+    "idempotency_key": None,
+    "request_hash": None,
+}
+
+
+async def known_paths(tx: Tx, paths: Collection[str]) -> set[str]:
+    found = await tx.execute(select(files.c.path).where(is_one_of(tx, files.c.path, paths)))
+    return {row.path for row in found}
+
+
+async def active_among(tx: Tx, job_ids: Collection[UUID]) -> set[UUID]:
+    found = await tx.execute(
+        select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), _ACTIVE)
+    )
+    return {row.id for row in found}
+
+
+async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[File]:
+    """The oldest first; what was announced only lately may still be on its way."""
+    query = (
+        select(files)
+        .where(
+            files.c.checked_at.is_(None),
+            or_(files.c.size.is_not(None), files.c.created_at < announced_before),
+        )
+        .order_by(files.c.created_at)
+        .limit(limit)
+    )
+    return [File(**row) for row in (await tx.execute(query)).mappings()]
+
+
+class Checked(NamedTuple):
+    """A file that was looked at, and when."""
+
+    file: File
+    metadata: Mapping[str, Any]
+    at: datetime
+
+
+_NOTE_CHECKED = PreparedStatement(
+    lambda tx: (
+        update(files)
+        .where(files.c.id == bindparam("of_file"), files.c.checked_at.is_(None))
+        .values(metadata=bindparam("learnt"), checked_at=bindparam("at_now"))
+        .returning(files.c.size)
+    )
+)
+
+
+async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
+    """Each once. The bytes of all files of a tenant are counted together.
+
+    One that somebody else has locked is left out, to be looked at again: who waits for one file while
+    lease_runner another may be waited for.
+    """
+    is_one = is_one_of(tx, files.c.id, [each.file.id for each in checked])
+    free = await tx.scalars(for_update(tx, select(files.c.id).where(is_one), skip_locked=True))
+    mine, sizes = set(free), Counter[UUID]()
+    for file, metadata, at in checked:
+        if file.id not in mine:
+            continue
+        noted = {"of_file": file.id, "learnt": dict(metadata), "at_now": at}
+        for (size,) in await _NOTE_CHECKED.tuples(tx, noted):
+            sizes[file.tenant_id] += size
+    # In one order, so that no two control planes wait for each other's rows.
+    for tenant_id in sorted(sizes):
+        await media_store.count(tx, tenant_id, sizes[tenant_id])
+
+
+async def old_files(
+    tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
+) -> list[File]:
+    """The oldest first, on from the last one of the page before; those in use right now are left out."""
+    query = select(files).where(files.c.tenant_id == tenant_id, files.c.created_at < before)
+    if after is not None:
+        at = files.c.created_at
+        query = query.where(
+            or_(at > after.created_at, and_(at == after.created_at, files.c.id > after.id))
+        )
+    query = query.order_by(files.c.created_at, files.c.id).limit(limit)
+    found = await tx.execute(for_update(tx, query, skip_locked=True))
+    return [File(**row) for row in found.mappings()]
+
+
+async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> set[UUID]:
+    """Which of them belong to media that have not expired."""
+    query = select(videos.c.original_file_id, videos.c.processed_file_id).where(
+        videos.c.tenant_id == tenant_id,
+        videos.c.expired_at.is_(None),
+        or_(
+            is_one_of(tx, videos.c.original_file_id, file_ids),
+            is_one_of(tx, videos.c.processed_file_id, file_ids),
+        ),
+    )
+    return {each for row in await tx.execute(query) for each in row if each}
+
+
+def _active_of(tenant_id: UUID, column: Column[Any]) -> Select[Any]:
+    """In the order of the index of active jobs: else SQLite takes one of all that there ever were."""
+    mine = select(column).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
+    return mine.order_by(ai_jobs.c.id)
+
+
+async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
+    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.assets))
+    return {UUID(asset["file_id"]) for row in found for asset in row.assets}
+
+
+async def jobs_of_living_runs(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], *, since: datetime
+) -> set[UUID]:
+    """Which of them belong to a graph run that goes on, or to a pipeline run that is not at rest."""
+    graphs_ = select(graph_runs.c.id).where(
+        graph_runs.c.tenant_id == tenant_id,
+        graph_runs.c.status.in_(("pending", "running", "waiting_for_user")),
+    )
+    runs = tenant_tables.pipeline_runs
+    pipelines_ = select(runs.c.id).where(
+        runs.c.tenant_id == tenant_id, runs.c.status != "cancelled", runs.c.changed_at >= since
+    )
+    query = select(ai_jobs.c.id).where(
+        is_one_of(tx, ai_jobs.c.id, job_ids),
+        or_(ai_jobs.c.run_id.in_(graphs_), ai_jobs.c.run_id.in_(pipelines_)),
+    )
+    return set((await tx.execute(query)).scalars())
+
+
+async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
+    mine = without_index(tx, files.c.tenant_id) == tenant_id
+    gone = await tx.execute(
+        delete(files)
+        .where(mine, is_one_of(tx, files.c.id, file_ids))
+        .returning(files.c.size, files.c.checked_at)
+    )
+    if size := sum(row.size for row in gone if row.checked_at is not None):
+        await media_store.count(tx, tenant_id, -size)
+
+
+async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
+    found = await tx.execute(_active_of(tenant_id, ai_jobs.c.id).limit(limit))
+    return [row.id for row in found]
+
+
+async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
+    table = PRIVATE[name]
+    some = select(table.c.id).where(table.c.tenant_id == tenant_id).limit(limit)
+    gone = await tx.execute(delete(table).where(table.c.id.in_(some)).returning(table.c.id))
+    return len(gone.all())
+
+
+async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int) -> UUID | None:
+    """What was asked for and what came of it goes; that there was a job stays, for the ledger."""
+    query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ENDED)
+    if after is not None:
+        query = query.where(ai_jobs.c.id > after)
+    ids: list[UUID] = [
+        row.id for row in await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))
+    ]
+    if not ids:
+        return None
+    await tx.execute(
+        update(ai_jobs).where(is_one_of(tx, ai_jobs.c.id, ids)).values(dict(_SCRUBBED))
+    )
+    await tx.execute(delete(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids)))
+    return ids[-1]
+
+
+async def scrub_users(tx: Tx, tenant_id: UUID) -> None:
+    await tx.execute(
+        update(users)
+        .where(users.c.tenant_id == tenant_id)
+        .values(email=None, name=None, is_active=False)
+    )
+
+
+async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
+    """In the central database: errors may quote what was asked for."""
+    await tx.execute(
+        update(dispatches)
+        .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))
+        .values(last_error=None)
+    )
+
+
+async def priced_jobs(
+    tx: Tx, *, tenant_id: UUID | None, after: tuple[UUID, UUID] | None, limit: int
+) -> list[tuple[UUID, JobLedgerFacts]]:
+    """(tenant, what the ledger must know) of jobs that reserved tokens, page by page."""
+    query = select(
+        ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status
+    ).where(ai_jobs.c.reserved_tokens > 0)
+    if tenant_id is not None:
+        query = query.where(ai_jobs.c.tenant_id == tenant_id)
+    place = (ai_jobs.c.tenant_id, ai_jobs.c.id)
+    if after is not None:
+        query = query.where(tuple_(*place) > tuple_(*after))
+    found = await tx.execute(query.order_by(*place).limit(limit))
+    return [(row.tenant_id, _facts(row)) for row in found]
+
+
+async def lock_job_facts(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
+) -> list[JobLedgerFacts]:
+    """Of jobs that nobody can end while the transaction lasts."""
+    query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
+        without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
+    )
+    return [_facts(row) for row in await tx.execute(for_update(tx, query))]
+
+
+def _facts(row: Any) -> JobLedgerFacts:
+    is_ended = row.status not in ("queued", "processing")
+    return JobLedgerFacts(row.id, row.reserved_tokens, is_ended, row.status == "completed")
+
+
+async def remove_announced(tx: Tx, file: File) -> bool:
+    """False: it has arrived meanwhile."""
+    statement = delete(files).where(files.c.id == file.id, files.c.size.is_(None))
+    return (await tx.execute(statement.returning(files.c.id))).first() is not None

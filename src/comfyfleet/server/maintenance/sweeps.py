@@ -1,0 +1,432 @@
+"""The sweeps that a control plane runs: queue, graphs, pipelines, retention, webhooks."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import TypeAlias
+
+from comfyfleet.errors import FleetError, InvalidInput
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker
+from comfyfleet.server.graphs.apply import GRAPH_RUN_KIND, GraphContext
+from comfyfleet.server.graphs.runner import read_outbox, sweep_runs
+from comfyfleet.server.jobs import context
+from comfyfleet.server.jobs.batches import admit_all
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.finish import requeue_worker
+from comfyfleet.server.jobs.outbox import flush_due
+from comfyfleet.server.jobs.reconcile import expire_due_leases, reconcile
+from comfyfleet.server.maintenance.checks import (
+    FILES_PER_PAGE,
+    check_files,
+    record_drifts,
+    verify_ledger,
+)
+from comfyfleet.server.maintenance.cloudwatch import scaling_sweeps
+from comfyfleet.server.maintenance.retention import (
+    ROWS_PER_STEP,
+    STEPS_PER_PASS_MAX,
+    delete_expired_rows,
+    erase_pending_tenants,
+    expire_old,
+    remove_orphans,
+)
+from comfyfleet.server.maintenance.runner import Sweep
+from comfyfleet.server.media import service as media
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import (
+    DeliveryStatus,
+    RegisteredWebhook,
+    WebhookDelivery,
+    WebhookResponse,
+)
+from comfyfleet.server.notifications.service import send_delivery
+from comfyfleet.server.pipelines.collector import collect_ended, fail_overdue, remove_old_files
+from comfyfleet.server.pipelines.generator import submit_due
+from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, flush_audit
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import RequeueReason
+
+log = logging.getLogger(__name__)
+
+
+async def sync_object_infos(plane: ControlPlane) -> None:
+    """For each fleet whose newest worker reports another one than is known."""
+    async with plane.central.read() as tx:
+        reported = await fleets.reported_object_infos(tx)
+        known = {fleet.id: fleet for fleet in await fleets.all_of(tx)}
+    for fleet_id, content_hash in reported.items():
+        fleet = known.get(fleet_id)
+        if fleet is None or fleet.object_info_hash == content_hash:
+            continue
+        try:
+            await _sync_object_info(plane, fleet, content_hash)
+        except FleetError as error:
+            log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
+
+
+async def _sync_object_info(plane: ControlPlane, fleet: Fleet, content_hash: str) -> None:
+    key = await object_info.accept_upload(plane.store, fleet, content_hash)
+    if key is None:
+        return
+    async with plane.central.transaction() as tx:
+        await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)
+
+
+OUTBOX_PER_PASS_MAX = 500
+DUE_PER_PASS_MAX = 1000
+RECONCILE_SECONDS = 60.0
+# About a second of each minute, however much waits; the next pass goes on where it ended.
+RECONCILED_PER_PASS_MAX = 20_000
+
+
+def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    often = plane.settings.sweep_seconds
+    yield Sweep("outbox", partial(flush_outboxes, plane), often)
+    yield Sweep("expiry", partial(expire_leases, plane), often)
+    yield Sweep("due", partial(wake_due, plane), min(often, 1.0))
+    yield Sweep("workers", partial(remove_lost_workers, plane), often)
+    yield Sweep("batches", partial(admit_all, plane.context), often)
+    yield Sweep("reconcile", partial(reconcile_some, plane), RECONCILE_SECONDS)
+    yield Sweep("object_info", partial(sync_object_infos, plane), often)
+
+
+async def flush_outboxes(plane: ControlPlane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    has_more = False
+    for name, pool in plane.pools.items():
+        try:
+            delivered = await flush_due(plane.context, pool, limit=OUTBOX_PER_PASS_MAX)
+            has_more |= delivered == OUTBOX_PER_PASS_MAX
+        except FleetError as error:
+            log.log(
+                log_level_of(error), "the outbox of pool %s was left out: %s", name, error.message
+            )
+        except Exception:
+            log.exception("the outbox of pool %s was left out", name)
+    return has_more
+
+
+async def expire_leases(plane: ControlPlane) -> None:
+    async with plane.central.read() as tx:
+        before = await context.last_expiry(tx)
+    await expire_due_leases(plane.context, last_pass=before)
+    async with plane.central.transaction() as tx:
+        await context.set_last_expiry(tx, plane.clock())
+
+
+async def wake_due(plane: ControlPlane) -> bool:
+    async with plane.central.read() as tx:
+        if not await dispatch.is_any_due(tx, plane.clock()):
+            return False
+    async with plane.central.transaction() as tx:
+        due = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
+    plane.context.queue.arrived(due)
+    return len(due) == DUE_PER_PASS_MAX
+
+
+async def remove_lost_workers(plane: ControlPlane) -> None:
+    """Unseen for so long: its id and its place in the fleet are free again."""
+    unseen = plane.clock() - timedelta(seconds=plane.settings.remove_worker_after_seconds)
+    async with plane.central.read() as tx:
+        lost = await fleets.stale_workers(tx, unseen_since=unseen)
+    for worker in lost:
+        try:
+            await _remove_lost(plane, worker)
+        except FleetError as error:
+            log.log(
+                log_level_of(error),
+                "worker %s could not be removed: %s",
+                worker.worker_id,
+                error.message,
+            )
+
+
+async def _remove_lost(plane: ControlPlane, worker: FleetWorker) -> None:
+    unseen = plane.clock() - timedelta(seconds=plane.settings.remove_worker_after_seconds)
+    async with plane.central.transaction() as tx:
+        removed = await fleets.remove_stale_worker(tx, worker, unseen_since=unseen)
+        if removed:
+            await notifications.record_audit(
+                tx,
+                actor="sweep",
+                action="deregister",
+                subject=worker.subject,
+                now=plane.clock(),
+                details={"fleet": worker.fleet_name, "reason": "not heard of"},
+            )
+    if removed:
+        await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
+
+
+async def reconcile_some(plane: ControlPlane) -> None:
+    async with plane.central.read() as tx:
+        after = await context.reconcile_cursor(tx)
+    try:
+        repairs = await reconcile(plane.context, after=after, rows_max=RECONCILED_PER_PASS_MAX)
+    except InvalidInput:  # the place is one that another version has told
+        repairs = await reconcile(plane.context, rows_max=RECONCILED_PER_PASS_MAX)
+    if repairs.next != after:
+        async with plane.central.transaction() as tx:
+            await context.set_reconcile_cursor(tx, repairs.next)
+
+
+# Another control plane may have been told of the end of a job; here we are woken.
+GRAPH_OUTBOX_SECONDS = 1.0
+
+
+def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    yield Sweep(
+        "graph_words",
+        partial(in_all_pools, plane, read_outbox),
+        min(GRAPH_OUTBOX_SECONDS, plane.settings.sweep_seconds),
+        in_turn=False,
+        woken_by=partial(plane.context.news.subscribe_runs, GRAPH_RUN_KIND),
+    )
+    yield Sweep("graphs", partial(in_all_pools, plane, sweep_runs), plane.settings.sweep_seconds)
+
+
+async def in_all_pools(
+    plane: ControlPlane, act: Callable[[GraphContext, Database], Awaitable[None]]
+) -> None:
+    """All pools side by side: one that is down, or slow, holds up no other."""
+    await asyncio.gather(*(_in_pool(plane, name, pool, act) for name, pool in plane.pools.items()))
+
+
+async def _in_pool(
+    plane: ControlPlane,
+    name: str,
+    pool: Database,
+    act: Callable[[GraphContext, Database], Awaitable[None]],
+) -> None:
+    try:
+        await act(plane.graphs, pool)
+    except FleetError as error:
+        log.log(log_level_of(error), "graph runs of pool %s wait: %s", name, error.message)
+    except Exception:
+        log.exception("graph runs of pool %s were left out", name)
+
+
+RESULTS, SUBMITS, UPKEEP, RETENTION = (
+    "pipeline_results",
+    "pipeline_submits",
+    "pipeline_upkeep",
+    "pipeline_retention",
+)
+RETENTION_SECONDS = 3600.0
+PoolAction: TypeAlias = Callable[[JobContext, Database], Awaitable[object]]
+
+
+def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    settings = plane.settings
+    submit, poll = settings.comfyui_submit_interval, settings.comfyui_poll_interval
+    yield Sweep(
+        RESULTS,
+        partial(_in_all_pools, plane, advance_pipelines),
+        poll,
+        woken_by=partial(plane.context.news.subscribe_runs, PIPELINE_RUN_KIND),
+    )
+    yield Sweep(SUBMITS, partial(_in_all_pools, plane, submit_due), submit)
+    yield Sweep(UPKEEP, partial(_in_all_pools, plane, maintain_pipelines), poll)
+    yield Sweep(RETENTION, partial(_in_all_pools, plane, remove_old_files), RETENTION_SECONDS)
+
+
+async def advance_pipelines(context: JobContext, pool: Database) -> bool:
+    """What has ended makes room for what is next."""
+    has_more = await collect_ended(context, pool)
+    return await submit_due(context, pool) or has_more
+
+
+async def maintain_pipelines(context: JobContext, pool: Database) -> bool:
+    await fail_overdue(context, pool)
+    return await flush_audit(context, pool)
+
+
+async def _in_all_pools(plane: ControlPlane, act: PoolAction) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    has_more = False
+    for name, pool in plane.pools.items():
+        try:
+            has_more |= await act(plane.context, pool) is True
+        except FleetError as error:
+            log.log(
+                log_level_of(error), "pipelines of pool %s were left out: %s", name, error.message
+            )
+        except Exception:
+            log.exception("pipelines of pool %s were left out", name)
+    return has_more
+
+
+# All that are taken are sent at once: none waits so long that it might be taken a second time.
+AT_ONCE_MAX = 20
+TAKEN, REFUSED, UNANSWERED = "taken", "refused", "unanswered"
+
+
+async def deliver_due(plane: ControlPlane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    counts = await asyncio.gather(
+        *(_deliver_of(plane, name, pool) for name, pool in plane.pools.items())
+    )
+    return AT_ONCE_MAX in counts
+
+
+async def _deliver_of(plane: ControlPlane, name: str, pool: Database) -> int:
+    try:
+        async with pool.read() as tx:
+            if not await notifications.is_any_delivery_due(tx, plane.clock()):
+                return 0
+        async with pool.transaction() as tx:
+            due = await notifications.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
+        await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
+    except FleetError as error:
+        log.log(log_level_of(error), "the webhooks of pool %s wait: %s", name, error.message)
+        return 0
+    return len(due)
+
+
+async def _deliver(
+    plane: ControlPlane, pool: Database, delivery: WebhookDelivery, webhook: RegisteredWebhook
+) -> None:
+    key = plane.webhook_key
+    answer = await send_delivery(plane.outward, webhook, delivery, key=key, now=plane.clock())
+    plane.meters.deliveries.labels(_outcome(answer)).inc()
+    now, chance = plane.clock(), random.random()  # noqa: S311 - to keep retries apart
+    async with pool.transaction() as tx:
+        noted = await notifications.record_attempt(tx, delivery, answer, now=now, chance=chance)
+        has_failed = noted is not None and noted.status is DeliveryStatus.FAILED
+        is_off = has_failed and await notifications.disable_if_dead(tx, webhook, now=now)
+    if is_off:
+        await _record(plane, webhook)
+
+
+def _outcome(answer: WebhookResponse) -> str:
+    if answer.is_taken:
+        return TAKEN
+    return UNANSWERED if answer.status is None else REFUSED
+
+
+async def _record(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
+    """The address is the customer's own affair, and may hold a secret: it is not told."""
+    log.info("webhook %s was switched off: nobody has taken anything for days", webhook.id)
+    async with plane.central.transaction() as tx:
+        await notifications.record_audit(
+            tx,
+            actor="sweep",
+            action="switch_off",
+            subject=f"webhook:{webhook.id}",
+            now=plane.clock(),
+            tenant_id=webhook.tenant_id,
+        )
+
+
+ERASING_SECONDS = 5.0
+WEBHOOK_SECONDS = 2.0
+HOUR_SECONDS = 3600.0
+
+
+def retention_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    often = plane.settings.sweep_seconds
+    yield Sweep("webhooks", partial(deliver_due, plane), min(often, WEBHOOK_SECONDS))
+    yield Sweep("files", partial(check_all_files, plane), often)
+    yield Sweep("erasing", partial(erase_pending_tenants, plane.context), ERASING_SECONDS)
+    yield Sweep("retention", partial(expire_all, plane), HOUR_SECONDS)
+    yield Sweep("leftovers", partial(remove_all_orphans, plane), HOUR_SECONDS)
+    yield Sweep("prune", partial(prune_expired_rows, plane), HOUR_SECONDS)
+    yield Sweep("storage", partial(recount_storage, plane), HOUR_SECONDS)
+    yield Sweep("ledger", partial(check_ledger, plane), HOUR_SECONDS)
+
+
+async def check_all_files(plane: ControlPlane) -> bool:
+    """True: there is more. A pool that is down holds up no other."""
+    has_more = False
+    for name, pool in plane.pools.items():
+        try:
+            has_more |= await check_files(plane.context, pool) == FILES_PER_PAGE
+        except FleetError as error:
+            log.log(
+                log_level_of(error), "files of pool %s were not checked: %s", name, error.message
+            )
+    return has_more
+
+
+async def expire_all(plane: ControlPlane) -> None:
+    for tenant_id, count in (await expire_old(plane.context)).items():
+        plane.meters.removed.labels("retention").inc(count)
+        log.info("%s files of tenant %s went: their time was up", count, tenant_id)
+
+
+async def remove_all_orphans(plane: ControlPlane) -> None:
+    count = await remove_orphans(plane.context)
+    plane.meters.removed.labels("leftover").inc(count)
+    if count:
+        log.info("%s objects that no row named were removed", count)
+
+
+async def prune_expired_rows(plane: ControlPlane) -> bool:
+    """True: there is more."""
+    gone = await delete_expired_rows(plane.context)
+    for what, count in gone.items():
+        plane.meters.removed.labels(what).inc(count)
+    told = ", ".join(f"{count} {what}" for what, count in gone.items() if count)
+    if told:
+        log.info("removed, as they were old: %s", told)
+    return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in gone.values())
+
+
+async def recount_storage(plane: ControlPlane) -> None:
+    for name, pool in plane.pools.items():
+        try:
+            missing = await media.recount(pool)
+        except FleetError as error:
+            log.log(
+                log_level_of(error), "storage of pool %s was not counted: %s", name, error.message
+            )
+            continue
+        for tenant_id, size in missing.items():
+            log.info("storage of tenant %s was counted %s bytes too low", tenant_id, size)
+
+
+async def check_ledger(plane: ControlPlane) -> None:
+    drifts, left_out = await verify_ledger(plane.context)
+    for name, error in left_out.items():
+        log.log(
+            log_level_of(error), "the ledger of pool %s was not verified: %s", name, error.message
+        )
+    if drifts or not left_out:
+        plane.meters.drifts.set(len(drifts))
+    for drift in drifts:
+        log.error(
+            "the ledger of tenant %s does not add up (%s, user %s, job %s): %s",
+            drift.tenant_id,
+            drift.fault,
+            drift.user_id,
+            drift.job_id,
+            drift.message,
+        )
+    if drifts:
+        await record_drifts(plane.context, drifts, now=plane.clock())
+
+
+def all_sweeps(plane: ControlPlane) -> list[Sweep]:
+    """Of several processes behind one port the first has all of them. What is woken by something that
+    happens in a process is in each."""
+    if plane.siblings is None or plane.siblings.is_first:
+        return _all_of(plane)
+    return [each for each in _all_of(plane) if each.woken_by is not None]
+
+
+def _all_of(plane: ControlPlane) -> list[Sweep]:
+    return [
+        *queue_sweeps(plane),
+        *graph_sweeps(plane),
+        *pipeline_sweeps(plane),
+        *scaling_sweeps(plane),
+        *retention_sweeps(plane),
+    ]

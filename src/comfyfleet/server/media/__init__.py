@@ -1,0 +1,1 @@
+"""Stored files of a tenant, and the media of its users: pictures, videos, sound."""

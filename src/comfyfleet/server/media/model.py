@@ -1,0 +1,235 @@
+"""Stored files with their keys, media items of users, and media types by one canonical name each. Pure."""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeAlias
+from uuid import UUID, uuid5
+
+from comfyfleet.errors import InvalidInput
+from comfyfleet.media import ENDINGS, SNIFF_BYTES, sniff_type
+
+FILENAME_CHARACTERS_MAX = 300
+SAFE_NAME_BYTES_MAX = 150
+SUFFIX_BYTES_MAX = 20
+NAMELESS = "file"
+CONTENT_HASH = re.compile(r"[0-9a-f]{64}")
+_ALLOWED = " .-_()[]+,=@~"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One row. While it is only announced, nobody has seen its bytes: size and hash are None."""
+
+    id: UUID
+    tenant_id: UUID
+    disk: str  # local or s3
+    path: str  # the key in object storage; no two files share one
+    filename: str  # as its owner named it
+    mime_type: str
+    created_at: datetime
+    user_id: UUID | None = None
+    size: int | None = None
+    content_hash: str | None = None  # BLAKE3 as 64 hexadecimal digits, without any prefix
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    checked_at: datetime | None = None  # when its bytes were looked at
+
+    @property
+    def is_announced(self) -> bool:
+        return self.size is None
+
+
+def check_file(file: File) -> File:
+    if file.size is not None and file.size < 0:
+        raise InvalidInput(f"a file can't have {file.size} bytes", field="size")
+    if not file.filename or len(file.filename) > FILENAME_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"a file name has 1 to {FILENAME_CHARACTERS_MAX} characters", field="filename"
+        )
+    if file.content_hash is not None:
+        check_hash(file.content_hash)
+    return file
+
+
+def check_hash(content_hash: str) -> str:
+    if not CONTENT_HASH.fullmatch(content_hash):
+        raise InvalidInput(
+            "a content hash is BLAKE3, written as 64 hexadecimal digits in lower case",
+            field="content_hash",
+        )
+    return content_hash
+
+
+def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
+    """New for each lease (`delivery` names it), so that a late writer overwrites nothing."""
+    suffix = PurePosixPath(safe_name(name)).suffix
+    # JSON may hold halves of characters, which no text can be made of.
+    plain = name.encode(errors="backslashreplace").decode()
+    return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, plain)}{suffix}"
+
+
+def kept_output_key(tenant_id: UUID, job_id: UUID, file_id: UUID, suffix: str) -> str:
+    """Where an output is kept: no URL to write to it was ever made."""
+    return f"tenants/{tenant_id}/ai-jobs/{job_id}/{file_id}{suffix}"
+
+
+def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
+    return f"tenants/{tenant_id}/uploads/{upload_id}/{safe_name(name)}"
+
+
+def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
+    """Where an upload is kept: no URL to write to it was ever made."""
+    return f"tenants/{tenant_id}/files/{file_id}/{version}{suffix}"
+
+
+def renamed(filename: str, suffix: str) -> str:
+    """The same name with another ending."""
+    stem, dot, ending = filename.rpartition(".")
+    is_ending = dot and 0 < len(ending) <= SUFFIX_BYTES_MAX and "/" not in ending
+    return f"{(stem if is_ending and stem else filename)[: FILENAME_CHARACTERS_MAX - 20]}{suffix}"
+
+
+def safe_name(name: str) -> str:
+    """The last part of a name, fit for any file system, URL and shell; its suffix is kept."""
+    last = re.split(r"[/\\]", unicodedata.normalize("NFC", name))[-1]
+    kept = "".join(_safe(character) for character in last).strip(" .")
+    stem, dot, suffix = kept.rpartition(".")
+    if not dot or not stem.strip(" .") or len(suffix.encode()) > SUFFIX_BYTES_MAX:
+        stem, dot, suffix = kept, "", ""
+    room = SAFE_NAME_BYTES_MAX - len(f"{dot}{suffix}".encode())
+    return f"{_shortened(stem, room).strip(' .') or NAMELESS}{dot}{suffix}"
+
+
+def _safe(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind[0] == "C":  # controls, marks of direction, halves of characters
+        return ""
+    # Letters, digits and the accents that belong to them, of all languages.
+    return character if kind[0] in "LMN" or character in _ALLOWED else "_"
+
+
+def _shortened(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode(errors="ignore")
+
+
+MediaKind: TypeAlias = Literal["image", "video", "audio"]
+
+_ALIASES: Mapping[str, str] = {
+    "image/jpg": "image/jpeg",
+    "image/pjpeg": "image/jpeg",
+    "image/x-png": "image/png",
+    "image/heif": "image/heic",
+    "video/mov": "video/quicktime",
+    "video/x-m4v": "video/mp4",
+    "video/mkv": "video/x-matroska",
+    "video/matroska": "video/x-matroska",
+    "video/avi": "video/x-msvideo",
+    "video/msvideo": "video/x-msvideo",
+    "audio/wave": "audio/wav",
+    "audio/x-wav": "audio/wav",
+    "audio/vnd.wave": "audio/wav",
+    "audio/mp3": "audio/mpeg",
+    "audio/x-mp3": "audio/mpeg",
+    "audio/x-flac": "audio/flac",
+    "audio/opus": "audio/ogg",
+    "audio/x-m4a": "audio/mp4",
+    "audio/m4a": "audio/mp4",
+    "application/ogg": "audio/ogg",
+}
+# The same container with sound alone in it, which the first bytes don't tell.
+_SOUND_ALONE: Mapping[str, str] = {
+    "audio/mp4": "video/mp4",
+    "audio/webm": "video/webm",
+    "audio/x-matroska": "video/x-matroska",
+}
+
+
+def canonical_type(media_type: str) -> str:
+    """Without parameters, in lower case, by the name that we use."""
+    bare = media_type.partition(";")[0].strip().lower()
+    return _ALIASES.get(bare, bare)
+
+
+def extension_of(media_type: str) -> str | None:
+    """With its dot; none of what is no media."""
+    return ENDINGS.get(canonical_type(media_type))
+
+
+def kind_of(media_type: str) -> MediaKind | None:
+    family = canonical_type(media_type).partition("/")[0]
+    kinds: tuple[MediaKind, ...] = ("image", "video", "audio")
+    return next((kind for kind in kinds if kind == family), None)
+
+
+def is_media_type(claimed: str, first: bytes) -> bool:
+    wanted, found = canonical_type(claimed), sniff_type(first)
+    return found is not None and found in (wanted, _SOUND_ALONE.get(wanted))
+
+
+def check_claim(claimed: str, first: bytes) -> str:
+    """The media type by our name, if the bytes bear it out."""
+    if not is_media_type(claimed, first):
+        found = sniff_type(first) or "no media that we know"
+        raise InvalidInput(
+            f"the file is said to be {canonical_type(claimed)[:100]}, and is {found}",
+            field="content_type",
+            found=sniff_type(first),
+        )
+    return canonical_type(claimed)
+
+
+class MediaStatus(StrEnum):
+    UPLOADED = "uploaded"
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    kind: MediaKind
+    original_file_id: UUID | None  # none once it has expired
+    created_at: datetime
+    processed_file_id: UUID | None = None  # of the latest job
+    job_id: UUID | None = None  # the latest
+    active_job_id: UUID | None = None  # the same, until it ends
+    processing_details: Mapping[str, Any] = field(default_factory=dict)
+    expired_at: datetime | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"media:{self.id}"
+
+    @property
+    def file_ids(self) -> tuple[UUID, ...]:
+        return tuple(each for each in (self.original_file_id, self.processed_file_id) if each)
+
+
+def status_of(media: MediaItem, job_status: str | None) -> MediaStatus:
+    """`job_status` is that of the latest job; none if there never was one."""
+    if media.expired_at is not None:
+        return MediaStatus.EXPIRED
+    if media.job_id is None or job_status is None:
+        return MediaStatus.UPLOADED
+    return MediaStatus(job_status)
+
+
+__all__ = [
+    "SNIFF_BYTES",
+    "MediaKind",
+    "canonical_type",
+    "check_claim",
+    "is_media_type",
+    "kind_of",
+    "sniff_type",
+]

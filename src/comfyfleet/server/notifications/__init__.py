@@ -1,0 +1,1 @@
+"""What happened: events of jobs, webhooks to customers' servers, and the audit log."""

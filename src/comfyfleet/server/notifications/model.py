@@ -1,0 +1,173 @@
+"""Job events, webhooks with their deliveries and retry times, and audit entries. Pure."""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.errors import InvalidInput
+from comfyfleet.transport.public_url import parse_public_url
+
+
+class EventKind(StrEnum):
+    STATUS = "status"
+    PROGRESS = "progress"
+    OUTPUTS = "outputs"
+
+
+class NewJobEvent(NamedTuple):
+    tenant_id: UUID
+    job_id: UUID
+    kind: EventKind
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJobEvent:
+    id: int  # grows within a job: a reader goes on after the last one that it has
+    tenant_id: UUID
+    job_id: UUID
+    kind: EventKind
+    data: Mapping[str, Any]
+    created_at: datetime
+
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - only what each of them begins with
+WEBHOOKS_PER_USER_MAX = 20
+
+
+class WebhookEvent(StrEnum):
+    COMPLETED = "job.completed"
+    FAILED = "job.failed"
+    CANCELLED = "job.cancelled"
+    PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
+    PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
+
+
+class DeliveryStatus(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWebhook:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    url: str
+    secret: str  # of those that were made while secrets were stored; else empty
+    events: frozenset[WebhookEvent]
+    is_active: bool
+    created_at: datetime
+    on_again_at: datetime | None = None  # when it was last switched on after it had been off
+
+    def secret_with(self, key: str) -> str:
+        """What its deliveries are signed with: made from the installation's key, and so not stored."""
+        if self.secret:
+            return self.secret
+        return SECRET_PREFIX + hmac.new(key.encode(), self.id.bytes, hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookDelivery:
+    id: UUID
+    tenant_id: UUID
+    webhook_id: UUID
+    job_id: UUID
+    event: WebhookEvent
+    payload: Mapping[str, Any]
+    status: DeliveryStatus
+    tries: int
+    not_before: datetime
+    last_status: int | None
+    last_error: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookResponse:
+    """What the customer's server made of it; `error` where none came."""
+
+    status: int | None = None
+    error: str | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+def check_url(url: str) -> str:
+    """Whether its address is public is asked at each delivery: that may change at any time."""
+    return parse_public_url(url).url
+
+
+def check_events(events: Collection[str]) -> frozenset[WebhookEvent]:
+    known = {str(each) for each in WebhookEvent}
+    unknown = sorted(set(events) - known)
+    if unknown or not events:
+        raise InvalidInput(
+            f"events must be some of {', '.join(WebhookEvent)}", field="events", unknown=unknown
+        )
+    return frozenset(WebhookEvent(each) for each in events)
+
+
+# About a day in all: a server that is repaired in the morning has missed nothing.
+RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200, 21_600, 43_200)
+TRIES_MAX = len(RETRY_SECONDS) + 1
+JITTER = 0.2
+
+
+def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | None:
+    """After so many tries, all in vain; `chance` (0 to 1) keeps those that failed together apart."""
+    if tries >= TRIES_MAX:
+        return None
+    seconds = RETRY_SECONDS[max(tries, 1) - 1]
+    return now + timedelta(seconds=seconds * (1 + JITTER * chance))
+
+
+# Whoever may read the log may not act as somebody else with what stands in it.
+SECRET_NAMES = ("secret", "password", "authorization", "token", "lease_token", "key", "api_key")
+SECRET_ENDINGS = ("_secret", "_password", "_key_hash", "_secret_hash")
+LEFT_OUT = "(left out)"
+DETAILS_DEPTH_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    tenant_id: UUID | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def without_secrets(details: Any, *, depth: int = DETAILS_DEPTH_MAX) -> Any:
+    """The same as plain JSON, with the values of keys and secrets left out, however deep."""
+    if depth == 0:
+        return LEFT_OUT
+    if isinstance(details, Mapping):
+        return {
+            str(name): LEFT_OUT if is_secret(str(name)) else without_secrets(value, depth=depth - 1)
+            for name, value in details.items()
+        }
+    if isinstance(details, list | tuple | set | frozenset):
+        members = sorted(details) if isinstance(details, set | frozenset) else details
+        return [without_secrets(each, depth=depth - 1) for each in members]
+    if details is None or isinstance(details, bool | int | float):
+        return details
+    text = str(details)
+    return text if is_storable(text) else ascii(text)
+
+
+def is_secret(name: str) -> bool:
+    lowered = name.lower()
+    return lowered in SECRET_NAMES or lowered.endswith(SECRET_ENDINGS)

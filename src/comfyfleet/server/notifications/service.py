@@ -1,0 +1,304 @@
+"""Job events, webhooks and the audit log: each is written in the transaction of what happened; webhooks are sent signed,
+to a public address."""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.api.webhooks import HEADER, sign
+from comfyfleet.errors import FleetError, LimitExceeded, NotFound
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.driver import StatementCall
+from comfyfleet.server.notifications import store
+from comfyfleet.server.notifications.model import (
+    WEBHOOKS_PER_USER_MAX,
+    AuditEntry,
+    DeliveryStatus,
+    EventKind,
+    NewJobEvent,
+    RegisteredWebhook,
+    StoredJobEvent,
+    WebhookDelivery,
+    WebhookEvent,
+    WebhookResponse,
+    check_events,
+    check_url,
+    next_attempt_at,
+    without_secrets,
+)
+from comfyfleet.server.notifications.store import AuditFilter
+from comfyfleet.transport.fetch import PublicHttpClient
+from comfyfleet.transport.public_url import parse_public_url
+
+EVENTS_PER_PAGE_MAX = 500
+
+
+async def record_event(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    kind: EventKind,
+    data: Mapping[str, Any],
+    *,
+    now: datetime,
+) -> StoredJobEvent:
+    row: dict[str, Any] = {
+        "tenant_id": tenant_id,
+        "job_id": job_id,
+        "kind": kind,
+        "data": dict(data),
+        "created_at": now,
+    }
+    return StoredJobEvent(id=await store.add_event(tx, row), **row)
+
+
+async def record_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) -> None:
+    """In this order."""
+    if len(new) == 1:
+        await record_event(tx, *new[0], now=now)
+        return
+    await store.add_events(tx, [{**each._asdict(), "created_at": now} for each in new])
+
+
+def record_call(new: Sequence[NewJobEvent], *, now: datetime) -> StatementCall:
+    """The same as `record_all`, to be sent together with what else happens; in this order."""
+    return store.add_events_call([{**each._asdict(), "created_at": now} for each in new])
+
+
+async def events_after(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = EVENTS_PER_PAGE_MAX
+) -> list[StoredJobEvent]:
+    """The oldest first; `after_id` is what a reader sends as Last-Event-ID."""
+    return await store.events_after(
+        tx, tenant_id, job_id, after_id=after_id, limit=min(limit, EVENTS_PER_PAGE_MAX)
+    )
+
+
+async def prune_events(tx: Tx, *, before: datetime, limit: int) -> int:
+    return await store.prune_events(tx, before=before, limit=limit)
+
+
+# Longer than a delivery may take, so that nobody else takes it up meanwhile.
+TAKEN_SECONDS = 60
+LOG_PAGE_MAX = 200
+# Longer than a delivery is tried for: a server that was away over a weekend is called again.
+DEAD_AFTER = timedelta(days=4)
+ERROR_CHARACTERS_MAX = 500
+
+
+async def create_webhook(
+    tx: Tx,
+    *,
+    webhook_id: UUID,
+    tenant_id: UUID,
+    user_id: UUID,
+    url: str,
+    events: Collection[str],
+    now: datetime,
+) -> RegisteredWebhook:
+    if await store.count_webhooks(tx, tenant_id, user_id) >= WEBHOOKS_PER_USER_MAX:
+        raise LimitExceeded(f"a user has at most {WEBHOOKS_PER_USER_MAX} webhooks")
+    checked = check_events(events)
+    webhook = RegisteredWebhook(
+        webhook_id, tenant_id, user_id, check_url(url), "", checked, True, now
+    )
+    await store.add_webhook(tx, webhook)
+    return webhook
+
+
+async def list_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[RegisteredWebhook]:
+    return await store.webhooks_of_user(tx, tenant_id, user_id)
+
+
+async def get_webhook(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID
+) -> RegisteredWebhook:
+    found = await store.get_webhook(tx, tenant_id, user_id, webhook_id)
+    if found is None:
+        raise NotFound(f"there is no webhook {webhook_id}")
+    return found
+
+
+async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> None:
+    """With what was still to be delivered, and its log."""
+    if not await store.delete_webhook(tx, tenant_id, user_id, webhook_id):
+        raise NotFound(f"there is no webhook {webhook_id}")
+
+
+async def enqueue(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    job_id: UUID,
+    event: WebhookEvent,
+    payload: Mapping[str, Any],
+    *,
+    new_id: Callable[[], UUID],
+    now: datetime,
+) -> int:
+    """In the transaction that ends the job: once for each webhook that wants it, however often told."""
+    wanted = [
+        each
+        for each in await store.webhooks_of_user(tx, tenant_id, user_id)
+        if each.is_active and event in each.events
+    ]
+    rows = [_pending(each, job_id, event, payload, new_id(), now) for each in wanted]
+    return await store.add_deliveries(tx, rows) if rows else 0
+
+
+async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
+    """Asked every few seconds, for nothing mostly: what takes them is much dearer."""
+    return await store.is_any_delivery_due(tx, now)
+
+
+async def take_due_deliveries(
+    tx: Tx, *, now: datetime, limit: int
+) -> list[tuple[WebhookDelivery, RegisteredWebhook]]:
+    until = now + timedelta(seconds=TAKEN_SECONDS)
+    return await store.take_due_deliveries(tx, now=now, until=until, limit=limit)
+
+
+async def record_attempt(
+    tx: Tx, delivery: WebhookDelivery, answer: WebhookResponse, *, now: datetime, chance: float
+) -> WebhookDelivery | None:
+    """None: another try has begun since, and its word counts."""
+    said = {
+        "last_status": answer.status,
+        "last_error": answer.error[:ERROR_CHARACTERS_MAX] if answer.error else None,
+    }
+    again = None if answer.is_taken else next_attempt_at(delivery.tries, now, chance=chance)
+    if again is not None:
+        return await store.record_attempt(tx, delivery, {**said, "not_before": again})
+    end = DeliveryStatus.DELIVERED if answer.is_taken else DeliveryStatus.FAILED
+    return await store.record_attempt(tx, delivery, {**said, "status": end, "ended_at": now})
+
+
+async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) -> bool:
+    """Whether nobody has taken anything there for days: then nothing more is sent until asked for."""
+    since = await store.failing_since(tx, webhook.id)
+    if since is None or now - since < DEAD_AFTER:
+        return False
+    return await store.disable_webhook(tx, webhook.id, now=now)
+
+
+async def enable(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
+) -> tuple[RegisteredWebhook, bool]:
+    """And whether it was off. It is told of what ends from now on, and its failures are forgotten."""
+    on = await store.enable_webhook(tx, tenant_id, user_id, webhook_id, now=now)
+    return (on, True) if on else (await get_webhook(tx, tenant_id, user_id, webhook_id), False)
+
+
+async def list_deliveries(
+    tx: Tx, webhook: RegisteredWebhook, *, before_id: UUID | None = None, limit: int
+) -> list[WebhookDelivery]:
+    """The newest first; go on with `before_id` = the last one's id."""
+    before = await store.get_delivery(tx, webhook.id, before_id) if before_id else None
+    if before_id and before is None:
+        raise NotFound(f"there is no delivery {before_id}")
+    return await store.list_deliveries(
+        tx, webhook.id, before=before, limit=min(limit, LOG_PAGE_MAX)
+    )
+
+
+async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
+    """What ended before then goes out of the log; how many went."""
+    return await store.prune_deliveries(tx, before=before, limit=limit)
+
+
+def _pending(
+    webhook: RegisteredWebhook,
+    job_id: UUID,
+    event: WebhookEvent,
+    payload: Mapping[str, Any],
+    delivery_id: UUID,
+    now: datetime,
+) -> dict[str, Any]:
+    return {
+        "id": delivery_id,
+        "tenant_id": webhook.tenant_id,
+        "webhook_id": webhook.id,
+        "job_id": job_id,
+        "event": event,
+        "payload": dict(payload),
+        "status": DeliveryStatus.PENDING,
+        "tries": 0,
+        "not_before": now,
+        "created_at": now,
+    }
+
+
+DELIVERY_SECONDS = 20.0
+DELIVERY_ID = "X-Comfyfleet-Delivery"
+
+
+async def send_delivery(
+    outward: PublicHttpClient,
+    webhook: RegisteredWebhook,
+    delivery: WebhookDelivery,
+    *,
+    key: str,
+    now: datetime,
+    within_seconds: float = DELIVERY_SECONDS,
+) -> WebhookResponse:
+    """Never raises for what is the customer's server's doing. A redirect is no success.
+
+    `key` is the installation's, from which webhooks' secrets are made.
+    """
+    body = body_of(delivery)
+    headers = {
+        "Content-Type": "application/json",
+        DELIVERY_ID: str(delivery.id),
+        HEADER: sign(webhook.secret_with(key), body, timestamp=int(now.timestamp())),
+    }
+    try:
+        target = parse_public_url(webhook.url, ports=outward.ports)
+        async with (
+            asyncio.timeout(within_seconds),
+            outward.request("POST", target, headers=headers, content=body) as response,
+        ):
+            return WebhookResponse(status=response.status_code)
+    except TimeoutError:
+        return WebhookResponse(error=f"no answer within {within_seconds:g} seconds")
+    except FleetError as error:
+        return WebhookResponse(error=error.message)
+
+
+def body_of(delivery: WebhookDelivery) -> bytes:
+    message = {
+        "id": str(delivery.id),
+        "type": delivery.event,
+        "created_at": delivery.created_at.isoformat(),
+        "data": dict(delivery.payload),
+    }
+    return json.dumps(message, separators=(",", ":"), sort_keys=True).encode()
+
+
+async def record_audit(
+    tx: Tx,
+    *,
+    actor: str,
+    action: str,
+    subject: str,
+    now: datetime,
+    tenant_id: UUID | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """`actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject` "kind:name"."""
+    row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
+    await store.add_entry(tx, {**row, "details": without_secrets(details or {})})
+
+
+async def find_audit_entries(
+    tx: Tx, *, before_id: int | None = None, limit: int, **wanted: Any
+) -> list[AuditEntry]:
+    """The newest first; go on with `before_id` = the last one's id. `wanted` is of `Filter`."""
+    return await store.newest_entries(tx, AuditFilter(**wanted), before_id=before_id, limit=limit)
+
+
+async def prune_audit(tx: Tx, *, before: datetime, limit: int) -> int:
+    """How many of the oldest lines went."""
+    return await store.prune_entries(tx, before=before, limit=limit)

@@ -1,0 +1,356 @@
+"""The only SQL of job events, webhooks and the audit log."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import audit_log
+from comfyfleet.server.db.dialect import for_update, insert_if_new, is_one_of
+from comfyfleet.server.db.driver import PreparedStatement, StatementCall
+from comfyfleet.server.db.tenant_tables import job_events, webhooks
+from comfyfleet.server.db.tenant_tables import webhook_deliveries as deliveries
+from comfyfleet.server.notifications.model import (
+    AuditEntry,
+    DeliveryStatus,
+    EventKind,
+    RegisteredWebhook,
+    StoredJobEvent,
+    WebhookDelivery,
+    WebhookEvent,
+)
+
+COLUMNS = ("tenant_id", "job_id", "kind", "data", "created_at")
+_ADD_EVENT = PreparedStatement(
+    lambda tx: insert(job_events).returning(job_events.c.id), columns=COLUMNS
+)
+
+
+async def add_event(tx: Tx, row: Mapping[str, Any]) -> int:
+    """Its number."""
+    return int((await _ADD_EVENT.rows(tx, row))[0]["id"])
+
+
+async def add_events(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        await tx.execute(insert(job_events), rows)
+
+
+def add_events_call(rows: Sequence[Mapping[str, Any]]) -> StatementCall:
+    """A few at once: one INSERT, so that their numbers follow each other."""
+    return _add_event_call(len(rows)), {
+        f"{name}_{place}": row[name] for place, row in enumerate(rows) for name in COLUMNS
+    }
+
+
+@cache
+def _add_event_call(count: int) -> PreparedStatement:
+    rows: list[dict[str, Any]] = [
+        {name: bindparam(f"{name}_{place}", type_=job_events.c[name].type) for name in COLUMNS}
+        for place in range(count)
+    ]
+    return PreparedStatement(lambda tx: insert(job_events).values(rows))
+
+
+async def events_after(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int, limit: int
+) -> list[StoredJobEvent]:
+    query = (
+        select(job_events)
+        .where(
+            job_events.c.tenant_id == tenant_id,
+            job_events.c.job_id == job_id,
+            job_events.c.id > after_id,
+        )
+        .order_by(job_events.c.id)
+        .limit(limit)
+    )
+    return [_event(row) for row in await tx.execute(query)]
+
+
+async def prune_events(tx: Tx, *, before: datetime, limit: int) -> int:
+    old = select(job_events.c.id).where(job_events.c.created_at < before).limit(limit)
+    gone = await tx.execute(
+        delete(job_events).where(job_events.c.id.in_(old)).returning(job_events.c.id)
+    )
+    return len(gone.all())
+
+
+def _event(row: Row[Any]) -> StoredJobEvent:
+    return StoredJobEvent(**{**row._mapping, "kind": EventKind(row.kind)})
+
+
+SWITCHED_OFF = "the webhook was switched off"
+
+
+async def add_webhook(tx: Tx, webhook: RegisteredWebhook) -> None:
+    row = {**asdict(webhook), "events": sorted(webhook.events)}
+    await tx.execute(insert(webhooks).values(row))
+
+
+async def webhooks_of_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[RegisteredWebhook]:
+    query = (
+        select(webhooks)
+        .where(webhooks.c.tenant_id == tenant_id, webhooks.c.user_id == user_id)
+        .order_by(webhooks.c.created_at, webhooks.c.id)
+    )
+    return [_webhook(row) for row in await tx.execute(query)]
+
+
+async def count_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    query = select(func.count()).where(
+        webhooks.c.tenant_id == tenant_id, webhooks.c.user_id == user_id
+    )
+    return await tx.scalar(query) or 0
+
+
+async def get_webhook(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID
+) -> RegisteredWebhook | None:
+    query = select(webhooks).where(_is(tenant_id, user_id, webhook_id))
+    found = (await tx.execute(query)).first()
+    return _webhook(found) if found else None
+
+
+async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> bool:
+    statement = delete(webhooks).where(_is(tenant_id, user_id, webhook_id))
+    return (await tx.execute(statement.returning(webhooks.c.id))).first() is not None
+
+
+async def add_deliveries(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
+    statement = insert_if_new(tx, deliveries, rows).returning(deliveries.c.id)
+    return len((await tx.execute(statement)).all())
+
+
+_ANY_DUE = PreparedStatement(
+    lambda _: (
+        select(deliveries.c.id)
+        .where(
+            deliveries.c.status == DeliveryStatus.PENDING,
+            deliveries.c.not_before <= bindparam("by_now"),
+        )
+        .limit(1)
+    )
+)
+
+
+async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
+    return await _ANY_DUE.first(tx, {"by_now": now}) is not None
+
+
+async def take_due_deliveries(
+    tx: Tx, *, now: datetime, until: datetime, limit: int
+) -> list[tuple[WebhookDelivery, RegisteredWebhook]]:
+    """Counted as tried and put off until then: whoever dies while sending has only lost time."""
+    # No join: it would lock the webhook's row, too, and others would skip all that is due to it.
+    active = select(webhooks.c.id).where(webhooks.c.is_active.is_(True))
+    place = func.row_number().over(
+        partition_by=deliveries.c.tenant_id, order_by=deliveries.c.not_before
+    )
+    due = (
+        select(deliveries.c.id, deliveries.c.not_before, place.label("place"))
+        .where(
+            deliveries.c.status == DeliveryStatus.PENDING,
+            deliveries.c.not_before <= now,
+            deliveries.c.webhook_id.in_(active),
+        )
+        .subquery()
+    )
+    # By turns, tenant by tenant: one with thousands that are due holds up no other.
+    turns = (
+        select(deliveries.c.id)
+        .join(due, due.c.id == deliveries.c.id)
+        # Looked at again under the lock: another may have taken it meanwhile.
+        .where(deliveries.c.status == DeliveryStatus.PENDING, deliveries.c.not_before <= now)
+        .order_by(due.c.place, due.c.not_before)
+        .limit(limit)
+    )
+    free = for_update(tx, turns, skip_locked=True, of=deliveries)
+    ids = [row.id for row in await tx.execute(free)]
+    taken = await tx.execute(
+        update(deliveries)
+        .where(is_one_of(tx, deliveries.c.id, ids))
+        .values(tries=deliveries.c.tries + 1, not_before=until)
+        .returning(deliveries)
+    )
+    found = [_delivery(row) for row in taken]
+    wanted = {each.webhook_id for each in found}
+    owners = await tx.execute(select(webhooks).where(is_one_of(tx, webhooks.c.id, wanted)))
+    by_id = {row.id: _webhook(row) for row in owners}
+    return [(each, by_id[each.webhook_id]) for each in found]
+
+
+async def record_attempt(
+    tx: Tx, delivery: WebhookDelivery, values: Mapping[str, Any]
+) -> WebhookDelivery | None:
+    """None: another try has begun since, or it has ended."""
+    statement = (
+        update(deliveries)
+        .where(
+            deliveries.c.id == delivery.id,
+            deliveries.c.status == DeliveryStatus.PENDING,
+            deliveries.c.tries == delivery.tries,
+        )
+        .values(dict(values))
+        .returning(deliveries)
+    )
+    found = (await tx.execute(statement)).first()
+    return _delivery(found) if found else None
+
+
+async def enable_webhook(
+    tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
+) -> RegisteredWebhook | None:
+    """None: it is on, or not there."""
+    statement = update(webhooks).where(
+        _is(tenant_id, user_id, webhook_id), webhooks.c.is_active.is_(False)
+    )
+    on = await tx.execute(statement.values(is_active=True, on_again_at=now).returning(webhooks))
+    found = on.first()
+    return _webhook(found) if found else None
+
+
+async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
+    """When the first of those was made that failed for good, after the last that was taken, and
+    since it was switched on again."""
+    of_it = deliveries.c.webhook_id == webhook_id
+    taken = select(func.max(deliveries.c.created_at)).where(
+        of_it, deliveries.c.status == DeliveryStatus.DELIVERED
+    )
+    again = select(webhooks.c.on_again_at).where(webhooks.c.id == webhook_id)
+    query = select(func.min(deliveries.c.created_at)).where(
+        of_it, deliveries.c.status == DeliveryStatus.FAILED
+    )
+    for since in (await tx.scalar(taken), await tx.scalar(again)):
+        if since is not None:
+            query = query.where(deliveries.c.created_at > since)
+    found: datetime | None = await tx.scalar(query)
+    return found
+
+
+async def disable_webhook(tx: Tx, webhook_id: UUID, *, now: datetime) -> bool:
+    """Whether it was on. What still waited has failed."""
+    statement = update(webhooks).where(webhooks.c.id == webhook_id, webhooks.c.is_active.is_(True))
+    off = await tx.execute(statement.values(is_active=False).returning(webhooks.c.id))
+    if off.first() is None:
+        return False
+    await tx.execute(
+        update(deliveries)
+        .where(deliveries.c.webhook_id == webhook_id, deliveries.c.status == DeliveryStatus.PENDING)
+        .values(status=DeliveryStatus.FAILED, ended_at=now, last_error=SWITCHED_OFF)
+    )
+    return True
+
+
+async def list_deliveries(
+    tx: Tx, webhook_id: UUID, *, before: WebhookDelivery | None, limit: int
+) -> list[WebhookDelivery]:
+    at = deliveries.c.created_at
+    query = (
+        select(deliveries)
+        .where(deliveries.c.webhook_id == webhook_id)
+        .order_by(at.desc(), deliveries.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        is_same = and_(at == before.created_at, deliveries.c.id < before.id)
+        query = query.where(or_(at < before.created_at, is_same))
+    return [_delivery(row) for row in await tx.execute(query)]
+
+
+async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
+    old = select(deliveries.c.id).where(deliveries.c.ended_at < before).limit(limit)
+    gone = await tx.execute(
+        delete(deliveries).where(deliveries.c.id.in_(old)).returning(deliveries.c.id)
+    )
+    return len(gone.all())
+
+
+async def get_delivery(tx: Tx, webhook_id: UUID, delivery_id: UUID) -> WebhookDelivery | None:
+    query = select(deliveries).where(
+        deliveries.c.webhook_id == webhook_id, deliveries.c.id == delivery_id
+    )
+    found = (await tx.execute(query)).first()
+    return _delivery(found) if found else None
+
+
+def _is(tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> ColumnElement[bool]:
+    return and_(
+        webhooks.c.tenant_id == tenant_id,
+        webhooks.c.user_id == user_id,
+        webhooks.c.id == webhook_id,
+    )
+
+
+def _webhook(row: Row[Any]) -> RegisteredWebhook:
+    events = frozenset(WebhookEvent(each) for each in row.events)
+    return RegisteredWebhook(**{**row._mapping, "events": events})
+
+
+def _delivery(row: Row[Any]) -> WebhookDelivery:
+    event, status = WebhookEvent(row.event), DeliveryStatus(row.status)
+    return WebhookDelivery(**{**row._mapping, "event": event, "status": status})
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """What is not given is not asked for."""
+
+    action: str | None = None
+    subject: str | None = None
+    actor: str | None = None
+    tenant_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+async def add_entry(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert(audit_log).values(dict(row)))
+
+
+async def newest_entries(
+    tx: Tx, wanted: AuditFilter, *, before_id: int | None, limit: int
+) -> list[AuditEntry]:
+    if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
+        return []
+    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
+    for name in ("action", "subject", "actor", "tenant_id"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(audit_log.c[name] == value)
+    if wanted.since is not None:
+        query = query.where(audit_log.c.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(audit_log.c.at < wanted.until)
+    if before_id is not None:
+        query = query.where(audit_log.c.id < before_id)
+    return [_entry(row) for row in await tx.execute(query)]
+
+
+async def prune_entries(tx: Tx, *, before: datetime, limit: int) -> int:
+    """The oldest of those from before then, by their ids: they were given in the order of time."""
+    first = select(audit_log.c.id, audit_log.c.at).order_by(audit_log.c.id).limit(limit).subquery()
+    old = select(first.c.id).where(first.c.at < before)
+    gone = await tx.execute(delete(audit_log).where(audit_log.c.id.in_(old)))
+    return int(gone.rowcount)
+
+
+def _entry(row: Row[Any]) -> AuditEntry:
+    return AuditEntry(**row._mapping)

@@ -1,0 +1,1 @@
+"""Pipelines: steps generate candidates, people judge them, the best get children."""

@@ -1,0 +1,575 @@
+"""What users do: create pipelines; start, pause, change, cancel and retry runs; judge and compare candidates.
+
+Every action names the user: what belongs to others is not found."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.server.db import Tx
+from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
+from comfyfleet.server.graphs.model import DocumentProblem
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.pipelines import decide, run_state, store, store_candidates
+from comfyfleet.server.pipelines.decide import PairVote, next_pair, to_cancel
+from comfyfleet.server.pipelines.model import (
+    START_SCORE,
+    CandidateStatus,
+    PipelineCandidate,
+    PipelineDefinition,
+    PipelineRunStatus,
+    RunLimits,
+    StoredPipeline,
+    StoredPipelineRun,
+    StoredRun,
+    clean_folder,
+)
+from comfyfleet.server.pipelines.parse import parse_pipeline, validate, variable_problems
+from comfyfleet.server.pipelines.run_state import (
+    PIPELINE_RUN_KIND,
+    RunTransaction,
+    facts_by_step,
+    get_own_run,
+    read_state,
+    run_transaction,
+)
+
+PAGE_MAX = 200
+SAME_NAME_MAX = 50  # pipelines of one name that a new one is compared with
+BASE_CANDIDATES_MAX = 100_000
+CONCURRENT_JOBS_MAX = 100
+PROBLEMS_TOLD_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class NewPipelineRun:
+    """What a run is started with. Limits that are None are those of the settings."""
+
+    base_candidates: int
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    target_folder: str | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+
+    @property
+    def request_hash(self) -> str:
+        said = [self.base_candidates, dict(self.variables), self.target_folder, dict(self.limits)]
+        text = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def raise_problems(problems: Sequence[DocumentProblem]) -> None:
+    """All of them at once, each with its step and field."""
+    if not problems:
+        return
+    told = [
+        {"code": each.code, "message": each.message, "step": each.node, "field": each.port}
+        for each in problems[:PROBLEMS_TOLD_MAX]
+    ]
+    first = problems[0]
+    where = f"{first.node}: " if first.node else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise InvalidInput(f"{where}{first.message}{more}", problems=told)
+
+
+async def create_pipeline(
+    context: JobContext, tenant_id: UUID, user_id: UUID, document: Mapping[str, Any]
+) -> StoredPipeline:
+    """Never changed afterwards: what runs use must stay what it was.
+
+    What the user has stored under that name already, and with that content, is not stored again.
+    """
+    parsed = parse_pipeline(document)
+    async with context.central.read() as tx:
+        catalogue = await with_offered_names(tx, await read_catalogue(tx, parsed.pipeline.steps))
+    raise_problems([*parsed.problems, *validate(parsed.pipeline, catalogue)])
+    stored = StoredPipeline(
+        context.new_id(), tenant_id, user_id, parsed.pipeline, document, context.clock()
+    )
+    pool = await context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        name = parsed.pipeline.name
+        alike = await store.pipelines_named(tx, tenant_id, user_id, name, limit=SAME_NAME_MAX)
+        same = next((each for each in alike if each.document == document), None)
+        if same is None:
+            await store.add_pipeline(tx, stored)
+    return same or stored
+
+
+async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, text: str) -> UUID:
+    """A pipeline by its id, or by its name: the user's newest."""
+    try:
+        return UUID(text)
+    except ValueError:
+        pass
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        found = await store.pipelines_named(tx, tenant_id, user_id, text, limit=1)
+    if not found:
+        raise NotFound(
+            f"there is no pipeline {text!r:.100}",
+            hint="`comfyfleet pipeline list` shows those that there are.",
+        )
+    return found[0].id
+
+
+async def get_pipeline(
+    context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
+) -> StoredPipeline:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await _own_pipeline(tx, tenant_id, user_id, pipeline_id)
+
+
+async def _own_pipeline(
+    tx: Tx, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
+) -> StoredPipeline:
+    found = await store.get_pipeline(tx, tenant_id, pipeline_id)
+    if found is None or found.user_id != user_id or found.deleted_at is not None:
+        raise NotFound(f"there is no pipeline {pipeline_id}")
+    return found
+
+
+async def delete_pipeline(
+    context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
+) -> None:
+    """Its runs stay, and go on."""
+    await get_pipeline(context, tenant_id, user_id, pipeline_id)
+    pool = await context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        await store.delete_pipeline(tx, pipeline_id, now=context.clock())
+
+
+async def pipeline_names(
+    context: JobContext, tenant_id: UUID, listed: Sequence[StoredRun]
+) -> Mapping[UUID, str]:
+    """Of the pipelines that runs were made with, deleted ones too."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await store.names_of(tx, {each.pipeline_id for each in listed})
+
+
+async def list_pipelines(
+    context: JobContext, tenant_id: UUID, user_id: UUID, *, before: UUID | None = None, limit: int
+) -> list[StoredPipeline]:
+    """The newest first; go on with `before` = the last one's id."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        last = await _own_pipeline(tx, tenant_id, user_id, before) if before else None
+        return await store.list_pipelines(
+            tx, tenant_id, user_id, before=last, limit=min(limit, PAGE_MAX)
+        )
+
+
+async def start_run(
+    context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID, new: NewPipelineRun
+) -> tuple[StoredRun, bool]:
+    """The run, and whether it is new: the same idempotency key gives the same run."""
+    pool = await context.pool_of(tenant_id)
+    made_with = await get_pipeline(context, tenant_id, user_id, pipeline_id)
+    await _check_variables(context, made_with.pipeline, new.variables)
+    run_id, now = context.new_id(), context.clock()
+    stored = StoredRun(
+        run=_run(context, run_id, new),
+        tenant_id=tenant_id,
+        user_id=user_id,
+        pipeline_id=pipeline_id,
+        request_hash=new.request_hash,
+        idempotency_key=new.idempotency_key,
+        look_at=now,
+        created_at=now,
+        changed_at=now,
+    )
+    async with pool.transaction() as tx:
+        if not await store.add_run(tx, stored):
+            return await _same_run(tx, stored), False
+        act = RunTransaction(context, tx, stored, now)
+        await act.record("started", pipeline_id=str(pipeline_id), **_run_data(stored.run))
+    context.news.notify_run(PIPELINE_RUN_KIND)
+    await run_state.flush_audit(context, pool)
+    return stored, True
+
+
+async def _check_variables(
+    context: JobContext, pipeline: PipelineDefinition, variables: Mapping[str, Any]
+) -> None:
+    async with context.central.read() as tx:
+        facts = await facts_by_step(tx, pipeline)
+    raise_problems(variable_problems(pipeline, variables, facts))
+
+
+async def _same_run(tx: Tx, wanted: StoredRun) -> StoredRun:
+    found = await store.run_by_key(tx, wanted.tenant_id, wanted.idempotency_key or "")
+    is_same = (
+        found is not None
+        and found.user_id == wanted.user_id
+        and found.pipeline_id == wanted.pipeline_id
+        and found.request_hash == wanted.request_hash
+    )
+    if found is None or not is_same:
+        raise Conflict("idempotency_key was used for another request", field="idempotency_key")
+    return found
+
+
+def _run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPipelineRun:
+    _check_number("base_candidates", new.base_candidates, BASE_CANDIDATES_MAX)
+    usual = RunLimits(
+        concurrent_jobs=context.settings.pipeline_concurrent_jobs,
+        bytes=context.settings.pipeline_max_bytes,
+    )
+    return StoredPipelineRun(
+        id=run_id,
+        base_candidates=new.base_candidates,
+        target_folder=clean_folder(new.target_folder or f"runs/{run_id}"),
+        variables=new.variables,
+        limits=checked_limits(replace(usual, **new.limits)),
+    )
+
+
+def _check_number(name: str, number: int, most: int) -> None:
+    if not 1 <= number <= most:
+        raise InvalidInput(f"{name} must be from 1 to {most:,}, not {number}", field=name)
+
+
+def checked_limits(limits: RunLimits) -> RunLimits:
+    _check_number("concurrent_jobs", limits.concurrent_jobs, CONCURRENT_JOBS_MAX)
+    for name in ("candidates", "tokens", "bytes"):
+        value = getattr(limits, name)
+        if value is not None and value < 0:
+            raise InvalidInput(f"the limit of {name} can't be below zero", field=f"limits.{name}")
+    return limits
+
+
+def _run_data(run: StoredPipelineRun) -> dict[str, Any]:
+    return {
+        "base_candidates": run.base_candidates,
+        "target_folder": run.target_folder,
+        "limits": limits_data(run.limits),
+    }
+
+
+def limits_data(limits: RunLimits) -> dict[str, Any]:
+    return {
+        "candidates": limits.candidates,
+        "tokens": limits.tokens,
+        "concurrent_jobs": limits.concurrent_jobs,
+        "until": limits.until.isoformat() if limits.until else None,
+        "bytes": limits.bytes,
+    }
+
+
+async def get_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> StoredRun:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await get_own_run(tx, tenant_id, user_id, run_id)
+
+
+async def list_runs(
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    pipeline_id: UUID | None = None,
+    before: UUID | None = None,
+    limit: int,
+) -> list[StoredRun]:
+    """The newest first; go on with `before` = the last one's id."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        last = await get_own_run(tx, tenant_id, user_id, before) if before else None
+        return await store.list_runs(
+            tx,
+            tenant_id,
+            user_id,
+            pipeline_id=pipeline_id,
+            before=last,
+            limit=min(limit, PAGE_MAX),
+        )
+
+
+async def pause_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> StoredRun:
+    """What was submitted goes on; nothing more is."""
+    return await _move(context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED)
+
+
+async def resume_run(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+) -> StoredRun:
+    return await _move(context, tenant_id, user_id, run_id, PipelineRunStatus.ACTIVE)
+
+
+async def _move(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, status: PipelineRunStatus
+) -> StoredRun:
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        _refuse_cancelled(act)
+        if act.stored.run.status != status:
+            is_pause = status == PipelineRunStatus.PAUSED
+            act.changes |= {"status": status, "pause_reason": "asked" if is_pause else None}
+            await act.record("paused" if is_pause else "resumed")
+    return await get_run(context, tenant_id, user_id, run_id)
+
+
+def _refuse_cancelled(act: RunTransaction) -> None:
+    if act.stored.run.status == PipelineRunStatus.CANCELLED:
+        raise Conflict("the run was cancelled, and stays so")
+
+
+async def change_run(
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    run_id: UUID,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    base_candidates: int | None = None,
+) -> StoredRun:
+    """Applies to what is submitted next. Variables replace those of the same name."""
+    if variables is not None:
+        run = (await get_run(context, tenant_id, user_id, run_id)).run
+        pipeline = await _pipeline_of(context, tenant_id, user_id, run_id)
+        await _check_variables(context, pipeline, {**run.variables, **variables})
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        _refuse_cancelled(act)
+        run = act.stored.run
+        if variables is not None:
+            act.changes["variables"] = {**run.variables, **variables}
+        if limits:
+            changed = checked_limits(replace(run.limits, **limits))
+            act.changes |= store.limit_columns(changed)
+        if base_candidates is not None:
+            _check_number("base_candidates", base_candidates, BASE_CANDIDATES_MAX)
+            act.changes["base_candidates"] = base_candidates
+        await act.record(
+            "changed",
+            variables=sorted(variables or ()),
+            limits=_plain(limits or {}),
+            base_candidates=base_candidates,
+        )
+    return await get_run(context, tenant_id, user_id, run_id)
+
+
+async def _pipeline_of(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+) -> PipelineDefinition:
+    """Of a run, also if it was deleted since."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        stored = await get_own_run(tx, tenant_id, user_id, run_id)
+        made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
+    if made_with is None:
+        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    return made_with.pipeline
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in values.items()
+    }
+
+
+async def cancel_run(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+) -> StoredRun:
+    """With what is queued; what runs is let end, and its candidates are kept."""
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        if act.stored.run.status != PipelineRunStatus.CANCELLED:
+            queued = await store_candidates.queued_of(act.tx, run_id)
+            for job_id in queued:
+                await act.cancel_job(job_id)
+            act.changes |= {"status": PipelineRunStatus.CANCELLED, "pause_reason": None}
+            await act.record("cancelled", jobs_cancelled=len(queued))
+    return await get_run(context, tenant_id, user_id, run_id)
+
+
+async def retry_jobs(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, job_id: UUID | None = None
+) -> list[UUID]:
+    """One failed job, or all: their places are free, and the loop makes them anew."""
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        _refuse_cancelled(act)
+        freed = await store_candidates.release_failed(act.tx, run_id, job_id)
+        if job_id and not freed:
+            raise NotFound(f"the run has no failed job {job_id}")
+        if freed:
+            await act.record("retried", jobs=[str(each) for each in freed])
+    return freed
+
+
+_ACTS = {
+    CandidateStatus.APPROVED: "approved",
+    CandidateStatus.REJECTED: "rejected",
+    CandidateStatus.WINNER: "crowned",
+}
+
+
+class CandidateRef(NamedTuple):
+    """Who acts, and on which candidate."""
+
+    tenant_id: UUID
+    user_id: UUID
+    run_id: UUID
+    candidate_id: UUID
+
+
+async def judge_candidate(
+    context: JobContext, whose: CandidateRef, verdict: CandidateStatus
+) -> PipelineCandidate:
+    """The same again changes nothing. Rejecting stops the branch: its queued jobs are cancelled."""
+    if verdict not in _ACTS:
+        raise InvalidInput(f"a candidate can't be made {verdict}; undo what was said of it")
+    async with run_transaction(context, whose.tenant_id, whose.user_id, whose.run_id) as act:
+        found = await _get(act, whose.candidate_id)
+        if found.status != verdict:
+            await _set(act, found, verdict)
+            await store.add_judgement(act.tx, _judgement(act, found, verdict))
+            stopped = await _stop_branches(act) if verdict == CandidateStatus.REJECTED else 0
+            await act.record(
+                _ACTS[verdict],
+                candidate_id=str(found.id),
+                before=found.status,
+                jobs_cancelled=stopped,
+            )
+        return await _get(act, whose.candidate_id)
+
+
+async def _get(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
+    found = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
+    if found is None:
+        raise NotFound(f"there is no candidate {candidate_id}")
+    return found
+
+
+async def _set(act: RunTransaction, found: PipelineCandidate, status: CandidateStatus) -> None:
+    if not await store_candidates.set_status(act.tx, found.id, before=found.status, after=status):
+        raise Conflict("somebody else has just judged it; look again")
+
+
+def _judgement(
+    act: RunTransaction, found: PipelineCandidate, verdict: CandidateStatus
+) -> dict[str, object]:
+    return {
+        "tenant_id": act.stored.tenant_id,
+        "run_id": act.stored.id,
+        "candidate_id": found.id,
+        "before": found.status,
+        "after": verdict,
+        "created_at": act.now,
+    }
+
+
+async def _stop_branches(act: RunTransaction) -> int:
+    """Asked anew under a lock: a job that has started meanwhile is let end."""
+    state = await read_state(act.tx, act.stored.tenant_id, act.stored.id)
+    queued = set(await store_candidates.queued_of(act.tx, act.stored.id))
+    stopped = [each for each in to_cancel(state.tree, state.in_flight) if each.job_id in queued]
+    for each in stopped:
+        await act.cancel_job(each.job_id)
+    return len(stopped)
+
+
+async def undo_judgement(context: JobContext, whose: CandidateRef) -> PipelineCandidate:
+    """The last judgement of this candidate, as if it had never been given."""
+    async with run_transaction(context, whose.tenant_id, whose.user_id, whose.run_id) as act:
+        found = await _get(act, whose.candidate_id)
+        last = await store.last_judgement(act.tx, found.id)
+        if last is None:
+            raise Conflict("nothing was said of this candidate that could be undone")
+        await _set(act, found, last.before)
+        await store.undo_judgement(act.tx, last.id, now=act.now)
+        stopped = await _stop_branches(act) if last.before == CandidateStatus.REJECTED else 0
+        await act.record(
+            "undone",
+            candidate_id=str(found.id),
+            before=found.status,
+            after=last.before,
+            jobs_cancelled=stopped,
+        )
+        return await _get(act, whose.candidate_id)
+
+
+async def pick_pair(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, step: int | None = None
+) -> tuple[PipelineCandidate, PipelineCandidate] | None:
+    """Two of one step that are worth comparing; the deepest step that has two, unless one is named."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        tree = await store_candidates.tree_of(tx, run_id)
+        votes = await store.votes_of(tx, run_id)
+        steps = sorted({each.step for each in tree.values()}, reverse=True)
+        for number in steps if step is None else [step]:
+            chosen = next_pair([each for each in tree.values() if each.step == number], votes)
+            if chosen:
+                whole = [
+                    await store_candidates.get_candidate(tx, run_id, each.id) for each in chosen
+                ]
+                first, second = whole
+                return (first, second) if first and second else None
+    return None
+
+
+async def add_vote(
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    run_id: UUID,
+    *,
+    vote_id: UUID,
+    winner: UUID,
+    loser: UUID,
+) -> dict[UUID, float]:
+    """The scores of the two. The same vote again changes nothing."""
+    if winner == loser:
+        raise InvalidInput("a candidate can't be compared with itself", field="loser")
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        one, other = await _get(act, winner), await _get(act, loser)
+        if one.step != other.step:
+            raise InvalidInput("only candidates of one step are compared", field="loser")
+        given = PairVote(vote_id, winner, loser)
+        if await store.add_vote(act.tx, _vote_row(act, given)):
+            scores = decide.apply_vote({winner: one.score, loser: other.score}, given)
+            await store_candidates.set_scores(act.tx, scores)
+            await act.record("voted", vote_id=str(vote_id), winner=str(winner), loser=str(loser))
+            return scores
+        before = await store.get_vote(act.tx, run_id, vote_id)
+        if before is None or before[0] != given:
+            raise Conflict("this vote's id was used for another vote", field="id")
+        return {winner: one.score, loser: other.score}
+
+
+def _vote_row(act: RunTransaction, given: PairVote) -> dict[str, object]:
+    return {
+        "id": given.id,
+        "tenant_id": act.stored.tenant_id,
+        "run_id": act.stored.id,
+        "winner_id": given.winner,
+        "loser_id": given.loser,
+        "created_at": act.now,
+    }
+
+
+async def undo_vote(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, vote_id: UUID
+) -> dict[UUID, float]:
+    """The other votes are counted anew. Undone twice is undone once."""
+    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+        found = await store.get_vote(act.tx, run_id, vote_id)
+        if found is None:
+            raise NotFound(f"there is no vote {vote_id}")
+        given, counts = found
+        if counts:
+            await store.undo_vote(act.tx, vote_id, now=act.now)
+            scores = decide.replay_votes(await store.votes_of(act.tx, run_id))
+            await store_candidates.reset_scores(act.tx, run_id, START_SCORE)
+            await store_candidates.set_scores(act.tx, scores)
+            await act.record("vote_undone", vote_id=str(vote_id))
+        one, other = await _get(act, given.winner), await _get(act, given.loser)
+        return {one.id: one.score, other.id: other.score}

@@ -1,0 +1,492 @@
+"""Turns ended jobs into candidates, one per picture or text, exactly once; alerts on failures and full storage."""
+
+import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
+from uuid import UUID, uuid5
+
+from comfyfleet.api.values import text_of
+from comfyfleet.errors import FleetError, NotFound
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import SNIFF_BYTES, File, kind_of, sniff_type
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import WebhookEvent
+from comfyfleet.server.pipelines import run_state, store, store_candidates
+from comfyfleet.server.pipelines import store_candidates as job_rows
+from comfyfleet.server.pipelines.decide import wanted_of
+from comfyfleet.server.pipelines.model import (
+    JobState,
+    PipelineCandidate,
+    PipelineJob,
+    PipelineRunStatus,
+    StoredPipeline,
+    StoredRun,
+    candidate_path,
+)
+from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND
+from comfyfleet.server.pipelines.store_candidates import UnderwayJob
+
+PICTURE_BYTES_MAX = 256 * 1024**2
+_PNG_HEAD = 8
+_ENDINGS = {"image/jpeg": b"\xff\xd9", "image/gif": b";"}
+# Some writers pad a JPEG or GIF behind its end.
+_PADDING = b"\0\n\r "
+
+
+def picture_problem(data: bytes) -> str | None:
+    """Why it can't be shown; none if it can, as far as its structure tells."""
+    if not data:
+        return "it is empty"
+    found = sniff_type(data[:SNIFF_BYTES])
+    if found is None:
+        return "it is no picture that we know"
+    if kind_of(found) != "image":
+        return f"it is {found}, no picture"
+    if found == "image/png":
+        return _png_problem(data)
+    if found == "image/webp":
+        size = int.from_bytes(data[4:8], "little") + 8
+        return "it ends too early" if len(data) < size else None
+    ending = _ENDINGS.get(found)
+    if ending and not data.rstrip(_PADDING).endswith(ending):
+        return "it ends too early"
+    return None
+
+
+def _png_problem(data: bytes) -> str | None:
+    """Each part carries its own checksum; the last one is IEND."""
+    at, has_pixels = _PNG_HEAD, False
+    while at + 12 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        kind, end = data[at + 4 : at + 8], at + 12 + length
+        if end > len(data):
+            break
+        if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+            return f"its part {kind!r} is damaged"
+        has_pixels |= kind == b"IDAT"
+        if kind == b"IEND":
+            return None if has_pixels else "it has no pixels"
+        at = end
+    return "it ends too early"
+
+
+log = logging.getLogger(__name__)
+STORAGE_LIMIT = "storage_limit"
+
+
+async def raise_alert(
+    tx: Tx,
+    context: JobContext,
+    stored: StoredRun,
+    row: PipelineJob,
+    error: str | None,
+    *,
+    now: datetime,
+) -> bool:
+    """Once for a burst: not again while its window lasts."""
+    window = timedelta(seconds=context.settings.pipeline_alert_seconds)
+    if stored.alerted_at and stored.alerted_at > now - window:
+        return False
+    failures = await store_candidates.failures_since(tx, stored.id, now - window)
+    if failures < context.settings.pipeline_alert_failures:
+        return False
+    log.error(
+        "alert: %s jobs of pipeline run %s failed within %s s, the last with: %s",
+        failures,
+        stored.id,
+        context.settings.pipeline_alert_seconds,
+        error,
+    )
+    told = {
+        "pipeline_run_id": str(stored.id),
+        "failures": failures,
+        "window_seconds": context.settings.pipeline_alert_seconds,
+        "error": error,
+    }
+    await store.change_run(tx, stored.id, {"alerted_at": now})
+    await run_state.record_event(tx, stored, "alert", told, now=now)
+    await _announce(tx, context, stored, row, WebhookEvent.PIPELINE_ALERT, told, now)
+    return True
+
+
+async def pause_if_full(
+    tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, *, now: datetime
+) -> bool:
+    """A run is stopped before it fills the store for all."""
+    most = stored.run.limits.bytes
+    if most is None or stored.run.status != PipelineRunStatus.ACTIVE:
+        return False
+    used = await store_candidates.bytes_of(tx, stored.id)
+    if used < most:
+        return False
+    log.warning("pipeline run %s is paused: its files have %s bytes", stored.id, used)
+    told = {"pipeline_run_id": str(stored.id), "bytes": used, "limit": most}
+    told["reason"] = STORAGE_LIMIT
+    changes = {"status": PipelineRunStatus.PAUSED, "pause_reason": STORAGE_LIMIT}
+    await store.change_run(tx, stored.id, changes)
+    await run_state.record_event(tx, stored, "paused", told, now=now)
+    await _announce(tx, context, stored, row, WebhookEvent.PIPELINE_PAUSED, told, now)
+    return True
+
+
+async def _announce(
+    tx: Tx,
+    context: JobContext,
+    stored: StoredRun,
+    row: PipelineJob,
+    event: WebhookEvent,
+    told: dict[str, object],
+    now: datetime,
+) -> None:
+    """In the same transaction: told once, by the job that was one too many."""
+    context.tallies.pipeline_alerts.labels(event).inc()
+    await notifications.enqueue(
+        tx,
+        stored.tenant_id,
+        stored.user_id,
+        row.id,
+        event,
+        told,
+        new_id=context.new_id,
+        now=now,
+    )
+
+
+OUTBOX_PER_PASS_MAX = 200
+REMARK_CHARACTERS_MAX = 2000
+# Candidates, and how the job stands now; None: as it stood before.
+Written: TypeAlias = tuple[int, JobState | None]
+
+
+@dataclass(frozen=True)
+class CollectedJob:
+    """What came out of a job, looked at before anything is written."""
+
+    job: Job
+    pictures: Mapping[int, File] = field(default_factory=dict)  # by their place among the outputs
+    texts: tuple[str, ...] = ()  # candidates themselves, where there is no picture
+    remarks: tuple[str, ...] = ()  # on what is no candidate, and why
+
+    @property
+    def remark(self) -> str | None:
+        return "; ".join(self.remarks)[:REMARK_CHARACTERS_MAX] or None
+
+
+async def collect_ended(context: JobContext, pool: Database) -> bool:
+    """A pass over outbox rows of ended jobs, and over jobs whose row was lost. True: there is more."""
+    async with pool.read() as tx:
+        words = await jobs.outbox_of_runs(
+            tx, PIPELINE_RUN_KIND, now=context.clock(), limit=OUTBOX_PER_PASS_MAX
+        )
+    for word, tenant_id, run_id, job_id in words:
+        await _collect_safely(context, pool, tenant_id, run_id, job_id, word)
+    async with pool.read() as tx:
+        unheard = await job_rows.ended_uncollected(tx, limit=OUTBOX_PER_PASS_MAX)
+    for each in unheard:
+        await _collect_safely(context, pool, each.tenant_id, each.run_id, each.job_id, None)
+    return len(words) == OUTBOX_PER_PASS_MAX
+
+
+async def _collect_safely(
+    context: JobContext,
+    pool: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    job_id: UUID,
+    word: int | None,
+) -> None:
+    """Logs errors: a job whose files can't be reached doesn't block the others, and its outbox row stays."""
+    try:
+        await collect_job(context, pool, tenant_id, run_id, job_id, word=word)
+    except FleetError as error:
+        log.warning("candidates of job %s wait: %s", job_id, error.message)
+    except Exception:
+        log.exception("candidates of job %s wait", job_id)
+
+
+async def collect_job(
+    context: JobContext,
+    pool: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    job_id: UUID,
+    *,
+    word: int | None = None,
+) -> int:
+    """How many candidates were written; none if they were before."""
+    outcome = await _outcome(context, pool, tenant_id, job_id)
+    written: Written = (0, None)
+    async with pool.transaction() as tx:
+        stored = await store.get_run(tx, tenant_id, run_id, is_locked=True)
+        row = await job_rows.get_job(tx, run_id, job_id) if stored else None
+        if stored and row and outcome and not outcome.job.status.is_active:
+            written = await _write(tx, context, stored, row, outcome)
+        if word is not None:
+            await jobs.delete_outbox(tx, [word])
+    context.news.tell(run_id)
+    count, state = written
+    if state is not None:
+        context.tallies.pipeline_jobs.labels(state).inc()
+    return count
+
+
+async def _outcome(
+    context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
+) -> CollectedJob | None:
+    try:
+        async with pool.read() as tx:
+            job = await jobs.get(tx, tenant_id, job_id)
+    except NotFound:
+        return None
+    if job.status != JobStatus.COMPLETED:
+        return CollectedJob(job)
+    pictures: dict[int, File] = {}
+    remarks: list[str] = []
+    for index, output in enumerate((job.result_metadata or {}).get("outputs", [])):
+        file = await _file(pool, tenant_id, UUID(output["file_id"]))
+        problem = await _problem(context, file)
+        if file and problem is None:
+            pictures[index] = file
+        else:
+            remarks.append(f"output {output['name']!r}: {problem}")
+    texts = () if pictures else _texts(job)
+    if not pictures and not texts and not remarks:
+        remarks.append("the job saved no picture, and showed no text")
+    return CollectedJob(job, pictures, texts, tuple(remarks))
+
+
+def _texts(job: Job) -> tuple[str, ...]:
+    """Of the first node that showed any."""
+    shown = [each for each in job.values if isinstance(each.value, str) and each.value]
+    return tuple(each.value for each in shown if each.node_id == shown[0].node_id)
+
+
+async def _file(pool: Database, tenant_id: UUID, file_id: UUID) -> File | None:
+    try:
+        async with pool.read() as tx:
+            return await media.get_file(tx, tenant_id, file_id)
+    except NotFound:
+        return None
+
+
+async def _problem(context: JobContext, file: File | None) -> str | None:
+    if file is None:
+        return "its file is gone"
+    if kind_of(file.mime_type) in ("video", "audio"):
+        return f"it is {file.mime_type}, no picture"
+    if (file.size or 0) > PICTURE_BYTES_MAX:
+        return f"it is larger than {PICTURE_BYTES_MAX:,} bytes"
+    try:
+        return picture_problem(await context.store.get(file.path))
+    except NotFound:
+        return "its object is gone"
+
+
+async def _write(
+    tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, outcome: CollectedJob
+) -> Written:
+    now = context.clock()
+    made_with = await store.get_pipeline(tx, stored.tenant_id, stored.pipeline_id)
+    if made_with is None:
+        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    outcome = await _wanted_of(tx, stored, made_with, row, outcome)
+    is_done = bool(outcome.pictures or outcome.texts)
+    is_paid = outcome.job.status == JobStatus.COMPLETED
+    error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
+    state = JobState.DONE if is_done else JobState.FAILED
+    if not await job_rows.end_job(tx, row.id, state, now=now, error=error, is_refunded=not is_paid):
+        return 0, None  # written before, or cancelled by us
+    await store.change_run(tx, stored.id, {"look_at": now, "changed_at": now})
+    if not is_done:
+        told = {"job_id": str(row.id), "step": row.step, "error": error}
+        await run_state.record_event(tx, stored, "job_failed", told, now=now)
+        await raise_alert(tx, context, stored, row, error, now=now)
+        return 0, state
+    made: Mapping[int, File | str] = outcome.pictures or dict(enumerate(outcome.texts))
+    rows = [
+        _candidate(stored, made_with, row, outcome.job, index, each, now)
+        for index, each in made.items()
+    ]
+    await store_candidates.add_candidate(tx, stored.tenant_id, stored.id, rows)
+    if row.parent:
+        await store_candidates.count_children(tx, row.parent, len(rows))
+    await run_state.record_event(tx, stored, "candidates", _event_data(row, rows, error), now=now)
+    await pause_if_full(tx, context, stored, row, now=now)
+    return len(rows), state
+
+
+async def _wanted_of(
+    tx: Tx, stored: StoredRun, made_with: StoredPipeline, row: PipelineJob, outcome: CollectedJob
+) -> CollectedJob:
+    """As many as the step said, and as are still wanted: the rest is left out, and that is told."""
+    count = len(outcome.pictures) or len(outcome.texts)
+    if count <= 1:
+        return outcome
+    tree = await store_candidates.tree_of(tx, stored.id)
+    siblings = sum(each.step == row.step and each.parent == row.parent for each in tree.values())
+    left = wanted_of(made_with.pipeline, stored.run, row.step) - siblings
+    most = max(1, min(made_with.pipeline.steps[row.step].images_per_job, left))
+    if count <= most:
+        return outcome
+    remark = f"{count} were made, and {most} kept: images_per_job or what is wanted allows no more"
+    return replace(
+        outcome,
+        pictures=dict(islice(outcome.pictures.items(), most)),
+        texts=outcome.texts[:most],
+        remarks=(*outcome.remarks, remark),
+    )
+
+
+def _event_data(
+    row: PipelineJob, rows: list[PipelineCandidate], remark: str | None
+) -> dict[str, Any]:
+    return {
+        "job_id": str(row.id),
+        "step": row.step,
+        "parent": str(row.parent) if row.parent else None,
+        "candidates": [str(each.id) for each in rows],
+        "remark": remark,
+    }
+
+
+def _candidate(
+    stored: StoredRun,
+    made_with: StoredPipeline,
+    row: PipelineJob,
+    job: Job,
+    index: int,
+    made: File | str,
+    now: datetime,
+) -> PipelineCandidate:
+    candidate_id = uuid5(row.id, str(index))
+    # Of one job, the first output is the oldest.
+    created_at = now + timedelta(microseconds=index)
+    file = made if isinstance(made, File) else None
+    path = candidate_path(
+        target_folder=stored.run.target_folder,
+        step=made_with.pipeline.steps[row.step].name,
+        candidate_id=candidate_id,
+        created_at=created_at,
+        extension=_suffix(file) if file else ".txt",
+    )
+    return PipelineCandidate(
+        id=candidate_id,
+        step=row.step,
+        created_at=created_at,
+        parent=row.parent,
+        file={
+            "file_id": str(file.id) if file else None,
+            "path": path,
+            "mime_type": file.mime_type if file else "text/plain",
+            "size": (file.size or 0) if file else len(str(made).encode()),
+        },
+        text=text_of(job.values) if file else str(made),
+        seed=row.seed,
+        properties=job.asked.properties,
+        job_id=row.id,
+        output_index=index,
+    )
+
+
+def _suffix(file: File) -> str:
+    return PurePosixPath(file.filename).suffix or PurePosixPath(file.path).suffix
+
+
+JOBS_PER_PASS_MAX = 5000
+RUNS_PER_PASS_MAX = 20
+FILES_PER_PASS_MAX = 500
+
+
+async def fail_overdue(context: JobContext, pool: Database) -> int:
+    """How many were failed. Each adds an outbox row, as every end of a job does."""
+    async with pool.read() as tx:
+        underway = await job_rows.list_underway(tx, limit=JOBS_PER_PASS_MAX)
+    failed = 0
+    for each in underway:
+        why = overdue_reason(
+            each, context.clock(), abandoned_hours=context.settings.abandoned_job_hours
+        )
+        if why:
+            failed += await _fail(context, pool, each, why)
+    return failed
+
+
+def overdue_reason(each: UnderwayJob, now: datetime, *, abandoned_hours: int) -> str | None:
+    """The time that a job waits in the queue is not its own; that nobody takes it up ends it too."""
+    if each.status == "processing" and each.started_at:
+        if now - each.started_at > timedelta(seconds=each.timeout_seconds):
+            return f"It took longer than {each.timeout_seconds} s."
+        return None
+    if now - (each.started_at or each.submitted_at) > timedelta(hours=abandoned_hours):
+        return f"Nothing was heard of it for {abandoned_hours} hours."
+    return None
+
+
+async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str) -> bool:
+    async with pool.transaction() as tx:
+        failed, words = await jobs.force_fail(
+            tx,
+            each.tenant_id,
+            each.job_id,
+            Failure(why),
+            new_id=context.new_id,
+            now=context.clock(),
+        )
+    if failed is None:
+        return False
+    await flush(context, pool, [failed], words)
+    return True
+
+
+async def remove_old_files(context: JobContext, pool: Database) -> bool:
+    """The index stays: who was made out of whom, how, and how it was judged. True: there is more."""
+    unchanged = context.clock() - timedelta(days=context.settings.pipeline_keep_days)
+    async with pool.read() as tx:
+        old = await store.old_runs(tx, unchanged_since=unchanged, limit=RUNS_PER_PASS_MAX)
+    for stored in old:
+        try:
+            await _remove_files(context, pool, stored)
+        except FleetError as error:
+            log.warning("files of pipeline run %s stay for now: %s", stored.id, error.message)
+        except Exception:
+            log.exception("files of pipeline run %s stay for now", stored.id)
+    return len(old) == RUNS_PER_PASS_MAX
+
+
+async def _remove_files(context: JobContext, pool: Database, stored: StoredRun) -> None:
+    async with pool.read() as tx:
+        kept = await store_candidates.files_of(tx, stored.id, limit=FILES_PER_PASS_MAX)
+    for candidate_id, file_id in kept.items():
+        await _remove_file(context, pool, stored, candidate_id, file_id)
+    if len(kept) == FILES_PER_PASS_MAX:
+        return  # the rest with the next pass
+    async with pool.transaction() as tx:
+        now = context.clock()
+        await store.change_run(tx, stored.id, {"files_removed_at": now})
+        await run_state.record_event(tx, stored, "files_removed", {"last": len(kept)}, now=now)
+
+
+async def _remove_file(
+    context: JobContext, pool: Database, stored: StoredRun, candidate_id: UUID, file_id: UUID
+) -> None:
+    """The object first: a row that is left behind is found again, an object without one is not."""
+    try:
+        async with pool.read() as tx:
+            file = await media.get_file(tx, stored.tenant_id, file_id)
+        await context.store.delete(file.path)
+        async with pool.transaction() as tx:
+            await store_candidates.clear_file(tx, candidate_id)
+            await media.delete_files(tx, stored.tenant_id, file_id)
+    except NotFound:
+        async with pool.transaction() as tx:
+            await store_candidates.clear_file(tx, candidate_id)

@@ -1,0 +1,348 @@
+"""Decides what a run generates next, counts its progress by step, and scores candidates by Elo votes.
+
+Pure: the same run and the same tree give the same answer, so that a sweep may be killed anywhere."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from comfyfleet.server.pipelines.model import (
+    START_SCORE,
+    CandidateStatus,
+    JobInFlight,
+    PipelineCandidate,
+    PipelineDefinition,
+    PipelineRunStatus,
+    RunTree,
+    Step,
+    StoredPipelineRun,
+)
+
+
+class ChildGeneration(NamedTuple):
+    parent: UUID
+    step: int
+
+
+class BaseGeneration(NamedTuple):
+    step: int = 0
+
+
+class NoWorkReason(StrEnum):
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    TIME_UP = "time_up"
+    BUSY = "busy"  # as many jobs as it may have are in flight
+    CANDIDATES_LIMIT = "candidates_limit"
+    TOKENS_LIMIT = "tokens_limit"
+    IN_FLIGHT = "in_flight"  # what is left to be made depends on what is being made
+    WAITING_FOR_JUDGEMENT = "waiting_for_judgement"
+    FAILED = "failed"  # what is left has failed, and waits for somebody to retry it
+    COMPLETE = "complete"
+
+
+class NoWork(NamedTuple):
+    reason: NoWorkReason
+
+
+Generation: TypeAlias = ChildGeneration | BaseGeneration
+_RANKS = {CandidateStatus.WINNER: 0, CandidateStatus.APPROVED: 1, CandidateStatus.ACTIVE: 2}
+
+
+def next_jobs(
+    pipeline: PipelineDefinition,
+    run: StoredPipelineRun,
+    tree: RunTree,
+    in_flight: Sequence[JobInFlight],
+    *,
+    now: datetime,
+    prices: Mapping[int, int] | None = None,
+    without: Collection[int] = (),
+) -> list[Generation | NoWork]:
+    """As many as may be started now; `prices` are the tokens that a job of each step costs.
+
+    `without`: steps that can't be made for now.
+    """
+    stopped = _stopped(run, now)
+    if stopped is not None:
+        return [NoWork(stopped)]
+    if len(in_flight) >= run.limits.concurrent_jobs:
+        return [NoWork(NoWorkReason.BUSY)]
+    demand = _Demand(pipeline, run, tree, in_flight, prices or {})
+    found: list[Generation | NoWork] = []
+    for generation in demand.generations(without):
+        refusal = demand.refusal(generation)
+        if refusal is not None:
+            return found or [NoWork(refusal)]
+        found.append(generation)
+        demand.count(generation)
+        if len(in_flight) + len(found) >= run.limits.concurrent_jobs:
+            break
+    return found or [NoWork(demand.why_nothing(in_flight))]
+
+
+def _stopped(run: StoredPipelineRun, now: datetime) -> NoWorkReason | None:
+    if run.status == PipelineRunStatus.PAUSED:
+        return NoWorkReason.PAUSED
+    if run.status == PipelineRunStatus.CANCELLED:
+        return NoWorkReason.CANCELLED
+    is_over = run.limits.until is not None and now >= run.limits.until
+    return NoWorkReason.TIME_UP if is_over else None
+
+
+class _Demand:
+    """What is wanted, made, being made and failed, in candidates."""
+
+    def __init__(
+        self,
+        pipeline: PipelineDefinition,
+        run: StoredPipelineRun,
+        tree: RunTree,
+        in_flight: Sequence[JobInFlight],
+        prices: Mapping[int, int],
+    ) -> None:
+        self.pipeline, self.run, self.tree, self.prices = pipeline, run, tree, prices
+        self.tokens = run.tokens
+        self.total = len(tree.candidates)
+        # By parent; None: the base. A failed job holds its place.
+        self.used: Counter[UUID | None] = Counter()
+        for candidate in tree.candidates.values():
+            self.used[candidate.id] += candidate.child_count
+            self.used[None] += candidate.step == 0
+        self.failed: Counter[UUID | None] = Counter()
+        for lost in tree.failed:
+            self.failed[lost.parent] += pipeline.steps[lost.step].images_per_job
+        for job in in_flight:
+            self.used[job.parent] += pipeline.steps[job.step].images_per_job
+        self.used += self.failed
+        self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
+
+    def generations(self, without: Collection[int] = ()) -> Iterator[Generation]:
+        """In the order in which they are to be made, each as often as it is wanted."""
+        for parent in parents_in_order(self.pipeline, self.tree):
+            number = parent.step + 1
+            while number not in without and self.lacks(parent.id, number):
+                yield ChildGeneration(parent.id, number)
+        while 0 not in without and self.lacks(None, 0):
+            yield BaseGeneration()
+
+    def lacks(self, parent: UUID | None, number: int) -> bool:
+        return self.lacking(parent, number) > 0
+
+    def lacking(self, parent: UUID | None, number: int) -> int:
+        """Where a job makes more than that, the rest of what it makes is left out."""
+        return wanted_of(self.pipeline, self.run, number) - self.used[parent]
+
+    def gain(self, generation: Generation) -> int:
+        """How many candidates its job will bring at most: failed jobs bring none."""
+        parent = generation.parent if isinstance(generation, ChildGeneration) else None
+        images = self.pipeline.steps[generation.step].images_per_job
+        return min(images, self.lacking(parent, generation.step) + self.failed[parent])
+
+    def refusal(self, generation: Generation) -> NoWorkReason | None:
+        limits = self.run.limits
+        if limits.candidates is not None and self.total + self.gain(generation) > limits.candidates:
+            return NoWorkReason.CANDIDATES_LIMIT
+        price = self.prices.get(generation.step, 0)
+        if limits.tokens is not None and self.tokens + price > limits.tokens:
+            return NoWorkReason.TOKENS_LIMIT
+        return None
+
+    def count(self, generation: Generation) -> None:
+        gain = self.gain(generation)
+        parent = generation.parent if isinstance(generation, ChildGeneration) else None
+        self.used[parent] += gain
+        self.total += gain
+        self.tokens += self.prices.get(generation.step, 0)
+
+    def why_nothing(self, in_flight: Sequence[JobInFlight]) -> NoWorkReason:
+        if in_flight:
+            return NoWorkReason.IN_FLIGHT
+        if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._open()):
+            return NoWorkReason.WAITING_FOR_JUDGEMENT
+        return NoWorkReason.FAILED if self.tree.failed else NoWorkReason.COMPLETE
+
+    def _open(self) -> Iterator[PipelineCandidate]:
+        """Candidates that could have children and have fewer than they might."""
+        for each in self.tree.candidates.values():
+            if each.step + 1 < len(self.pipeline.steps) and self.lacks(each.id, each.step + 1):
+                yield each
+
+
+def wanted_of(pipeline: PipelineDefinition, run: StoredPipelineRun, step: int) -> int:
+    """How many candidates of a step are wanted: of the base in all, of others for each parent."""
+    return pipeline.steps[step].children_per_parent if step else run.base_candidates
+
+
+def _awaits_judgement(
+    pipeline: PipelineDefinition, candidate: PipelineCandidate, tree: RunTree
+) -> bool:
+    step = pipeline.steps[candidate.step]
+    is_open = candidate.status == CandidateStatus.ACTIVE and candidate.id not in tree.stopped
+    return step.needs_approval and is_open
+
+
+def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
+    """Who may have children: the deepest step first, the best judged, the oldest."""
+    by_step: dict[int, list[PipelineCandidate]] = {}
+    for each in tree.candidates.values():
+        if each.step + 1 < len(pipeline.steps) and _may_have_children(pipeline, each, tree):
+            by_step.setdefault(each.step, []).append(each)
+    found: list[PipelineCandidate] = []
+    for number in sorted(by_step, reverse=True):
+        found += _kept(pipeline.steps[number], by_step[number])
+    return found
+
+
+def _may_have_children(
+    pipeline: PipelineDefinition, candidate: PipelineCandidate, tree: RunTree
+) -> bool:
+    if candidate.id in tree.stopped:
+        return False
+    is_judged = candidate.status in (CandidateStatus.APPROVED, CandidateStatus.WINNER)
+    return is_judged or not pipeline.steps[candidate.step].needs_approval
+
+
+def _kept(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineCandidate]:
+    best = sorted(
+        candidates, key=lambda each: (_RANKS[each.status], -each.score, each.created_at, each.id)
+    )
+    return best[: step.keep]
+
+
+def to_cancel(tree: RunTree, in_flight: Iterable[JobInFlight]) -> list[JobInFlight]:
+    """Queued jobs whose branch was stopped: rejecting a candidate rejects what would come of it."""
+    return [each for each in in_flight if each.is_queued and each.parent in tree.stopped]
+
+
+def take_turns(
+    work: Mapping[UUID, Sequence[Generation]], *, after: UUID | None, limit: int
+) -> list[tuple[UUID, Generation]]:
+    """Several runs take turns, one job each, beginning behind the run that was served last."""
+    order = sorted(work)
+    first = sum(each <= after for each in order) if after is not None else 0
+    order = order[first:] + order[:first]
+    rounds = max((len(jobs) for jobs in work.values()), default=0)
+    served = [
+        (run, work[run][number])
+        for number in range(rounds)
+        for run in order
+        if number < len(work[run])
+    ]
+    return served[:limit]
+
+
+class StepProgress(NamedTuple):
+    name: str
+    wanted: int  # as things stand: for the parents that there are now
+    made: int
+    approved: int
+    rejected: int
+    in_flight: int
+    failed: int
+
+
+def count_steps(
+    pipeline: PipelineDefinition,
+    run: StoredPipelineRun,
+    tree: RunTree,
+    in_flight: Sequence[JobInFlight],
+) -> list[StepProgress]:
+    parents = parents_in_order(pipeline, tree)
+    rows: list[StepProgress] = []
+    for number, step in enumerate(pipeline.steps):
+        made = [each.status for each in tree.candidates.values() if each.step == number]
+        mothers = [each for each in parents if each.step == number - 1]
+        wanted = len(mothers) * step.children_per_parent if number else run.base_candidates
+        row = StepProgress(
+            step.name,
+            wanted=wanted,
+            made=len(made),
+            approved=sum(
+                each in (CandidateStatus.APPROVED, CandidateStatus.WINNER) for each in made
+            ),
+            rejected=made.count(CandidateStatus.REJECTED),
+            in_flight=sum(each.step == number for each in in_flight),
+            failed=sum(each.step == number for each in tree.failed),
+        )
+        rows.append(row)
+    return rows
+
+
+def success_rate(tree: RunTree) -> float | None:
+    """Of the jobs that ended; None while there are none."""
+    done = len({each.job_id for each in tree.candidates.values()})
+    ended = done + len(tree.failed)
+    return done / ended if ended else None
+
+
+ELO_K = 32.0  # the most that one vote moves a score
+ELO_SPREAD = 400.0  # a lead of so much is expected to win ten times in eleven
+
+
+class PairVote(NamedTuple):
+    id: UUID
+    winner: UUID
+    loser: UUID
+
+
+def win_probability(one: float, other: float) -> float:
+    """How likely the first is to win."""
+    return float(1 / (1 + 10 ** ((other - one) / ELO_SPREAD)))
+
+
+def apply_vote(scores: Mapping[UUID, float], vote: PairVote) -> dict[UUID, float]:
+    """The scores after one more vote."""
+    changed = dict(scores)
+    _count(changed, vote)
+    return changed
+
+
+def replay_votes(votes: Iterable[PairVote]) -> dict[UUID, float]:
+    """In the order in which they were given."""
+    scores: dict[UUID, float] = {}
+    for vote in votes:
+        _count(scores, vote)
+    return scores
+
+
+def _count(scores: dict[UUID, float], vote: PairVote) -> None:
+    """What one wins, the other loses."""
+    winner, loser = scores.get(vote.winner, START_SCORE), scores.get(vote.loser, START_SCORE)
+    moved = ELO_K * (1 - win_probability(winner, loser))
+    scores[vote.winner] = winner + moved
+    scores[vote.loser] = loser - moved if vote.loser != vote.winner else winner
+
+
+def without_vote(votes: Iterable[PairVote], vote_id: UUID) -> tuple[PairVote, ...]:
+    """As if it had never been given: replay what is left."""
+    return tuple(vote for vote in votes if vote.id != vote_id)
+
+
+def next_pair(
+    candidates: Sequence[PipelineCandidate], votes: Sequence[PairVote]
+) -> tuple[PipelineCandidate, PipelineCandidate] | None:
+    """The one that was compared least, beside the one that is closest to it and new to it.
+
+    Of one step, and none that was rejected. Two that are close teach more than two that are far apart.
+    """
+    able = [each for each in candidates if each.status != CandidateStatus.REJECTED]
+    if len(able) < 2:
+        return None
+    times = Counter(side for vote in votes for side in (vote.winner, vote.loser))
+    first = min(able, key=lambda each: (times[each.id], each.created_at, each.id))
+    met = Counter(
+        vote.loser if vote.winner == first.id else vote.winner
+        for vote in votes
+        if first.id in (vote.winner, vote.loser)
+    )
+    others = [each for each in able if each.id != first.id and each.step == first.step]
+    second = min(
+        others,
+        key=lambda each: (met[each.id], abs(each.score - first.score), times[each.id], each.id),
+        default=None,
+    )
+    return None if second is None else (first, second)

@@ -1,0 +1,377 @@
+"""Submits the jobs that runs need next, as any other job is submitted.
+
+Decided twice: before the payload is built, and again under the run's lock. Between the two somebody may
+have paused the run or another control plane may have submitted the same.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from random import SystemRandom
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from comfyfleet.errors import (
+    FleetError,
+    InvalidInput,
+    QueueFull,
+    Refused,
+    Unavailable,
+    said_to_customers,
+)
+from comfyfleet.server.catalog.model import SEED_MAX, Property, seed_within
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.environment import read_backends
+from comfyfleet.server.graphs.run import alternatives, is_self_hosted, no_backend_message
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import Job, JobSpec
+from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.jobs.submit import JobRequest, resolve
+from comfyfleet.server.pipelines import run_state, store, store_candidates
+from comfyfleet.server.pipelines import store_candidates as job_rows
+from comfyfleet.server.pipelines.decide import (
+    ChildGeneration,
+    Generation,
+    NoWork,
+    NoWorkReason,
+    next_jobs,
+    take_turns,
+)
+from comfyfleet.server.pipelines.model import (
+    JobState,
+    PipelineCandidate,
+    PipelineJob,
+    Step,
+    StoredRun,
+)
+from comfyfleet.server.pipelines.parse import names_in, render, whole_name
+from comfyfleet.server.pipelines.run_state import (
+    PIPELINE_RUN_KIND,
+    PipelineRunState,
+    facts_by_step,
+    read_state,
+)
+
+log = logging.getLogger(__name__)
+RUNS_PER_PASS_MAX = 200
+JOBS_PER_PASS_MAX = 200
+STEPS_MAX = 50
+# What somebody must put right (a price, a workflow, a variable) is looked at again this late.
+RETRY_SECONDS = 60
+# Only time or an act changes these; an ended job makes the run due anyway.
+_UNTIL_SOMETHING_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
+_random = SystemRandom()
+
+
+class PreparedJob(NamedTuple):
+    """A job as it would be submitted."""
+
+    generation: Generation
+    asked: JobSpec
+    seed: int
+    timeout_seconds: int
+
+
+def job_id_of(run_id: UUID, step: int, parent: UUID | None, number: int) -> UUID:
+    """The same for the same place in the tree: a repeat adds nothing."""
+    return uuid5(run_id, f"{step}/{parent or 'base'}/{number}")
+
+
+async def submit_due(context: JobContext, pool: Database) -> bool:
+    """A pass over the runs of a pool that are due. True: there is more to do at once."""
+    async with pool.read() as tx:
+        due = await store.due_runs(tx, now=context.clock(), limit=RUNS_PER_PASS_MAX)
+    by_tenant: defaultdict[UUID, list[StoredRun]] = defaultdict(list)
+    for stored in due:
+        by_tenant[stored.tenant_id].append(stored)
+    has_more = len(due) == RUNS_PER_PASS_MAX
+    for tenant_id, theirs in by_tenant.items():
+        has_more |= await _serve(context, pool, tenant_id, theirs)
+    return has_more
+
+
+async def _serve(
+    context: JobContext, pool: Database, tenant_id: UUID, due: Sequence[StoredRun]
+) -> bool:
+    """Runs of one tenant, one job each in turn."""
+    work: dict[UUID, list[Generation]] = {}
+    seen = {stored.id: stored for stored in due}
+    for stored in due:
+        generations = await _work_of(context, pool, stored)
+        if generations:
+            work[stored.id] = generations
+    async with pool.read() as tx:
+        after = await store.last_served(tx, tenant_id)
+    stuck: defaultdict[UUID, dict[int, FleetError]] = defaultdict(dict)
+    for run_id, generation in take_turns(work, after=after, limit=JOBS_PER_PASS_MAX):
+        await _submit_safely(context, pool, seen[run_id], generation, stuck[run_id])
+    for run_id, troubles in stuck.items():
+        if troubles:
+            await _serve_others(context, pool, seen[run_id], troubles)
+    return sum(map(len, work.values())) > JOBS_PER_PASS_MAX
+
+
+async def _serve_others(
+    context: JobContext, pool: Database, stored: StoredRun, troubles: dict[int, FleetError]
+) -> None:
+    """A step that can't be made stops no other; what ails it is told once those have had their turn."""
+    for _ in range(STEPS_MAX):
+        known = len(troubles)
+        async with pool.read() as tx:
+            state = await read_state(tx, stored.tenant_id, stored.id)
+        for generation in await _wanted(context, state, frozenset(troubles)):
+            if not isinstance(generation, NoWork):
+                await _submit_safely(context, pool, stored, generation, troubles)
+        if len(troubles) == known:
+            break
+    await _note_trouble(context, pool, stored, next(iter(troubles.values())))
+
+
+async def _submit_safely(
+    context: JobContext,
+    pool: Database,
+    stored: StoredRun,
+    generation: Generation,
+    troubles: dict[int, FleetError],
+) -> None:
+    """Notes what ails a step; it is not tried again in this pass."""
+    if generation.step in troubles:
+        return
+    without = frozenset(troubles)
+    try:
+        await submit_generation(
+            context, pool, stored.tenant_id, stored.id, generation, without=without
+        )
+    except FleetError as error:
+        troubles[generation.step] = error
+    except Exception:
+        troubles[generation.step] = Unavailable("it can't be made at present")
+        log.exception("pipeline run %s makes nothing", stored.id)
+
+
+async def _work_of(context: JobContext, pool: Database, stored: StoredRun) -> list[Generation]:
+    async with pool.read() as tx:
+        state = await read_state(tx, stored.tenant_id, stored.id)
+    found = await _wanted(context, state)
+    generations = [each for each in found if not isinstance(each, NoWork)]
+    if not generations:
+        await _note_no_work(context, pool, state, found)
+    return generations
+
+
+async def _wanted(
+    context: JobContext, state: PipelineRunState, without: frozenset[int] = frozenset()
+) -> list[Generation | NoWork]:
+    return next_jobs(
+        state.pipeline,
+        state.run,
+        state.tree,
+        state.in_flight,
+        now=context.clock(),
+        prices=await _prices(context, state),
+        without=without,
+    )
+
+
+async def _prices(context: JobContext, state: PipelineRunState) -> dict[int, int]:
+    async with context.central.read() as tx:
+        facts = await facts_by_step(tx, state.pipeline)
+    return {number: each.price_tokens for number, each in facts.items()}
+
+
+async def _note_no_work(
+    context: JobContext,
+    pool: Database,
+    state: PipelineRunState,
+    found: Sequence[Generation | NoWork],
+) -> None:
+    seen = state.stored
+    reason = next(each.reason for each in found if isinstance(each, NoWork))
+    again: datetime | None = None
+    trouble: str | None = None
+    if reason in _UNTIL_SOMETHING_ENDS:
+        again = context.clock() + timedelta(seconds=context.settings.comfyui_submit_interval)
+        trouble = await _nobody_can(context, state)
+    async with pool.transaction() as tx:
+        await store.record_look(tx, seen, {"reason": reason, "trouble": trouble, "look_at": again})
+        if seen.reason != reason and reason not in _UNTIL_SOMETHING_ENDS:
+            await run_state.record_event(
+                tx, seen, "no_work", {"reason": reason}, now=context.clock()
+            )
+    context.news.tell(seen.id)
+
+
+async def _nobody_can(context: JobContext, state: PipelineRunState) -> str | None:
+    """Of what is in flight, the first step whose jobs nobody can run just now."""
+    async with context.central.read() as tx:
+        facts = await facts_by_step(tx, state.pipeline)
+        there = await read_backends(tx, context)
+    for number in sorted({each.step for each in state.in_flight} & facts.keys()):
+        each, step = facts[number], state.pipeline.steps[number]
+        # What a template makes is not known here.
+        said = {name: "" if "{{" in str(text) else text for name, text in step.properties.items()}
+        if is_self_hosted(each) and not alternatives(each.need_for(said), there):
+            return f"step {step.name!r}: {no_backend_message(each)}"
+    return None
+
+
+async def _note_trouble(
+    context: JobContext, pool: Database, seen: StoredRun, error: FleetError
+) -> None:
+    """Tried again later; only the look is put off, so an act makes it due at once."""
+    is_passing = isinstance(error, Unavailable | QueueFull)
+    seconds = context.settings.comfyui_submit_interval if is_passing else RETRY_SECONDS
+    log.warning("pipeline run %s can't go on for now: %s", seen.id, error.message)
+    later = context.clock() + timedelta(seconds=seconds)
+    async with pool.transaction() as tx:
+        now = await store.get_run(tx, seen.tenant_id, seen.id, is_locked=True)
+        if now is not None and now.look_at == seen.look_at:
+            told = {"look_at": later, "trouble": said_to_customers(error)}
+            await store.change_run(tx, seen.id, told)
+
+
+async def submit_generation(
+    context: JobContext,
+    pool: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    generation: Generation,
+    *,
+    without: frozenset[int] = frozenset(),
+) -> Job | None:
+    """None: it is no longer wanted, or is there already. `without`: steps that can't be made now."""
+    async with pool.read() as tx:
+        state = await read_state(tx, tenant_id, run_id)
+        parent = await _parent(tx, run_id, generation)
+    made = await _prepare(context, state, generation, parent)
+    wanted = await submit.check_admission(context, tenant_id, {context.new_id(): made.asked})
+    made = made._replace(asked=next(iter(wanted.values())))
+    prices = await _prices(context, state)
+    async with pool.transaction() as tx:
+        state = await read_state(tx, tenant_id, run_id, is_locked=True)
+        now = context.clock()
+        still = next_jobs(
+            state.pipeline,
+            state.run,
+            state.tree,
+            state.in_flight,
+            now=now,
+            prices=prices,
+            without=without,
+        )
+        if generation not in still:
+            return None
+        added, words = await _submit(tx, state, made, now, context.active_max)
+    await flush(context, pool, added, words)
+    context.news.tell(run_id)
+    return added[0] if added else None
+
+
+async def _parent(tx: Tx, run_id: UUID, generation: Generation) -> PipelineCandidate | None:
+    if not isinstance(generation, ChildGeneration):
+        return None
+    return await store_candidates.get_candidate(tx, run_id, generation.parent)
+
+
+async def _prepare(
+    context: JobContext,
+    state: PipelineRunState,
+    generation: Generation,
+    parent: PipelineCandidate | None,
+) -> PreparedJob:
+    step = state.pipeline.steps[generation.step]
+    async with context.central.read() as tx:
+        facts = (await facts_by_step(tx, state.pipeline)).get(generation.step)
+    if facts is None:
+        what = f"the {step.work_field} {step.effect or step.workflow}"
+        raise Refused(f"step {step.name!r}: {what} is not offered at present")
+    seed = step.seed if step.seed is not None else _random.randint(0, SEED_MAX)
+    if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
+        raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
+    values = render(step, variables=state.run.variables, parent=parent, seed=seed)
+    order = JobRequest(
+        slug=facts.slug,
+        version=facts.version,
+        values={**_by_reference(values), **_seeds(step, facts, seed)},
+        **(facts.effect.request_fields if facts.effect else {}),
+        user_id=state.stored.user_id,
+    )
+    try:
+        asked = await resolve(context, state.stored.tenant_id, order)
+    except InvalidInput as error:
+        error.message = f"step {step.name!r}: {error.message}"
+        raise
+    asked = replace(
+        asked, price_tokens=facts.price_tokens, run_kind=PIPELINE_RUN_KIND, run_id=state.stored.id
+    )
+    return PreparedJob(generation, asked, seed, step.timeout_seconds)
+
+
+def _needs_file(step: Step) -> bool:
+    """A parent may be a text; and one whose file retention has removed can still be told of."""
+    used = (name for template in step.properties.values() for name in names_in(template))
+    return any(name.split(".")[:2] == ["parent", "file"] for name in used)
+
+
+def _seeds(step: Step, facts: WorkflowFacts, seed: int) -> dict[str, int]:
+    """Seeds that the step leaves open, and those that it names: all the same, within their ranges."""
+    return {
+        each.name: seed_within(each, seed)
+        for each in facts.properties
+        if _takes_seed(step, each) and each.type in ("seed", "integer")
+    }
+
+
+def _takes_seed(step: Step, each: Property) -> bool:
+    if each.name not in step.properties:
+        return each.type == "seed"
+    return step.seed is None and whole_name(step.properties[each.name]) == "seed"
+
+
+def _by_reference(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A picture is handed on by its file's id; nothing is copied."""
+    return {
+        name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
+        for name, value in values.items()
+    }
+
+
+async def _submit(
+    tx: Tx, state: PipelineRunState, made: PreparedJob, now: datetime, active_max: ActiveJobLimits
+) -> tuple[list[Job], list[int]]:
+    run_id, tenant_id = state.stored.id, state.stored.tenant_id
+    step = made.generation.step
+    parent = made.generation.parent if isinstance(made.generation, ChildGeneration) else None
+    number = await job_rows.next_number(tx, run_id, step, parent)
+    job_id = job_id_of(run_id, step, parent, number)
+    asked = {job_id: made.asked}
+    added, words = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
+    if not added:
+        return [], []
+    row = PipelineJob(
+        id=job_id,
+        run_id=run_id,
+        step=step,
+        parent=parent,
+        number=number,
+        seed=made.seed,
+        state=JobState.IN_FLIGHT,
+        tokens=made.asked.price_tokens,
+        timeout_seconds=made.timeout_seconds,
+        error=None,
+        created_at=now,
+        ended_at=None,
+    )
+    await job_rows.add_job(tx, tenant_id, row)
+    await store.change_run(
+        tx, run_id, {"served_at": now, "changed_at": now, "trouble": None, "reason": None}
+    )
+    told = {"job_id": str(job_id), "step": step, "parent": str(parent) if parent else None}
+    await run_state.record_event(tx, state.stored, "submitted", told, now=now)
+    return added, words

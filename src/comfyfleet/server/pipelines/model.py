@@ -1,0 +1,259 @@
+"""Pipelines, runs, candidates and their paths. Frozen and pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.errors import InvalidInput
+
+START_SCORE = 1000.0
+
+
+class CandidateStatus(StrEnum):
+    """How a candidate was judged."""
+
+    ACTIVE = "active"  # nobody has said anything yet
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    WINNER = "winner"
+
+
+class PipelineRunStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Makes candidates: out of nothing if it is the first, else out of those of the step before."""
+
+    name: str
+    workflow: str = ""  # empty if it names an effect
+    effect: str | None = None
+    version: int | None = None  # of the workflow; None: the latest
+    properties: Mapping[str, Any] = field(default_factory=dict)  # templates, see `templates`
+    children_per_parent: int = 1  # how many this step makes out of each parent
+    keep: int | None = None  # only so many of its candidates, the best, get children; None: all
+    needs_approval: bool = False  # only approved candidates and winners get children
+    images_per_job: int = 1  # each becomes a candidate
+    seed: int | None = None  # None: a new one each time
+    timeout_seconds: int = 300
+
+    @property
+    def work_field(self) -> str:
+        """The field of the document that names what its jobs are."""
+        return "effect" if self.effect else "workflow"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDefinition:
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    candidates: int | None = None
+    tokens: int | None = None
+    concurrent_jobs: int = 1
+    until: datetime | None = None
+    bytes: int | None = None  # of its candidates' files; then it is paused
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPipelineRun:
+    id: UUID
+    base_candidates: int
+    target_folder: str = "candidates"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    status: PipelineRunStatus = PipelineRunStatus.ACTIVE
+    limits: RunLimits = RunLimits()
+    tokens: int = 0  # reserved and consumed
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCandidate:
+    id: UUID
+    step: int  # its number; 0 is the base
+    created_at: datetime
+    parent: UUID | None = None
+    status: CandidateStatus = CandidateStatus.ACTIVE
+    score: float = START_SCORE
+    child_count: int = 0
+    file: Mapping[str, Any] | None = None  # a reference, never the picture itself
+    text: str | None = None  # what its job showed, beside the picture or in its place
+    seed: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    job_id: UUID | None = None
+    output_index: int = 0
+
+
+class JobState(StrEnum):
+    """How a job stands with its run; the job's own row says how it is run."""
+
+    IN_FLIGHT = "in_flight"
+    DONE = "done"  # its candidates are written
+    FAILED = "failed"  # holds its place
+    RETRIED = "retried"  # was failed, and has given its place free
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineJob:
+    id: UUID
+    run_id: UUID
+    step: int
+    parent: UUID | None
+    number: int  # of those with this step and parent
+    seed: int | None
+    state: JobState
+    tokens: int
+    timeout_seconds: int
+    error: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPipeline:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    pipeline: PipelineDefinition
+    document: Mapping[str, Any]
+    created_at: datetime
+    deleted_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run, whose it is, and how the sweep last found it."""
+
+    run: StoredPipelineRun
+    tenant_id: UUID
+    user_id: UUID
+    pipeline_id: UUID
+    request_hash: str
+    created_at: datetime
+    changed_at: datetime
+    pause_reason: str | None = None
+    reason: str | None = None
+    trouble: str | None = None
+    idempotency_key: str | None = None
+    look_at: datetime | None = None
+    served_at: datetime | None = None
+    alerted_at: datetime | None = None
+    files_removed_at: datetime | None = None
+
+    @property
+    def id(self) -> UUID:
+        return self.run.id
+
+    def reason_at(self, now: datetime) -> str | None:
+        """None while it is due: something has happened since, and the reason may be gone."""
+        is_due = self.look_at is not None and self.look_at <= now
+        return None if is_due else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRunEvent:
+    id: int
+    tenant_id: UUID
+    run_id: UUID
+    kind: str
+    actor: str
+    data: Mapping[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobInFlight:
+    """Submitted, and its candidates are not written yet: also when it has ended in the meantime."""
+
+    job_id: UUID
+    step: int
+    parent: UUID | None = None
+    is_queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """Holds its place until somebody retries it: a job that fails is not made again by itself."""
+
+    job_id: UUID
+    step: int
+    parent: UUID | None = None
+
+
+@dataclass(frozen=True)
+class RunTree:
+    candidates: Mapping[UUID, PipelineCandidate] = field(default_factory=dict)
+    failed: tuple[FailedJob, ...] = ()
+
+    @cached_property
+    def stopped(self) -> frozenset[UUID]:
+        """Rejected candidates, and all that came out of them."""
+        found: dict[UUID, bool] = {}
+        for candidate in self.candidates:
+            self._judge_branch(candidate, found)
+        return frozenset(each for each, is_stopped in found.items() if is_stopped)
+
+    def _judge_branch(self, candidate: UUID, found: dict[UUID, bool]) -> None:
+        path: list[UUID] = []
+        current: UUID | None = candidate
+        while current is not None and current in self.candidates and current not in found:
+            path.append(current)
+            current = self.candidates[current].parent
+        is_stopped = found.get(current, False) if current is not None else False
+        for each in reversed(path):
+            is_stopped = is_stopped or self.candidates[each].status == CandidateStatus.REJECTED
+            found[each] = is_stopped
+
+
+FOLDER_CHARACTERS_MAX = 200
+_NOT_IN_A_NAME = re.compile(r"[\W_]+")
+_EXTENSION = re.compile(r"[a-z0-9]{1,8}")
+_FORBIDDEN = re.compile(r"[\\:*?\"<>|\x00-\x1f\x7f]")
+
+
+def candidate_path(
+    *, target_folder: str, step: str, candidate_id: UUID, created_at: datetime, extension: str
+) -> str:
+    """Unique in its run: no two candidates have one id."""
+    stamp = created_at.astimezone(UTC).strftime("%Y%m%d%H%M%S")
+    ending = extension.lower().lstrip(".")
+    if not _EXTENSION.fullmatch(ending):
+        ending = "bin"
+    return f"{clean_folder(target_folder)}/{step_folder(step)}/{candidate_id}_{stamp}.{ending}"
+
+
+def step_folder(name: str) -> str:
+    """In lower case with hyphens; letters of every script stay."""
+    folder = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")
+    if not folder:
+        raise InvalidInput(
+            f"a step's name must have a letter or digit in it, not {name!r}", field="name"
+        )
+    return folder
+
+
+def clean_folder(folder: str) -> str:
+    """A relative folder that stays below wherever it is put."""
+    parts = [part for part in folder.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or _FORBIDDEN.search(folder) or folder.startswith("/"):
+        raise InvalidInput(
+            f"target_folder must be a relative folder such as 'cats/spring', not {folder!r}",
+            field="target_folder",
+        )
+    if len(folder) > FOLDER_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"target_folder is longer than {FOLDER_CHARACTERS_MAX} characters",
+            field="target_folder",
+        )
+    return "/".join(parts)

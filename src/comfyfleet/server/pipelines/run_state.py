@@ -1,0 +1,341 @@
+"""Reads a run's state, opens a locked transaction on it, and records its events.
+
+An event is written in the transaction of the action itself. The audit log is in another database, so it
+follows afterwards; if that is cut off, the sweep does it."""
+
+import math
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from comfyfleet.errors import LimitExceeded, NotFound
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.environment import read_catalogue
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.pipelines import store, store_candidates
+from comfyfleet.server.pipelines import store_candidates as job_rows
+from comfyfleet.server.pipelines.decide import StepProgress, count_steps
+from comfyfleet.server.pipelines.model import (
+    JobInFlight,
+    JobState,
+    PipelineCandidate,
+    PipelineDefinition,
+    PipelineJob,
+    PipelineRunEvent,
+    RunTree,
+    StoredPipelineRun,
+    StoredRun,
+)
+from comfyfleet.server.pipelines.store_candidates import CandidateFilter
+
+
+class PipelineRunState(NamedTuple):
+    stored: StoredRun
+    pipeline: PipelineDefinition
+    tree: RunTree
+    in_flight: list[JobInFlight]
+
+    @property
+    def run(self) -> StoredPipelineRun:
+        return self.stored.run
+
+
+async def read_state(
+    tx: Tx, tenant_id: UUID, run_id: UUID, *, is_locked: bool = False
+) -> PipelineRunState:
+    stored = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
+    if stored is None:
+        raise NotFound(f"there is no pipeline run {run_id}")
+    made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
+    if made_with is None:
+        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    tree = RunTree(
+        await store_candidates.tree_of(tx, run_id), await store_candidates.list_failed(tx, run_id)
+    )
+    return PipelineRunState(
+        stored, made_with.pipeline, tree, await store_candidates.in_flight(tx, run_id)
+    )
+
+
+async def facts_by_step(tx: Tx, pipeline: PipelineDefinition) -> dict[int, WorkflowFacts]:
+    """Of those that are offered; what is not, or not any more, is left out."""
+    catalogue = await read_catalogue(tx, pipeline.steps)
+    found = {number: catalogue.facts_for(step) for number, step in enumerate(pipeline.steps)}
+    return {number: facts for number, facts in found.items() if facts}
+
+
+# What the loop does by itself all day long fills no audit log.
+UNAUDITED_EVENTS = frozenset({"submitted", "candidates", "job_failed"})
+AUDITED_PER_PASS_MAX = 200
+SWEEP = "sweep"
+
+
+async def record_event(
+    tx: Tx,
+    stored: StoredRun,
+    kind: str,
+    data: Mapping[str, Any] | None = None,
+    *,
+    actor: str = SWEEP,
+    now: datetime,
+) -> None:
+    row = {
+        "tenant_id": stored.tenant_id,
+        "run_id": stored.id,
+        "kind": kind,
+        "actor": actor,
+        "data": dict(data or {}),
+        "is_audited": kind in UNAUDITED_EVENTS,
+        "created_at": now,
+    }
+    await store.add_event(tx, row)
+
+
+async def read_events(tx: Tx, run_id: UUID, *, after_id: int, limit: int) -> list[PipelineRunEvent]:
+    return await store.events_after(tx, run_id, after_id=after_id, limit=limit)
+
+
+async def flush_audit(context: JobContext, pool: Database) -> bool:
+    """True: there is more. Told twice if it is cut off in between; the event's id shows it."""
+    async with pool.read() as tx:
+        untold = await store.unaudited_events(tx, limit=AUDITED_PER_PASS_MAX)
+    if not untold:
+        return False
+    async with context.central.transaction() as tx:
+        for each in untold:
+            await notifications.record_audit(
+                tx,
+                actor=each.actor,
+                action=f"pipeline_{each.kind}",
+                subject=f"pipeline_run:{each.run_id}",
+                now=each.created_at,
+                tenant_id=each.tenant_id,
+                details={**each.data, "event_id": each.id},
+            )
+    async with pool.transaction() as tx:
+        await store.mark_audited(tx, [each.id for each in untold])
+    return len(untold) == AUDITED_PER_PASS_MAX
+
+
+PIPELINE_RUN_KIND = "pipeline"
+
+
+@dataclass
+class RunTransaction:
+    context: JobContext
+    tx: Tx
+    stored: StoredRun
+    now: datetime
+    changes: dict[str, Any] = field(default_factory=dict)
+    ended: list[Job] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+
+    async def record(self, kind: str, **data: Any) -> None:
+        who = {"user_id": str(self.stored.user_id)}
+        actor = f"tenant:{self.stored.tenant_id}"
+        await record_event(self.tx, self.stored, kind, {**who, **data}, actor=actor, now=self.now)
+
+    async def cancel_job(self, job_id: UUID) -> None:
+        """Its place is free at once: its outbox row finds nothing left to do."""
+        job, words = await jobs.cancel(
+            self.tx, self.stored.tenant_id, job_id, new_id=self.context.new_id, now=self.now
+        )
+        await job_rows.end_job(self.tx, job_id, JobState.CANCELLED, now=self.now, is_refunded=True)
+        self.ended.append(job)
+        self.words += words
+
+
+@asynccontextmanager
+async def run_transaction(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+) -> AsyncIterator[RunTransaction]:
+    """The run is due when the act is done: whatever it was, it may have made room for work."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        stored = await get_own_run(tx, tenant_id, user_id, run_id, is_locked=True)
+        act = RunTransaction(context, tx, stored, context.clock())
+        yield act
+        touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
+        await store.change_run(tx, run_id, {**touched, **act.changes})
+    context.tallies.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
+    if act.words:
+        await flush(context, pool, act.ended, act.words)
+    context.news.tell(run_id)
+    context.news.notify_run(PIPELINE_RUN_KIND)
+    await flush_audit(context, pool)
+
+
+async def get_own_run(
+    tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID, *, is_locked: bool = False
+) -> StoredRun:
+    found = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
+    if found is None or found.user_id != user_id:
+        raise NotFound(f"there is no pipeline run {run_id}")
+    return found
+
+
+TREE_MAX = 10_000
+TIMED_JOBS_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    stored: StoredRun
+    pipeline: PipelineDefinition
+    steps: list[StepProgress]
+    bytes: int
+    queued: int  # of those in flight
+    jobs: dict[JobState, int]
+    seconds_left: float | None
+
+    @property
+    def success_rate(self) -> float | None:
+        """Of all jobs that ended, retried ones too."""
+        done = self.jobs.get(JobState.DONE, 0)
+        failed = self.jobs.get(JobState.FAILED, 0) + self.jobs.get(JobState.RETRIED, 0)
+        return done / (done + failed) if done + failed else None
+
+
+async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunView:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        state = await read_state(tx, tenant_id, run_id)
+        rows = count_steps(state.pipeline, state.run, state.tree, state.in_flight)
+        mean = await store_candidates.mean_seconds(tx, run_id, of_last=TIMED_JOBS_MAX)
+        return RunView(
+            stored=state.stored,
+            pipeline=state.pipeline,
+            steps=rows,
+            bytes=await store_candidates.bytes_of(tx, run_id),
+            queued=sum(each.is_queued for each in state.in_flight),
+            jobs=await store_candidates.count_by_state(tx, run_id),
+            seconds_left=_seconds_left(state.pipeline, state.stored, rows, mean),
+        )
+
+
+def _seconds_left(
+    pipeline: PipelineDefinition,
+    stored: StoredRun,
+    rows: Sequence[StepProgress],
+    mean: float | None,
+) -> float | None:
+    """If all that can be made is made, and takes as long as the last jobs did."""
+    if mean is None:
+        return None
+    expected, left = stored.run.base_candidates, 0
+    for number, (step, row) in enumerate(zip(pipeline.steps, rows, strict=True)):
+        if number:
+            keep = pipeline.steps[number - 1].keep
+            expected = (
+                expected if keep is None else min(keep, expected)
+            ) * step.children_per_parent
+        left += math.ceil(max(0, expected - row.made) / step.images_per_job)
+    return round(left * mean / stored.run.limits.concurrent_jobs, 1)
+
+
+async def list_candidates(
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    run_id: UUID,
+    wanted: CandidateFilter,
+    *,
+    after: UUID | None,
+    limit: int,
+) -> tuple[list[PipelineCandidate], dict[UUID, File]]:
+    """The oldest first, with their files; go on with `after` = the last one's id."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        last = await _one(tx, run_id, after) if after else None
+        found = await store_candidates.list_page(tx, run_id, wanted, after=last, limit=limit)
+        return found, await _files(tx, tenant_id, found)
+
+
+async def read_candidate(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, candidate_id: UUID
+) -> tuple[PipelineCandidate, dict[UUID, File]]:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        found = await _one(tx, run_id, candidate_id)
+        return found, await _files(tx, tenant_id, [found])
+
+
+async def _one(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:
+    found = await store_candidates.get_candidate(tx, run_id, candidate_id)
+    if found is None:
+        raise NotFound(f"there is no candidate {candidate_id}")
+    return found
+
+
+async def _files(tx: Tx, tenant_id: UUID, found: Collection[PipelineCandidate]) -> dict[UUID, File]:
+    ids = [UUID(each.file["file_id"]) for each in found if each.file and each.file["file_id"]]
+    try:
+        return await media.get_files(tx, tenant_id, ids) if ids else {}
+    except NotFound:  # one was just removed: then each is asked for
+        pairs = [(each, await _file(tx, tenant_id, each)) for each in ids]
+        return {file_id: file for file_id, file in pairs if file}
+
+
+async def _file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+    try:
+        return await media.get_file(tx, tenant_id, file_id)
+    except NotFound:
+        return None
+
+
+async def files_of(
+    context: JobContext, tenant_id: UUID, found: Collection[PipelineCandidate]
+) -> dict[UUID, File]:
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await _files(tx, tenant_id, found)
+
+
+async def read_tree(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+) -> list[PipelineCandidate]:
+    """All of them without their files, the oldest first."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        found = await store_candidates.tree_of(tx, run_id)
+    if len(found) > TREE_MAX:
+        raise LimitExceeded(
+            f"the run has more than {TREE_MAX:,} candidates; list them by step or parent"
+        )
+    return sorted(found.values(), key=lambda each: (each.created_at, each.id))
+
+
+async def list_failures(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, limit: int
+) -> list[PipelineJob]:
+    """The newest first."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        return await store_candidates.page_of_failed(tx, run_id, limit=limit)
+
+
+async def list_events(
+    context: JobContext, tenant_id: UUID, run_id: UUID, *, after_id: int, limit: int
+) -> list[PipelineRunEvent]:
+    """Of a run that was looked up before: it is asked for again and again."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        return await read_events(tx, run_id, after_id=after_id, limit=limit)
+
+
+__all__ = ["CandidateFilter", "RunView"]

@@ -1,0 +1,400 @@
+"""The SQL of pipelines."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import RowMapping, Table, func, insert, literal, or_, select, tuple_, update
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import Moment, for_update, insert_if_new, is_one_of
+from comfyfleet.server.db.tenant_tables import (
+    pipeline_events,
+    pipeline_jobs,
+    pipeline_judgements,
+    pipeline_runs,
+    pipeline_votes,
+    pipelines,
+)
+from comfyfleet.server.pipelines.decide import PairVote
+from comfyfleet.server.pipelines.model import (
+    CandidateStatus,
+    PipelineRunEvent,
+    PipelineRunStatus,
+    RunLimits,
+    StoredPipeline,
+    StoredPipelineRun,
+    StoredRun,
+)
+from comfyfleet.server.pipelines.parse import parse_pipeline
+
+
+class Judgement(NamedTuple):
+    id: int
+    before: CandidateStatus
+    after: CandidateStatus
+
+
+async def add_event(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert(pipeline_events).values(dict(row)))
+
+
+def _events(rows: Any) -> list[PipelineRunEvent]:
+    return [
+        PipelineRunEvent(
+            row.id, row.tenant_id, row.run_id, row.kind, row.actor, row.data, row.created_at
+        )
+        for row in rows
+    ]
+
+
+async def events_after(
+    tx: Tx, run_id: UUID, *, after_id: int, limit: int
+) -> list[PipelineRunEvent]:
+    found = await tx.execute(
+        select(pipeline_events)
+        .where(pipeline_events.c.run_id == run_id, pipeline_events.c.id > after_id)
+        .order_by(pipeline_events.c.id)
+        .limit(limit)
+    )
+    return _events(found)
+
+
+async def unaudited_events(tx: Tx, *, limit: int) -> list[PipelineRunEvent]:
+    found = await tx.execute(
+        select(pipeline_events)
+        .where(~pipeline_events.c.is_audited)
+        .order_by(pipeline_events.c.id)
+        .limit(limit)
+    )
+    return _events(found)
+
+
+async def mark_audited(tx: Tx, ids: Sequence[int]) -> None:
+    await tx.execute(
+        update(pipeline_events)
+        .where(is_one_of(tx, pipeline_events.c.id, ids))
+        .values(is_audited=True)
+    )
+
+
+async def add_judgement(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert(pipeline_judgements).values(dict(row)))
+
+
+async def last_judgement(tx: Tx, candidate_id: UUID) -> Judgement | None:
+    """Of those that were not undone."""
+    found = await tx.execute(
+        select(pipeline_judgements)
+        .where(
+            pipeline_judgements.c.candidate_id == candidate_id,
+            pipeline_judgements.c.undone_at.is_(None),
+        )
+        .order_by(pipeline_judgements.c.id.desc())
+        .limit(1)
+    )
+    row = found.first()
+    return (
+        Judgement(row.id, CandidateStatus(row.before), CandidateStatus(row.after)) if row else None
+    )
+
+
+async def undo_judgement(tx: Tx, judgement_id: int, *, now: datetime) -> None:
+    await tx.execute(
+        update(pipeline_judgements)
+        .where(pipeline_judgements.c.id == judgement_id)
+        .values(undone_at=now)
+    )
+
+
+async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
+    """False: this vote was given before."""
+    added = await tx.execute(
+        insert_if_new(tx, pipeline_votes, [row]).returning(pipeline_votes.c.number)
+    )
+    return added.first() is not None
+
+
+async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
+    """Those that count, in the order in which they were given."""
+    found = await tx.execute(
+        select(pipeline_votes)
+        .where(pipeline_votes.c.run_id == run_id, pipeline_votes.c.undone_at.is_(None))
+        .order_by(pipeline_votes.c.number)
+    )
+    return [PairVote(row.id, row.winner_id, row.loser_id) for row in found]
+
+
+async def get_vote(tx: Tx, run_id: UUID, vote_id: UUID) -> tuple[PairVote, bool] | None:
+    """With whether it still counts."""
+    found = await tx.execute(
+        select(pipeline_votes).where(
+            pipeline_votes.c.run_id == run_id, pipeline_votes.c.id == vote_id
+        )
+    )
+    row = found.first()
+    return (PairVote(row.id, row.winner_id, row.loser_id), row.undone_at is None) if row else None
+
+
+async def undo_vote(tx: Tx, vote_id: UUID, *, now: datetime) -> None:
+    await tx.execute(
+        update(pipeline_votes).where(pipeline_votes.c.id == vote_id).values(undone_at=now)
+    )
+
+
+_ALIKE = (
+    "tenant_id",
+    "user_id",
+    "pipeline_id",
+    "request_hash",
+    "created_at",
+    "changed_at",
+    "pause_reason",
+    "reason",
+    "trouble",
+    "idempotency_key",
+    "look_at",
+    "served_at",
+    "alerted_at",
+    "files_removed_at",
+)
+
+
+def _pipeline(row: RowMapping) -> StoredPipeline:
+    parsed = parse_pipeline(row["document"]).pipeline
+    return StoredPipeline(
+        row["id"],
+        row["tenant_id"],
+        row["user_id"],
+        parsed,
+        row["document"],
+        row["created_at"],
+        row["deleted_at"],
+    )
+
+
+def _run(row: RowMapping) -> StoredRun:
+    limits = RunLimits(
+        candidates=row["candidates_max"],
+        tokens=row["tokens_max"],
+        concurrent_jobs=row["concurrent_jobs"],
+        until=row["until"],
+        bytes=row["bytes_max"],
+    )
+    run = StoredPipelineRun(
+        id=row["id"],
+        base_candidates=row["base_candidates"],
+        target_folder=row["target_folder"],
+        variables=row["variables"],
+        status=PipelineRunStatus(row["status"]),
+        limits=limits,
+        tokens=int(row["tokens"]),
+    )
+    return StoredRun(run=run, **{name: row[name] for name in _ALIKE})
+
+
+def limit_columns(limits: RunLimits) -> dict[str, Any]:
+    return {
+        "candidates_max": limits.candidates,
+        "tokens_max": limits.tokens,
+        "bytes_max": limits.bytes,
+        "concurrent_jobs": limits.concurrent_jobs,
+        "until": limits.until,
+    }
+
+
+def _run_row(stored: StoredRun) -> dict[str, Any]:
+    run = stored.run
+    return {
+        **{name: getattr(stored, name) for name in _ALIKE},
+        **limit_columns(run.limits),
+        "id": run.id,
+        "target_folder": run.target_folder,
+        "variables": dict(run.variables),
+        "base_candidates": run.base_candidates,
+        "status": run.status,
+    }
+
+
+# What a run has reserved and consumed is always the sum of what its jobs have.
+_TOKENS = (
+    select(func.coalesce(func.sum(pipeline_jobs.c.tokens), 0))
+    .where(pipeline_jobs.c.run_id == pipeline_runs.c.id)
+    .scalar_subquery()
+    .label("tokens")
+)
+_RUNS = select(pipeline_runs, _TOKENS)
+
+
+async def add_pipeline(tx: Tx, stored: StoredPipeline) -> None:
+    row = {
+        "id": stored.id,
+        "tenant_id": stored.tenant_id,
+        "user_id": stored.user_id,
+        "name": stored.pipeline.name,
+        "document": dict(stored.document),
+        "created_at": stored.created_at,
+    }
+    await tx.execute(insert(pipelines).values(row))
+
+
+async def get_pipeline(tx: Tx, tenant_id: UUID, pipeline_id: UUID) -> StoredPipeline | None:
+    found = await tx.execute(
+        select(pipelines).where(pipelines.c.tenant_id == tenant_id, pipelines.c.id == pipeline_id)
+    )
+    row = found.mappings().one_or_none()
+    return _pipeline(row) if row else None
+
+
+async def delete_pipeline(tx: Tx, pipeline_id: UUID, *, now: datetime) -> None:
+    await tx.execute(update(pipelines).where(pipelines.c.id == pipeline_id).values(deleted_at=now))
+
+
+async def names_of(tx: Tx, pipeline_ids: Collection[UUID]) -> dict[UUID, str]:
+    query = select(pipelines.c.id, pipelines.c.name).where(
+        is_one_of(tx, pipelines.c.id, pipeline_ids)
+    )
+    return {row.id: row.name for row in await tx.execute(query)}
+
+
+async def list_pipelines(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, before: StoredPipeline | None, limit: int
+) -> list[StoredPipeline]:
+    """The newest first."""
+    query = select(pipelines).where(
+        pipelines.c.tenant_id == tenant_id,
+        pipelines.c.user_id == user_id,
+        pipelines.c.deleted_at.is_(None),
+    )
+    if before:
+        query = query.where(_is_older(pipelines, before.created_at, before.id))
+    newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_pipeline(row) for row in found.mappings()]
+
+
+async def pipelines_named(
+    tx: Tx, tenant_id: UUID, user_id: UUID, name: str, *, limit: int
+) -> list[StoredPipeline]:
+    """The newest first."""
+    if not is_storable(name):
+        return []
+    query = select(pipelines).where(
+        pipelines.c.tenant_id == tenant_id,
+        pipelines.c.user_id == user_id,
+        pipelines.c.name == name,
+        pipelines.c.deleted_at.is_(None),
+    )
+    newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_pipeline(row) for row in found.mappings()]
+
+
+def _is_older(table: Table, at: datetime, row_id: UUID) -> Any:
+    return tuple_(table.c.created_at, table.c.id) < tuple_(literal(at, Moment()), row_id)
+
+
+async def add_run(tx: Tx, stored: StoredRun) -> bool:
+    """False: there is one with this idempotency key."""
+    added = await tx.execute(
+        insert_if_new(tx, pipeline_runs, [_run_row(stored)]).returning(pipeline_runs.c.id)
+    )
+    return added.first() is not None
+
+
+async def get_run(
+    tx: Tx, tenant_id: UUID, run_id: UUID, *, is_locked: bool = False
+) -> StoredRun | None:
+    """Locked, nobody else acts on it until the transaction ends."""
+    mine = (pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.id == run_id)
+    if is_locked:
+        await tx.execute(for_update(tx, select(pipeline_runs.c.id).where(*mine)))
+    found = await tx.execute(_RUNS.where(*mine))
+    row = found.mappings().one_or_none()
+    return _run(row) if row else None
+
+
+async def run_by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> StoredRun | None:
+    found = await tx.execute(
+        _RUNS.where(
+            pipeline_runs.c.tenant_id == tenant_id,
+            pipeline_runs.c.idempotency_key == idempotency_key,
+        )
+    )
+    row = found.mappings().one_or_none()
+    return _run(row) if row else None
+
+
+async def list_runs(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    pipeline_id: UUID | None,
+    before: StoredRun | None,
+    limit: int,
+) -> list[StoredRun]:
+    """The newest first."""
+    query = _RUNS.where(pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.user_id == user_id)
+    if pipeline_id:
+        query = query.where(pipeline_runs.c.pipeline_id == pipeline_id)
+    if before:
+        query = query.where(_is_older(pipeline_runs, before.created_at, before.id))
+    newest = (pipeline_runs.c.created_at.desc(), pipeline_runs.c.id.desc())
+    found = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_run(row) for row in found.mappings()]
+
+
+async def change_run(tx: Tx, run_id: UUID, values: Mapping[str, Any]) -> None:
+    await tx.execute(update(pipeline_runs).where(pipeline_runs.c.id == run_id).values(dict(values)))
+
+
+async def record_look(tx: Tx, seen: StoredRun, values: Mapping[str, Any]) -> bool:
+    """Only if nothing has happened since it was looked at; else it is due again at once."""
+    done = await tx.execute(
+        update(pipeline_runs)
+        .where(
+            pipeline_runs.c.id == seen.id,
+            pipeline_runs.c.look_at == seen.look_at,
+            pipeline_runs.c.changed_at == seen.changed_at,
+        )
+        .values(dict(values))
+    )
+    return bool(done.rowcount)
+
+
+async def due_runs(tx: Tx, *, now: datetime, limit: int) -> list[StoredRun]:
+    """Those that have waited longest first: with many, none is passed over."""
+    found = await tx.execute(
+        _RUNS.where(pipeline_runs.c.look_at <= now).order_by(pipeline_runs.c.look_at).limit(limit)
+    )
+    return [_run(row) for row in found.mappings()]
+
+
+async def last_served(tx: Tx, tenant_id: UUID) -> UUID | None:
+    found: UUID | None = await tx.scalar(
+        select(pipeline_runs.c.id)
+        .where(pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.served_at.is_not(None))
+        .order_by(pipeline_runs.c.served_at.desc())
+        .limit(1)
+    )
+    return found
+
+
+async def old_runs(tx: Tx, *, unchanged_since: datetime, limit: int) -> Sequence[StoredRun]:
+    """Whose files have not been removed, and in which nothing has happened for so long."""
+    found = await tx.execute(
+        _RUNS.where(
+            pipeline_runs.c.changed_at < unchanged_since,
+            pipeline_runs.c.files_removed_at.is_(None),
+            or_(
+                pipeline_runs.c.look_at.is_(None),
+                pipeline_runs.c.status != PipelineRunStatus.ACTIVE,
+            ),
+        )
+        .order_by(pipeline_runs.c.changed_at)
+        .limit(limit)
+    )
+    return [_run(row) for row in found.mappings()]

@@ -1,0 +1,431 @@
+"""The SQL of candidates and of the jobs that make them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import RowMapping, func, insert, literal, select, tuple_, update
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import Moment, for_update
+from comfyfleet.server.db.tenant_tables import ai_jobs, pipeline_jobs
+from comfyfleet.server.db.tenant_tables import pipeline_candidates as candidates
+from comfyfleet.server.pipelines.model import (
+    CandidateStatus,
+    FailedJob,
+    JobInFlight,
+    JobState,
+    PipelineCandidate,
+    PipelineJob,
+)
+
+# What decisions are made with. Properties may be long, and no decision asks for them.
+_DECIDING = (
+    "id",
+    "step",
+    "parent_id",
+    "status",
+    "score",
+    "child_count",
+    "job_id",
+    "output_index",
+    "created_at",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateFilter:
+    step: int | None = None
+    status: CandidateStatus | None = None
+    parent: UUID | None = None
+    is_base: bool = False  # only those without a parent
+
+
+def _light(row: RowMapping) -> PipelineCandidate:
+    return PipelineCandidate(
+        id=row["id"],
+        step=row["step"],
+        created_at=row["created_at"],
+        parent=row["parent_id"],
+        status=CandidateStatus(row["status"]),
+        score=row["score"],
+        child_count=row["child_count"],
+        job_id=row["job_id"],
+        output_index=row["output_index"],
+    )
+
+
+def _whole(row: RowMapping) -> PipelineCandidate:
+    file = {
+        "file_id": str(row["file_id"]) if row["file_id"] else None,
+        "path": row["path"],
+        "mime_type": row["mime_type"],
+        "size": row["size"],
+    }
+    return PipelineCandidate(
+        id=row["id"],
+        step=row["step"],
+        created_at=row["created_at"],
+        parent=row["parent_id"],
+        status=CandidateStatus(row["status"]),
+        score=row["score"],
+        child_count=row["child_count"],
+        file=file,
+        text=row["text"],
+        seed=None if row["seed"] is None else int(row["seed"]),
+        properties=row["properties"],
+        job_id=row["job_id"],
+        output_index=row["output_index"],
+    )
+
+
+async def add_candidate(
+    tx: Tx, tenant_id: UUID, run_id: UUID, rows: Sequence[PipelineCandidate]
+) -> None:
+    await tx.execute(insert(candidates), [_row(tenant_id, run_id, each) for each in rows])
+
+
+def _row(tenant_id: UUID, run_id: UUID, each: PipelineCandidate) -> dict[str, Any]:
+    file = each.file or {}
+    return {
+        "id": each.id,
+        "tenant_id": tenant_id,
+        "run_id": run_id,
+        "step": each.step,
+        "parent_id": each.parent,
+        "job_id": each.job_id,
+        "output_index": each.output_index,
+        "file_id": UUID(file["file_id"]) if file.get("file_id") else None,
+        "path": file["path"],
+        "mime_type": file["mime_type"],
+        "size": file["size"],
+        "seed": None if each.seed is None else str(each.seed),
+        "properties": dict(each.properties),
+        "score": each.score,
+        "status": each.status,
+        "child_count": 0,
+        "created_at": each.created_at,
+        "text": each.text,
+    }
+
+
+async def count_children(tx: Tx, parent: UUID, more: int) -> None:
+    await tx.execute(
+        update(candidates)
+        .where(candidates.c.id == parent)
+        .values(child_count=candidates.c.child_count + more)
+    )
+
+
+async def tree_of(tx: Tx, run_id: UUID) -> dict[UUID, PipelineCandidate]:
+    columns = [candidates.c[name] for name in _DECIDING]
+    found = await tx.execute(select(*columns).where(candidates.c.run_id == run_id))
+    return {row["id"]: _light(row) for row in found.mappings()}
+
+
+async def get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate | None:
+    found = await tx.execute(
+        select(candidates).where(candidates.c.run_id == run_id, candidates.c.id == candidate_id)
+    )
+    row = found.mappings().one_or_none()
+    return _whole(row) if row else None
+
+
+async def run_of(tx: Tx, tenant_id: UUID, candidate_id: UUID) -> UUID | None:
+    found: UUID | None = await tx.scalar(
+        select(candidates.c.run_id).where(
+            candidates.c.tenant_id == tenant_id, candidates.c.id == candidate_id
+        )
+    )
+    return found
+
+
+async def list_page(
+    tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
+) -> list[PipelineCandidate]:
+    """The oldest first."""
+    query = select(candidates).where(candidates.c.run_id == run_id)
+    if wanted.step is not None:
+        query = query.where(candidates.c.step == wanted.step)
+    if wanted.status:
+        query = query.where(candidates.c.status == wanted.status)
+    if wanted.parent:
+        query = query.where(candidates.c.parent_id == wanted.parent)
+    if wanted.is_base:
+        query = query.where(candidates.c.parent_id.is_(None))
+    place = tuple_(candidates.c.created_at, candidates.c.id)
+    if after:
+        query = query.where(place > tuple_(literal(after.created_at, Moment()), after.id))
+    oldest = (candidates.c.created_at, candidates.c.id)
+    found = await tx.execute(query.order_by(*oldest).limit(limit))
+    return [_whole(row) for row in found.mappings()]
+
+
+async def set_status(
+    tx: Tx, candidate_id: UUID, *, before: CandidateStatus, after: CandidateStatus
+) -> bool:
+    done = await tx.execute(
+        update(candidates)
+        .where(candidates.c.id == candidate_id, candidates.c.status == before)
+        .values(status=after)
+    )
+    return bool(done.rowcount)
+
+
+async def set_scores(tx: Tx, scores: Mapping[UUID, float]) -> None:
+    for candidate_id, score in scores.items():
+        await tx.execute(
+            update(candidates).where(candidates.c.id == candidate_id).values(score=score)
+        )
+
+
+async def reset_scores(tx: Tx, run_id: UUID, score: float) -> None:
+    await tx.execute(update(candidates).where(candidates.c.run_id == run_id).values(score=score))
+
+
+async def bytes_of(tx: Tx, run_id: UUID) -> int:
+    """Of the files that are still there."""
+    total = await tx.scalar(
+        select(func.coalesce(func.sum(candidates.c.size), 0)).where(
+            candidates.c.run_id == run_id, candidates.c.file_id.is_not(None)
+        )
+    )
+    return int(total or 0)
+
+
+async def files_of(tx: Tx, run_id: UUID, *, limit: int) -> dict[UUID, UUID]:
+    """Candidates that still have their file, with its id."""
+    found = await tx.execute(
+        select(candidates.c.id, candidates.c.file_id)
+        .where(candidates.c.run_id == run_id, candidates.c.file_id.is_not(None))
+        .limit(limit)
+    )
+    return {row.id: row.file_id for row in found}
+
+
+async def clear_file(tx: Tx, candidate_id: UUID) -> None:
+    await tx.execute(update(candidates).where(candidates.c.id == candidate_id).values(file_id=None))
+
+
+async def newest_at(tx: Tx, run_id: UUID) -> datetime | None:
+    found: datetime | None = await tx.scalar(
+        select(func.max(candidates.c.created_at, type_=Moment())).where(
+            candidates.c.run_id == run_id
+        )
+    )
+    return found
+
+
+ACTIVE = ("queued", "processing")
+
+
+class UnderwayJob(NamedTuple):
+    """A job in flight, as its own row says it is."""
+
+    tenant_id: UUID
+    run_id: UUID
+    job_id: UUID
+    status: str
+    timeout_seconds: int
+    submitted_at: datetime
+    started_at: datetime | None
+
+
+def _job(row: RowMapping) -> PipelineJob:
+    return PipelineJob(
+        id=row["id"],
+        run_id=row["run_id"],
+        step=row["step"],
+        parent=row["parent_id"],
+        number=row["number"],
+        seed=None if row["seed"] is None else int(row["seed"]),
+        state=JobState(row["status"]),
+        tokens=row["tokens"],
+        timeout_seconds=row["timeout_seconds"],
+        error=row["error"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+async def add_job(tx: Tx, tenant_id: UUID, job: PipelineJob) -> None:
+    row = {
+        "id": job.id,
+        "tenant_id": tenant_id,
+        "run_id": job.run_id,
+        "step": job.step,
+        "parent_id": job.parent,
+        "number": job.number,
+        "seed": None if job.seed is None else str(job.seed),
+        "status": job.state,
+        "tokens": job.tokens,
+        "timeout_seconds": job.timeout_seconds,
+        "created_at": job.created_at,
+    }
+    await tx.execute(insert(pipeline_jobs).values(row))
+
+
+async def next_number(tx: Tx, run_id: UUID, step: int, parent: UUID | None) -> int:
+    """Never used before: those that failed or were cancelled keep theirs."""
+    is_same = pipeline_jobs.c.parent_id == parent if parent else pipeline_jobs.c.parent_id.is_(None)
+    found = await tx.scalar(
+        select(func.count()).where(
+            pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.step == step, is_same
+        )
+    )
+    return int(found or 0)
+
+
+async def get_job(tx: Tx, run_id: UUID, job_id: UUID) -> PipelineJob | None:
+    query = select(pipeline_jobs).where(
+        pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.id == job_id
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _job(row) if row else None
+
+
+async def in_flight(tx: Tx, run_id: UUID) -> list[JobInFlight]:
+    """Also those that have ended, and whose candidates are not written yet."""
+    found = await tx.execute(
+        select(
+            pipeline_jobs.c.id, pipeline_jobs.c.step, pipeline_jobs.c.parent_id, ai_jobs.c.status
+        )
+        .join(ai_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
+        .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.IN_FLIGHT)
+    )
+    return [
+        JobInFlight(row.id, row.step, row.parent_id, is_queued=row.status == "queued")
+        for row in found
+    ]
+
+
+async def list_failed(tx: Tx, run_id: UUID) -> tuple[FailedJob, ...]:
+    found = await tx.execute(
+        select(pipeline_jobs.c.id, pipeline_jobs.c.step, pipeline_jobs.c.parent_id).where(
+            pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
+        )
+    )
+    return tuple(FailedJob(row.id, row.step, row.parent_id) for row in found)
+
+
+async def page_of_failed(tx: Tx, run_id: UUID, *, limit: int) -> list[PipelineJob]:
+    """The newest first."""
+    found = await tx.execute(
+        select(pipeline_jobs)
+        .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED)
+        .order_by(pipeline_jobs.c.ended_at.desc(), pipeline_jobs.c.id)
+        .limit(limit)
+    )
+    return [_job(row) for row in found.mappings()]
+
+
+async def failures_since(tx: Tx, run_id: UUID, since: datetime) -> int:
+    """Also those that have been retried since."""
+    found = await tx.scalar(
+        select(func.count()).where(
+            pipeline_jobs.c.run_id == run_id,
+            pipeline_jobs.c.ended_at >= since,
+            pipeline_jobs.c.status.in_((JobState.FAILED, JobState.RETRIED)),
+        )
+    )
+    return int(found or 0)
+
+
+async def count_by_state(tx: Tx, run_id: UUID) -> dict[JobState, int]:
+    found = await tx.execute(
+        select(pipeline_jobs.c.status, func.count().label("jobs"))
+        .where(pipeline_jobs.c.run_id == run_id)
+        .group_by(pipeline_jobs.c.status)
+    )
+    return {JobState(row.status): int(row.jobs) for row in found}
+
+
+async def mean_seconds(tx: Tx, run_id: UUID, *, of_last: int) -> float | None:
+    """From submit to end, of the last that were done."""
+    found = await tx.execute(
+        select(pipeline_jobs.c.created_at, pipeline_jobs.c.ended_at)
+        .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.DONE)
+        .order_by(pipeline_jobs.c.ended_at.desc())
+        .limit(of_last)
+    )
+    took = [(row.ended_at - row.created_at).total_seconds() for row in found]
+    return sum(took) / len(took) if took else None
+
+
+async def queued_of(tx: Tx, run_id: UUID) -> list[UUID]:
+    """Locked: none of them is started until the transaction ends."""
+    query = (
+        select(ai_jobs.c.id)
+        .join(pipeline_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
+        .where(
+            pipeline_jobs.c.run_id == run_id,
+            pipeline_jobs.c.status == JobState.IN_FLIGHT,
+            ai_jobs.c.status == "queued",
+        )
+    )
+    return [row.id for row in await tx.execute(for_update(tx, query))]
+
+
+async def end_job(
+    tx: Tx,
+    job_id: UUID,
+    state: JobState,
+    *,
+    now: datetime,
+    error: str | None = None,
+    is_refunded: bool = False,
+) -> bool:
+    """Ends a job that is in flight; False if another ended it first."""
+    values: dict[str, Any] = {"status": state, "ended_at": now, "error": error}
+    if is_refunded:
+        values["tokens"] = 0
+    done = await tx.execute(
+        update(pipeline_jobs)
+        .where(pipeline_jobs.c.id == job_id, pipeline_jobs.c.status == JobState.IN_FLIGHT)
+        .values(values)
+    )
+    return bool(done.rowcount)
+
+
+async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[UUID]:
+    """This one, or all: their places are free."""
+    failed_ones = update(pipeline_jobs).where(
+        pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
+    )
+    if job_id:
+        failed_ones = failed_ones.where(pipeline_jobs.c.id == job_id)
+    done = await tx.execute(
+        failed_ones.values(status=JobState.RETRIED).returning(pipeline_jobs.c.id)
+    )
+    return [row.id for row in done]
+
+
+_UNDERWAY = (
+    select(
+        pipeline_jobs.c.tenant_id,
+        pipeline_jobs.c.run_id,
+        pipeline_jobs.c.id.label("job_id"),
+        ai_jobs.c.status,
+        pipeline_jobs.c.timeout_seconds,
+        ai_jobs.c.submitted_at,
+        ai_jobs.c.started_at,
+    )
+    .join(ai_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
+    .where(pipeline_jobs.c.status == JobState.IN_FLIGHT)
+)
+
+
+async def list_underway(tx: Tx, *, limit: int) -> list[UnderwayJob]:
+    """Those that have waited or run longest first."""
+    query = _UNDERWAY.where(ai_jobs.c.status.in_(ACTIVE))
+    found = await tx.execute(query.order_by(ai_jobs.c.submitted_at).limit(limit))
+    return [UnderwayJob(*row) for row in found]
+
+
+async def ended_uncollected(tx: Tx, *, limit: int) -> list[UnderwayJob]:
+    """Whose candidates are not written though they have ended."""
+    query = _UNDERWAY.where(ai_jobs.c.status.not_in(ACTIVE))
+    found = await tx.execute(query.order_by(ai_jobs.c.completed_at).limit(limit))
+    return [UnderwayJob(*row) for row in found]

@@ -1,0 +1,1 @@
+"""The leased queue in the central database: enqueue, lease, extend, end, expire."""

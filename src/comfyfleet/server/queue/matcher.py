@@ -1,0 +1,272 @@
+"""Matches waiters with queued jobs: probes the lanes, decides, claims, and repeats for those left over.
+
+FairShare is start-time fair queueing over lanes, in memory: a rank is a virtual time of its own lane and
+can't be compared with another lane's, so a lane with 100,000 older jobs would otherwise starve the others."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from comfyfleet.clock import Clock
+from comfyfleet.server.fleets.model import BackendOffer, ModelUse
+from comfyfleet.server.queue.decide import (
+    AFFINITY_WINDOW,
+    Match,
+    MatchRules,
+    group_by_lane,
+    match_waiters,
+)
+from comfyfleet.server.queue.model import DispatchCandidate, DispatchLease, QueueLane, Waiter
+from comfyfleet.server.queue.store import Claim, Probe, QueueStore
+from comfyfleet.server.queue.switch_costs import SwitchCosts
+from comfyfleet.settings import Settings
+
+MODEL_SETS_KEPT_MAX = 10_000
+UNKNOWN_READ_MAX = 100
+
+# The models of a dispatch's prompt; None where nobody can tell any more.
+FindModels = Callable[[int], Awaitable[Iterable[ModelUse] | None]]
+
+
+class ModelSetCache:
+    """Noted when a job is enqueued here; of jobs from elsewhere they are read once."""
+
+    def __init__(self) -> None:
+        self.find: FindModels | None = None
+        self._kept: OrderedDict[str, frozenset[ModelUse]] = OrderedDict()
+
+    def __contains__(self, model_set: str) -> bool:
+        return model_set in self._kept
+
+    def note(self, model_set: str, models: Iterable[ModelUse]) -> None:
+        self._kept[model_set] = frozenset(models)
+        if len(self._kept) > MODEL_SETS_KEPT_MAX:
+            self._kept.popitem(last=False)
+
+    def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
+        """As far as is known: what isn't is found out when a job of it is given."""
+        if waiter.offer is None or model_set is None or model_set not in self._kept:
+            return True
+        return not self._lacks(waiter.offer, model_set)
+
+    def judge(
+        self, waiters: Sequence[Waiter], candidates: Iterable[DispatchCandidate]
+    ) -> tuple[list[Waiter], dict[str, int]]:
+        """The waiters with what they lack, and a dispatch of each model set that isn't known.
+
+        What isn't known is given to nobody whose backend has told what it has.
+        """
+        named = {each.model_set: each.id for each in candidates if each.model_set}
+        offers = {each.offer.key: each.offer for each in waiters if each.offer}
+        if not named or not offers:
+            return list(waiters), {}
+        unknown = {name: where for name, where in named.items() if name not in self._kept}
+        lacking = {
+            key: frozenset(name for name in named if name in unknown or self._lacks(offer, name))
+            for key, offer in offers.items()
+        }
+        if not any(lacking.values()):
+            return list(waiters), {}
+        judged = [
+            replace(each, lacking=lacking[each.offer.key]) if each.offer else each
+            for each in waiters
+        ]
+        return judged, unknown
+
+    async def read(self, unknown: dict[str, int]) -> None:
+        for model_set, dispatch_id in list(unknown.items())[:UNKNOWN_READ_MAX]:
+            found = None if self.find is None else await self.find(dispatch_id)
+            self.note(model_set, found or ())
+
+    def _lacks(self, offer: BackendOffer, model_set: str) -> bool:
+        return bool(offer.lacks((), self._kept[model_set]))
+
+
+LANES_REMEMBERED_MAX = 10_000
+
+
+class FairShare:
+    """Counts what each lane was given. Forgetting them costs one round of fairness, no more."""
+
+    def __init__(self) -> None:
+        self._time = 0.0
+        self._finished: dict[QueueLane, float] = {}
+
+    def starts(self, lanes: Iterable[QueueLane]) -> Mapping[QueueLane, float]:
+        """A lane that had nothing for a while starts now: it has neither credit nor debt."""
+        return {lane: max(self._time, self._finished.get(lane, 0.0)) for lane in lanes}
+
+    def given(self, lanes: Iterable[QueueLane]) -> None:
+        if len(self._finished) > LANES_REMEMBERED_MAX:
+            self._finished.clear()
+        counted = Counter(lanes)
+        if not counted:
+            return
+        for lane, count in counted.items():
+            self._finished[lane] = max(self._time, self._finished.get(lane, 0.0)) + count
+        # Time is where the lane stands that is furthest behind of those just served.
+        self._time = max(self._time, min(self._finished[lane] for lane in counted) - 1)
+
+
+ROUNDS_MAX = 5
+PROBE_ROWS_MIN = 8
+PROBE_ROWS_MAX = 512
+PASSED_REMEMBERED_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Matches:
+    """Leases by the index of the waiter who got them, and whether there might be more to give.
+
+    Whoever is `refused` was given orders that its caller has not seen: it must look anew.
+    """
+
+    leases: dict[int, DispatchLease] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    has_more: bool = False
+    has_fresh: bool = False  # too new for those who would only prefetch it
+    held_seconds: float | None = None  # after so long, a job held for others may go to them
+
+
+class Matcher:
+    def __init__(
+        self, hot: QueueStore, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
+    ) -> None:
+        self._hot = hot
+        self._lease_seconds = settings.lease_seconds
+        self.switch_costs = SwitchCosts()
+        self._rules = MatchRules(
+            timedelta(seconds=settings.affinity_max_wait_seconds),
+            prefetch_after=timedelta(seconds=settings.prefetch_after_seconds),
+            costs=self.switch_costs,
+        )
+        self._clock = clock
+        self._new_token = new_token
+        self._turns = FairShare()
+        self.model_sets = ModelSetCache()
+        self._passed_since: dict[
+            int, datetime
+        ] = {}  # jobs that others went before, by their models
+
+    async def give(self, waiters: Sequence[Waiter]) -> Matches:
+        """At most one lease per waiter, the best there is at this moment."""
+        given = Matches()
+        in_other_hands: set[int] = set()
+        deeper = 1
+        without: frozenset[str] = frozenset()
+        for _ in range(ROUNDS_MAX):
+            left = [
+                place
+                for place, waiter in enumerate(waiters)
+                if waiter.lanes and place not in given.leases and place not in given.refused
+            ]
+            if not left:
+                break
+            step = _Round(self, [waiters[place] for place in left], in_other_hands, deeper)
+            step.without = without
+            leases, refused = await self._hot.lease(
+                step.probe(), step.choose, seconds=self._lease_seconds
+            )
+            for lease in leases:
+                place = left[step.chosen.pop(lease.dispatch_id)]
+                given.leases[place] = lease
+                self._note(lease, waiters[place])
+            given.refused |= {left[step.chosen.pop(each)] for each in refused}
+            given.has_fresh |= step.has_fresh
+            given.held_seconds = step.held_seconds
+            self._turns.given(lease.lane for lease in leases)
+            # What was chosen and not won is in other hands: looking again would find it again.
+            in_other_hands |= step.chosen.keys()
+            is_short = len(leases) + len(refused) < len(left)
+            given.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
+            if is_short and step.unknown:
+                await self.model_sets.read(step.unknown)
+            if not is_short or not (step.chosen or refused or step.cut or step.unknown):
+                break
+            # Behind jobs that nobody of them can run there may be others.
+            without |= step.lacked_by_all
+            deeper *= 2
+        return given
+
+    def _note(self, lease: DispatchLease, waiter: Waiter) -> None:
+        self._passed_since.pop(lease.dispatch_id, None)
+        if waiter.fleet_id is not None and lease.model_key is not None:
+            self.switch_costs.warm.given(
+                lease.worker_id, waiter.fleet_id, lease.model_key, self._clock()
+            )
+
+    def _remember(self, passed: Iterable[int], now: datetime) -> None:
+        """In memory only: what is forgotten, or told to another process, is counted anew."""
+        for dispatch_id in passed:
+            self._passed_since.setdefault(dispatch_id, now)
+        while len(self._passed_since) > PASSED_REMEMBERED_MAX:
+            del self._passed_since[next(iter(self._passed_since))]
+
+
+class _Round:
+    """What is known of one look into the lanes."""
+
+    def __init__(
+        self, giving: Matcher, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
+    ) -> None:
+        self._matcher = giving
+        self._waiters = waiters
+        self._in_other_hands = in_other_hands
+        self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
+        self._limit = self._depth(deeper)
+        self.without: frozenset[str] = frozenset()
+        self.unknown: dict[str, int] = {}  # model set → a dispatch that has it
+        self.lacked_by_all: frozenset[str] = frozenset()
+        self.chosen: dict[int, int] = {}  # dispatch id → index of the waiter
+        self.cut: frozenset[QueueLane] = frozenset()
+        self.has_fresh = False
+        self.held_seconds: float | None = None
+
+    def _depth(self, deeper: int) -> int:
+        """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
+        wanted = len(self._waiters) + len(self._in_other_hands)
+        if any(waiter.models_loaded for waiter in self._waiters):
+            wanted += AFFINITY_WINDOW
+        lanes = max(1, len(self._lanes))
+        each = wanted if lanes <= 2 else max(PROBE_ROWS_MIN, 2 * wanted // lanes)
+        return min(each * deeper, PROBE_ROWS_MAX)
+
+    def probe(self) -> Probe:
+        affinities = {name for waiter in self._waiters for name in waiter.affinities}
+        return Probe(self._lanes, sorted(affinities), self._limit, sorted(self.without))
+
+    def choose(self, found: list[DispatchCandidate]) -> list[Claim]:
+        giving = self._matcher
+        read = group_by_lane(found)
+        self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
+        now = giving._clock()
+        self._waiters, self.unknown = giving.model_sets.judge(self._waiters, found)
+        lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
+        self.lacked_by_all = lacked - self.unknown.keys()
+        choices, passed, self.has_fresh, self.held_seconds = match_waiters(
+            found,
+            self._waiters,
+            now=now,
+            starts=giving._turns.starts(read),
+            cut=self.cut,
+            elsewhere=self._in_other_hands,
+            passed_since=giving._passed_since,
+            rules=giving._rules,
+        )
+        giving._remember(passed, now)
+        self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
+        return [self._claim(choice) for choice in choices]
+
+    def _claim(self, choice: Match) -> Claim:
+        waiter = self._waiters[choice.waiter]
+        token = self._matcher._new_token()
+        return Claim(
+            choice.candidate,
+            token,
+            waiter.worker_id,
+            waiter.is_prefetch,
+            waiter.key_hash,
+            waiter.held_max,
+        )

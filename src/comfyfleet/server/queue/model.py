@@ -1,0 +1,220 @@
+"""The data of the queue: dispatches, lanes, leases, waiters. Pure: no clock, no database."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.server.fleets.model import BackendOffer
+
+
+class DispatchStatus(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELLED})
+
+
+class QueueLane(NamedTuple):
+    """What a worker must be able to run to get a job; never null, never 'any'."""
+
+    workflow_id: int
+    stage: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewDispatch:
+    tenant_id: UUID
+    job_id: UUID
+    lane: QueueLane
+    priority: int = 0
+    max_attempts: int = 3
+    model_key: str | None = None  # the heavy model
+    model_set: str | None = None  # all models, hashed
+    backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One row of the queue."""
+
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+    lane: QueueLane
+    status: DispatchStatus
+    priority: int
+    rank: int
+    attempts: int
+    max_attempts: int
+    requeues: int
+    lease_number: int
+    lease_token: UUID | None
+    lease_expires_at: datetime | None
+    worker_id: str | None
+    not_before: datetime | None
+    backend_affinity: str | None
+    model_key: str | None
+    model_set: str | None
+    is_poisoned: bool
+    cancel_requested: bool
+    recall_requested: bool
+    is_prefetched: bool
+    duration_seconds: float | None
+    last_error: str | None
+    created_at: datetime
+    queued_at: datetime
+    leased_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    heard_at: datetime | None
+    lost_leases: int  # that ran out before the job had started
+
+    @property
+    def is_used_up(self) -> bool:
+        """No lease may follow: whoever holds it, or has taken it, ends it as failed."""
+        return self.is_poisoned or self.attempts >= self.max_attempts
+
+
+class ActiveDispatch(NamedTuple):
+    """As much of a dispatch that has not ended as it takes to compare it with its job."""
+
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+    cancel_requested: bool
+
+
+class EndedDispatch(NamedTuple):
+    """As much of an ended dispatch as it takes to decide whether it may go."""
+
+    ended_at: datetime
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+
+
+class DispatchLease(NamedTuple):
+    """A worker's time-limited right to a dispatch."""
+
+    dispatch_id: int
+    tenant_id: UUID
+    job_id: UUID
+    lane: QueueLane
+    worker_id: str
+    token: UUID
+    number: int  # counts every lease; fences the tenant's row
+    attempt: int
+    expires_at: datetime
+    is_prefetched: bool = False
+    model_key: str | None = None
+    model_set: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A worker that asks for a job, and what speaks for or against giving it one."""
+
+    worker_id: str
+    lanes: frozenset[QueueLane]
+    affinities: frozenset[str] = frozenset()  # worker:ID and fleet:SLUG/STAGE
+    load: int = 0
+    models_loaded: tuple[str, ...] = ()  # heavy models, most recently used first
+    model_set: str | None = None
+    free_gpu_memory_bytes: int = 0
+    is_prefetch: bool = False  # it is busy, and would hold the job until its turn
+    # worker ids that live and may run some lane of this worker: without any, nobody is avoided
+    is_alone: bool = False
+    # Of the key that it asks with. The claim holds it, and the worker's approval, draining and
+    # assignments, against the database. None: no worker of a fleet asks, but we ourselves.
+    key_hash: str | None = None
+    fleet_id: int | None = None
+    tells_leases: bool = False  # it says with each poll which leases it knows
+    offer: BackendOffer | None = None  # what its backend has; None: not known
+    lacking: frozenset[str] = frozenset()  # model sets of which its backend lacks a file
+    # With how many leases it may get another. The claim holds it against the database: a worker that
+    # polls several times at once gets no more than it may hold.
+    held_max: int | None = None
+
+
+class DispatchCandidate(NamedTuple):
+    """A queued row as the lease sees it. Tens of them are read for each lease: hence a tuple."""
+
+    id: int
+    lane: QueueLane
+    priority: int
+    rank: int
+    queued_at: datetime
+    model_key: str | None = None
+    model_set: str | None = None
+    backend_affinity: str | None = None
+    avoid_worker_id: str | None = None
+    avoid_until: datetime | None = None
+
+
+class ExtendedLease(NamedTuple):
+    """What a heartbeat learns."""
+
+    expires_at: datetime
+    cancel_requested: bool
+    recall_requested: bool
+    tenant_id: UUID
+    job_id: UUID
+    begins: bool = False  # with this beat a prefetched job runs
+    lease_number: int = 0
+    attempts: int = 0
+    worker_id: str | None = None
+
+
+class RequeueReason(StrEnum):
+    """Why a lease is handed back. Interruptions give the attempt back; a broken backend does not."""
+
+    SPOT = "spot"
+    REBALANCE = "rebalance"
+    SHUTDOWN = "shutdown"
+    DRAIN = "drain"
+    RECALL = "recall"
+    BACKEND_DOWN = "backend_down"
+    BACKEND_FAULT = "backend_fault"
+    OUT_OF_MEMORY = "out_of_memory"
+    BACKEND_LACKS = "backend_lacks"
+    OTHER = "other"  # in a worker's own words
+    # by ourselves, never by a worker:
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    WAITER_GONE = "waiter_gone"
+    PAYLOAD_DELAYED = "payload_delayed"
+
+    @property
+    def counts(self) -> bool:
+        """The attempt is used; for an expired lease that depends on whether the work had started."""
+        return self in _BROKEN
+
+    @property
+    def is_interruption(self) -> bool:
+        """Counts towards the requeues after which a job is poisoned; our own doings don't."""
+        return self not in _OUR_REASONS
+
+    @property
+    def prefers_others(self) -> bool:
+        return self in _BROKEN or self is RequeueReason.BACKEND_LACKS
+
+
+_BROKEN = frozenset(
+    {RequeueReason.BACKEND_DOWN, RequeueReason.BACKEND_FAULT, RequeueReason.OUT_OF_MEMORY}
+)
+_OUR_REASONS = frozenset(
+    {RequeueReason.RECALL, RequeueReason.WAITER_GONE, RequeueReason.PAYLOAD_DELAYED}
+)
+
+
+class LaneDepth(NamedTuple):
+    queued: int
+    leased: int
+    oldest_queued_at: datetime | None

@@ -1,0 +1,458 @@
+"""Every change of a dispatch. Each function takes a transaction of the central database.
+
+A worker's requests are fenced by its lease token. The token stays on the row when the lease ends, so that a
+repeated request is recognised; any other token raises LeaseLost, and nothing changes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.errors import LeaseLost, NotFound, Refused
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import db_now
+from comfyfleet.server.queue.model import (
+    ENDED,
+    ActiveDispatch,
+    Dispatch,
+    DispatchStatus,
+    EndedDispatch,
+    LaneDepth,
+    NewDispatch,
+    QueueLane,
+    RequeueReason,
+)
+from comfyfleet.server.queue.store import reads, writes
+from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet, Samples, TimedRun, estimate
+from comfyfleet.settings import Settings
+
+DEFAULTS = Settings()
+# How long a sweep may take to end what it has taken, before another sweep may take it.
+SWEEP_LEASE_SECONDS = 60
+SWEEP = "sweep"
+RECALL_LOOKED_AT_MAX = 20
+SWITCHES_KEPT = timedelta(days=30)
+
+
+async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+    """Those that are new; the caller wakes their lanes after it has committed."""
+    return await writes.enqueue(tx, new, now=now) if new else []
+
+
+async def enqueue_ended(
+    tx: Tx, new: NewDispatch, status: DispatchStatus, *, now: datetime, error: str | None = None
+) -> Dispatch | None:
+    """For a job that ended before its dispatch was made: the unique key then bars a second."""
+    values = {
+        "status": status,
+        "created_at": now,
+        "queued_at": now,
+        "ended_at": now,
+        "last_error": error,
+    }
+    added = await writes.add(tx, [(new, 0)], values)
+    await writes.add_audit(
+        tx, added, actor=None, action="submit", now=now, details={"ended": status}
+    )
+    return added[0] if added else None
+
+
+async def get(tx: Tx, dispatch_id: int) -> Dispatch:
+    found = await reads.get(tx, dispatch_id)
+    if found is None:
+        raise NotFound(f"there is no dispatch {dispatch_id}")
+    return found
+
+
+async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
+    return await reads.of_job(tx, tenant_id, job_id)
+
+
+async def list_dispatches(
+    tx: Tx, *, before_id: int | None = None, limit: int = 100, **wanted: Any
+) -> list[Dispatch]:
+    """The newest first; `wanted` is by column: status, workflow_id, worker_id, tenant_id, is_poisoned."""
+    return await reads.list_page(tx, wanted, before_id=before_id, limit=limit)
+
+
+async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Dispatch]:
+    """By job, of those that have one."""
+    return {row.job_id: row for row in await reads.of_jobs(tx, tenant_id, job_ids)}
+
+
+async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
+    """Of those (tenant, job) that have a dispatch, whether it has ended; by job."""
+    return await reads.have_ended(tx, pairs) if pairs else {}
+
+
+async def leased_after(
+    tx: Tx, after_id: int, *, before: datetime, limit: int
+) -> list[ActiveDispatch]:
+    """Page by page, those that were made before then."""
+    return await reads.leased_page(tx, after_id, before=before, limit=limit)
+
+
+async def queued_after(
+    tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
+) -> tuple[list[ActiveDispatch], list[Any] | None]:
+    """Page by page, those that were made before then, and where to go on; None: that was all."""
+    return await reads.queued_page(tx, after, before=before, limit=limit)
+
+
+async def ended_before(
+    tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
+) -> list[EndedDispatch]:
+    """Page by page, the longest ended first."""
+    return await reads.ended_before(tx, before, after=after, limit=limit)
+
+
+async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
+    """Those of them that have ended. Whoever removes one makes sure that its job has ended too."""
+    return await reads.remove(tx, dispatch_ids) if dispatch_ids else 0
+
+
+async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
+    return await reads.held_by(tx, worker_id)
+
+
+async def count_queued(tx: Tx, tenant_id: UUID | None = None) -> int:
+    """How many jobs wait, of one tenant or of all."""
+    return await reads.count_queued(tx, tenant_id)
+
+
+async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
+    return await reads.depths(tx)
+
+
+async def count_bound(tx: Tx) -> dict[str, int]:
+    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    return await reads.count_bound(tx)
+
+
+async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
+    return await reads.count_ahead(tx, dispatch)
+
+
+async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
+    return await reads.typical_seconds(tx, workflow_id)
+
+
+async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
+    """For learning what switches of models cost. Of what nobody runs any more nothing is kept."""
+    await writes.add_runs(tx, runs, now=now)
+    await writes.delete_before(tx, before=now - SWITCHES_KEPT)
+
+
+async def switches_changed_at(tx: Tx) -> datetime | None:
+    return await writes.last_changed_at(tx)
+
+
+async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFleet, Estimate]:
+    """What a switch to a model costs a fleet, as far as its runs tell."""
+    by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
+    for kind, samples in (await writes.all_samples(tx, fleet_id=fleet_id)).items():
+        by_model[kind.fleet_id, kind.model_key].append(samples)
+    found = ((key, estimate(each)) for key, each in by_model.items())
+    return {key: each for key, each in found if each is not None}
+
+
+async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:
+    """The prompt runs: from now on, an expiry uses up the attempt."""
+    row = await _get_leased(tx, dispatch_id, token)
+    if row.started_at is not None:
+        return row
+    started = {"started_at": now, "is_prefetched": False, "recall_requested": False}
+    return await _update(tx, row, started, token)
+
+
+async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
+    """Raises LeaseLost if another worker holds it. A row without a worker has gone back."""
+    row = await _get_locked(tx, dispatch_id)
+    if row.worker_id not in (None, worker_id):
+        raise _not_held(row)
+
+
+async def requeue(
+    tx: Tx,
+    dispatch_id: int,
+    token: UUID,
+    reason: RequeueReason,
+    *,
+    now: datetime,
+    detail: str | None = None,
+    not_before: datetime | None = None,
+    settings: Settings = DEFAULTS,
+) -> Dispatch:
+    """Back into the queue. What comes back still leased is used up: the caller ends it as failed."""
+    row = await _get_locked(tx, dispatch_id)
+    if row.status is DispatchStatus.QUEUED and row.lease_token == token:
+        return row
+    _require_held(row, token)
+    after = _after_requeue(row, reason, settings)
+    told = f"Requeued: {reason}" + (f" ({detail})" if detail else "")
+    if reason is RequeueReason.OTHER and detail:
+        told = f"Requeued: {detail}"
+    values: dict[str, Any] = {
+        "attempts": after.attempts,
+        "requeues": after.requeues,
+        "lost_leases": after.lost_leases,
+        "is_poisoned": after.is_poisoned,
+        "last_error": told,
+    }
+    if not after.is_used_up:
+        values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
+        if reason.prefers_others:
+            until = now + timedelta(seconds=settings.avoid_worker_seconds)
+            values |= {"avoid_worker_id": row.worker_id, "avoid_until": until}
+    moved = await _update(tx, row, values, token)
+    details = {"reason": reason, "worker": row.worker_id, "detail": detail}
+    await _add_audit(tx, moved, "requeue", now, actor=_holder(row), details=details)
+    return moved
+
+
+def _after_requeue(row: Dispatch, reason: RequeueReason, settings: Settings) -> Dispatch:
+    """An expired lease has used its attempt once the worker had reported a start.
+
+    One that had not is no fault of the job's, unless that happens again and again: it may be what
+    takes its workers down while they prepare it. Behind another job it can't have been.
+    """
+    is_counted = row.started_at is not None if reason is RequeueReason.EXPIRED else reason.counts
+    is_lost = reason is RequeueReason.EXPIRED and not is_counted and not row.is_prefetched
+    requeues = row.requeues + int(reason.is_interruption)
+    lost_leases = row.lost_leases + int(is_lost)
+    return replace(
+        row,
+        attempts=row.attempts if is_counted else max(0, row.attempts - 1),
+        requeues=requeues,
+        lost_leases=lost_leases,
+        is_poisoned=requeues > settings.max_requeues or lost_leases >= settings.max_lost_leases,
+    )
+
+
+async def end(
+    tx: Tx,
+    dispatch_id: int,
+    token: UUID,
+    status: DispatchStatus,
+    *,
+    now: datetime,
+    error: str | None = None,
+    duration: float | None = None,
+) -> Dispatch:
+    row = await _get_locked(tx, dispatch_id)
+    if row.status is status and row.lease_token == token:
+        return row
+    _require_held(row, token)
+    values = _end_values(status, now, error) | {"duration_seconds": duration}
+    ended = await _update(tx, row, values, token)
+    details = {"worker": row.worker_id, "error": error}
+    await _add_audit(tx, ended, ACTIONS[status], now, actor=_holder(row), details=details)
+    return ended
+
+
+async def force_end(
+    tx: Tx, dispatch_id: int, status: DispatchStatus, *, now: datetime, error: str | None = None
+) -> Dispatch:
+    """The job has ended, and the tenant's row decides: whatever the lease, the dispatch ends too."""
+    row = await _get_locked(tx, dispatch_id)
+    if row.status in ENDED:
+        return row
+    ended = await _update(tx, row, _end_values(status, now, error))
+    details = {"in_line": True, "worker": row.worker_id, "error": error}
+    await _add_audit(tx, ended, ACTIONS[status], now, actor="system", details=details)
+    return ended
+
+
+async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None = None) -> Dispatch:
+    """Queued ends at once; leased is told with its next heartbeat; ended stays as it is."""
+    row = await _get_locked(tx, dispatch_id)
+    if row.status in ENDED or row.cancel_requested:
+        return row
+    is_queued = row.status is DispatchStatus.QUEUED
+    values = (
+        _end_values(DispatchStatus.CANCELLED, now, None)
+        if is_queued
+        else {"cancel_requested": True}
+    )
+    moved = await _update(tx, row, values)
+    await _add_audit(tx, moved, "cancel", now, actor=actor, details={"asked": not is_queued})
+    return moved
+
+
+async def take_expired(
+    tx: Tx,
+    *,
+    token: UUID,
+    now: datetime,
+    limit: int,
+    seconds: int = SWEEP_LEASE_SECONDS,
+    unseen_since: datetime | None = None,
+) -> list[Dispatch]:
+    """Leases whose time is up, or whose workers were not seen since then, or were revoked.
+
+    The sweep takes the leases itself, so that a late heartbeat can't overtake what follows.
+
+    Each is answered with the worker that lost it; the row no longer names it, or it would be
+    handed to that worker again, with the sweep's token.
+    """
+    moment = db_now(tx, now)
+    lost = await reads.lock_expired(tx, moment, limit=limit)
+    if unseen_since is not None:
+        known = {row.id for row in lost}
+        abandoned = await reads.lock_abandoned(tx, unseen_since=unseen_since, limit=limit)
+        lost += [row for row in abandoned if row.id not in known]
+    taken = []
+    for row in lost:
+        moved = _moved(row, await writes.take(tx, row.id, token, moment, seconds=seconds))
+        taken.append(replace(moved, worker_id=row.worker_id))
+        details = {"worker": row.worker_id, "started": row.started_at is not None}
+        await _add_audit(tx, moved, "expire", now, actor=SWEEP, details=details)
+    return taken
+
+
+async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
+    """After an outage of ours: nobody could send a heartbeat, so nobody is late."""
+    return await writes.extend_all(tx, db_now(tx, now), seconds=seconds)
+
+
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    """Asked every second, for nothing mostly."""
+    return await reads.is_any_due(tx, now)
+
+
+async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
+    """Rows whose `not_before` has come are visible again; whoever waits for them is to be woken."""
+    woken = []
+    for row in await reads.list_due(tx, now, limit=limit):
+        values = await _requeue_values(tx, row, row.priority, row.queued_at) | {"not_before": None}
+        woken.append(await _update(tx, row, values))
+    return woken
+
+
+async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
+    """Whether there can be anything to recall: mostly not, and then nothing is begun."""
+    return await reads.has_prefetched(tx, not_of=not_of)
+
+
+async def is_any_prefetched(tx: Tx, lanes: Collection[QueueLane], *, not_of: str) -> bool:
+    """Whether there may be something to recall: mostly not, and to look is cheaper than to begin."""
+    return bool(lanes) and await reads.is_any_prefetched(tx, lanes, not_of=not_of)
+
+
+async def recall(
+    tx: Tx,
+    lanes: Collection[QueueLane],
+    *,
+    not_of: str,
+    limit: int = 1,
+    is_wanted: Callable[[Dispatch], bool] = lambda row: True,
+) -> list[Dispatch]:
+    """Asks for prefetched jobs back, for a worker that has nothing to do and could run them."""
+    if not lanes:
+        return []
+    held = await reads.list_prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
+    wanted = [row for row in held if is_wanted(row)][:limit]
+    return [await _update(tx, row, {"recall_requested": True}) for row in wanted]
+
+
+async def reprioritise(
+    tx: Tx, dispatch_id: int, priority: int, *, now: datetime, actor: str = "admin"
+) -> Dispatch:
+    row = await _get_locked(tx, dispatch_id)
+    if row.status in ENDED:
+        raise Refused(f"dispatch {dispatch_id} is {row.status}")
+    if row.priority == priority:
+        return row
+    values: dict[str, Any] = {"priority": priority}
+    if row.status is DispatchStatus.QUEUED:
+        head = await writes.head_rank(tx, row.lane, priority)
+        values["rank"] = row.rank if head is None else head
+    moved = await _update(tx, row, values)
+    details = {"from": row.priority, "to": priority}
+    await _add_audit(tx, moved, "reprioritise", now, actor=actor, details=details)
+    return moved
+
+
+ACTIONS = {
+    DispatchStatus.COMPLETED: "complete",
+    DispatchStatus.FAILED: "fail",
+    DispatchStatus.CANCELLED: "cancel",
+}
+
+
+def _end_values(status: DispatchStatus, now: datetime, error: str | None) -> dict[str, Any]:
+    ended = {"status": status, "ended_at": now, "lease_expires_at": None, "not_before": None}
+    return ended | ({"last_error": error} if error is not None else {})
+
+
+async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -> dict[str, Any]:
+    """Joins the round that is on: its old rank would drag virtual time back, and give credit."""
+    head = await writes.head_rank(tx, row.lane, priority)
+    return {
+        "status": DispatchStatus.QUEUED,
+        "rank": row.rank if head is None else head,
+        "queued_at": now,
+        "lease_expires_at": None,
+        "worker_id": None,
+        "started_at": None,
+        "is_prefetched": False,
+        "recall_requested": False,
+    }
+
+
+async def _get_locked(tx: Tx, dispatch_id: int) -> Dispatch:
+    """Locked: what is decided about it holds until the transaction ends."""
+    row = await reads.get(tx, dispatch_id, lock=True)
+    if row is None:
+        raise NotFound(f"there is no dispatch {dispatch_id}")
+    return row
+
+
+async def _get_leased(tx: Tx, dispatch_id: int, token: UUID) -> Dispatch:
+    row = await _get_locked(tx, dispatch_id)
+    _require_held(row, token)
+    return row
+
+
+def _require_held(row: Dispatch, token: UUID) -> None:
+    if row.status is not DispatchStatus.LEASED or row.lease_token != token:
+        raise _not_held(row)
+
+
+def _not_held(row: Dispatch) -> LeaseLost:
+    return LeaseLost(f"the lease of dispatch {row.id} is no longer held", dispatch_id=row.id)
+
+
+async def _update(
+    tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
+) -> Dispatch:
+    """Guarded by what was seen, although the row is locked: the write itself must be safe."""
+    return _moved(
+        row, await writes.update_dispatch(tx, row.id, values, status=row.status, token=token)
+    )
+
+
+def _moved(row: Dispatch, moved: Dispatch | None) -> Dispatch:
+    if moved is None:
+        raise LeaseLost(f"dispatch {row.id} has moved on", dispatch_id=row.id)
+    return moved
+
+
+def _holder(row: Dispatch) -> str:
+    return f"worker:{row.worker_id}" if row.worker_id else SWEEP
+
+
+async def _add_audit(
+    tx: Tx,
+    row: Dispatch,
+    action: str,
+    now: datetime,
+    *,
+    actor: str | None,
+    details: Mapping[str, Any],
+) -> None:
+    said = {name: value for name, value in details.items() if value is not None}
+    await writes.add_audit(tx, [row], actor=actor, action=action, now=now, details=said)

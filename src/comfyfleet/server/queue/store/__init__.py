@@ -1,0 +1,91 @@
+"""All SQL of the queue: `reads` and `writes` in SQLAlchemy Core, the hot path once for each database."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from comfyfleet.clock import Clock
+from comfyfleet.server.db import Database
+from comfyfleet.server.queue.model import (
+    Dispatch,
+    DispatchCandidate,
+    DispatchLease,
+    ExtendedLease,
+    NewDispatch,
+    QueueLane,
+)
+
+
+class Probe(NamedTuple):
+    """Where to look for candidates, and how far into each lane."""
+
+    lanes: Sequence[QueueLane]
+    affinities: Sequence[str]
+    limit: int
+    without: Sequence[str] = ()  # model sets that none of those who ask can run
+
+
+class Claim(NamedTuple):
+    candidate: DispatchCandidate
+    token: UUID
+    worker_id: str
+    is_prefetched: bool
+    key_hash: str | None = None  # None: no orders to a worker stand against it
+    held_max: int | None = None  # refused if the worker holds more leases by now
+
+
+class ClaimResult(NamedTuple):
+    """What came of the claims. `refused`: by orders to the worker that asked, not by a race."""
+
+    leases: list[DispatchLease]
+    refused: frozenset[int] = frozenset()  # dispatch ids
+
+
+class Completion(NamedTuple):
+    dispatch_id: int
+    token: UUID
+    duration: float | None
+
+
+class Extension(NamedTuple):
+    dispatch_id: int
+    token: UUID
+    started: bool
+    worker_id: str | None = None  # None: whoever holds it
+
+
+# A dispatch and the token that speaks for it.
+HeldLease = tuple[int, UUID]
+
+# Called with what was found; what it answers is claimed, if it is still queued then.
+Chooser = Callable[[list[DispatchCandidate]], list[Claim]]
+
+
+class QueueStore(Protocol):
+    async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+        """Those that are new, committed."""
+
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult: ...
+
+    async def complete(self, said: Sequence[Completion]) -> list[HeldLease]:
+        """Those that were held with that token, and are completed now; each once."""
+
+    async def extend(
+        self, said: Sequence[Extension], *, seconds: int
+    ) -> dict[HeldLease, ExtendedLease]: ...
+
+    async def bound(self, *, limit: int) -> list[str]:
+        """The affinities for which something waits."""
+
+    async def close(self) -> None: ...
+
+
+def open_queue_store(database: Database, clock: Clock) -> QueueStore:
+    if database.is_sqlite:
+        from comfyfleet.server.queue.store.sqlite import SqliteQueueStore
+
+        return SqliteQueueStore(database, clock)
+    from comfyfleet.server.queue.store.postgres import PostgresQueueStore
+
+    return PostgresQueueStore(database)

@@ -1,0 +1,263 @@
+"""The hot path on PostgreSQL; `sqlite.py` is its counterpart."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.central_tables import BOUND, FREE
+from comfyfleet.server.db.coordination import MAINTENANCE
+from comfyfleet.server.db.driver import PostgresDriver
+from comfyfleet.server.queue.model import (
+    Dispatch,
+    DispatchCandidate,
+    DispatchLease,
+    ExtendedLease,
+    NewDispatch,
+)
+from comfyfleet.server.queue.store import (
+    Chooser,
+    Claim,
+    ClaimResult,
+    Completion,
+    Extension,
+    HeldLease,
+    Probe,
+    writes,
+)
+from comfyfleet.server.queue.store.reads import dispatch_from_row
+from comfyfleet.server.queue.store.writes import lock_keys
+
+_SEEN = """
+    id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
+    avoid_worker_id, avoid_until"""
+_IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
+_ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
+
+# One indexed probe per lane; no locks, so that looking disturbs nobody. Rows that are bound to a
+# backend have an index of their own, and cost one probe in all where there are none.
+PEEK = f"""
+WITH lane AS MATERIALIZED (
+    SELECT each.* FROM unnest($1::bigint[], $2::text[], $3::text[]) WITH ORDINALITY
+        AS each(workflow_id, stage, provider, place)
+    WHERE EXISTS (SELECT 1 FROM workflows
+        WHERE workflows.id = each.workflow_id AND is_active AND NOT is_paused)
+), affinity AS MATERIALIZED (
+    SELECT name FROM unnest($4::text[]) AS name, LATERAL (
+        SELECT 1 FROM ai_job_dispatches WHERE {BOUND} AND backend_affinity = name LIMIT 1) AS waits
+    WHERE EXISTS (SELECT 1 FROM ai_job_dispatches WHERE {BOUND})
+)
+SELECT free.* FROM lane, LATERAL (
+    SELECT {_SEEN} FROM ai_job_dispatches WHERE {FREE} AND {_IN_LANE} AND {_ABLE}
+    ORDER BY workflow_id, stage, provider, priority DESC, rank, id LIMIT $5) AS free
+UNION ALL
+SELECT bound.* FROM affinity, lane, LATERAL (
+    SELECT {_SEEN} FROM ai_job_dispatches
+    WHERE {BOUND} AND backend_affinity = name AND {_IN_LANE} AND {_ABLE}
+    ORDER BY backend_affinity, workflow_id, stage, provider, priority DESC, rank, id LIMIT $5
+) AS bound
+"""
+
+# Rows are found by their ids. As plain `status = …`, the condition would let the planner walk one of
+# the partial indexes instead, which is the whole queue.
+_QUEUED = "status || '' = 'queued'"
+_LEASED = "status || '' = 'leased'"
+
+# Orders hold at once, whichever control plane was told and however long the worker has waited here:
+# its key, approval, draining and assignments are looked at by the statement that gives the job.
+_ENTITLED = f"""
+    EXISTS (SELECT 1 FROM workflows WHERE id = workflow AND is_active AND NOT is_paused)
+    AND NOT EXISTS (
+        SELECT 1 FROM control_state WHERE name = '{MAINTENANCE}' AND value = 'true'::jsonb)
+    AND (key IS NULL OR EXISTS (
+        SELECT 1 FROM comfyui_workers JOIN comfyui_workflow_fleets USING (fleet_id)
+        WHERE key_hash = key AND worker_id = worker AND is_approved AND NOT is_draining
+            AND workflow_id = workflow))
+    AND (held_max IS NULL OR held_max >= (
+        SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""
+
+# Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate has told
+# is not asked for again.
+CLAIM = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT *, {_ENTITLED} AS is_entitled
+    FROM unnest($1::bigint[], $2::uuid[], $3::text[], $6::text[], $7::bigint[], $8::int[])
+        AS each(dispatch_id, token, worker, key, workflow, held_max)
+), mine AS MATERIALIZED (
+    SELECT id, token, worker
+    FROM wanted JOIN ai_job_dispatches ON id = dispatch_id
+    WHERE is_entitled AND {_QUEUED} AND attempts < max_attempts
+    FOR UPDATE OF ai_job_dispatches SKIP LOCKED
+), leased AS (
+    UPDATE ai_job_dispatches SET
+        status = 'leased', lease_token = token, worker_id = worker,
+        is_prefetched = ai_job_dispatches.id = ANY($4::bigint[]),
+        attempts = attempts + 1, lease_number = lease_number + 1,
+        lease_expires_at = now() + make_interval(secs => $5), leased_at = now(),
+        started_at = NULL, heard_at = NULL, recall_requested = false
+    FROM mine WHERE ai_job_dispatches.id = mine.id
+    RETURNING ai_job_dispatches.id, tenant_id, tenant_job_id, lease_number, attempts,
+        lease_expires_at, worker_id
+), noted AS (
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT now(), 'worker:' || worker_id, 'lease', 'dispatch:' || id, tenant_id,
+        jsonb_build_object('attempt', attempts, 'lease', lease_number)
+    FROM leased
+)
+SELECT id, tenant_id, tenant_job_id, lease_number, attempts, lease_expires_at FROM leased
+UNION ALL
+SELECT dispatch_id, NULL, NULL, NULL, NULL, NULL FROM wanted WHERE NOT is_entitled
+"""
+
+COMPLETE = f"""
+WITH ended AS (
+    UPDATE ai_job_dispatches SET
+        status = 'completed', duration_seconds = duration, ended_at = now(),
+        lease_expires_at = NULL
+    FROM unnest($1::bigint[], $2::uuid[], $3::float8[]) AS said(dispatch_id, token, duration)
+    WHERE id = dispatch_id AND lease_token = token AND {_LEASED}
+    RETURNING id, lease_token, tenant_id, worker_id, attempts, lease_number
+), noted AS (
+    INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
+    SELECT now(), coalesce('worker:' || worker_id, 'sweep'), 'complete', 'dispatch:' || id,
+        tenant_id, jsonb_build_object('attempt', attempts, 'lease', lease_number)
+    FROM ended
+)
+SELECT id, lease_token FROM ended
+"""
+
+EXTEND = """
+UPDATE ai_job_dispatches AS d SET
+    lease_expires_at = clock_timestamp() + make_interval(secs => $4),
+    heard_at = clock_timestamp(),
+    started_at = CASE WHEN started THEN coalesce(d.started_at, clock_timestamp())
+        ELSE d.started_at END,
+    is_prefetched = d.is_prefetched AND NOT started,
+    recall_requested = d.recall_requested AND NOT started AND d.started_at IS NULL
+FROM unnest($1::bigint[], $2::uuid[], $3::bool[], $5::text[])
+    AS said(dispatch_id, token, started, worker)
+    JOIN ai_job_dispatches AS before ON before.id = dispatch_id
+WHERE d.id = dispatch_id AND d.lease_token = token AND d.status || '' = 'leased'
+    AND (worker IS NULL OR d.worker_id = worker)
+RETURNING d.id, d.lease_token, d.lease_expires_at, d.cancel_requested, d.recall_requested,
+    d.tenant_id, d.tenant_job_id, started AND before.is_prefetched,
+    d.lease_number, d.attempts, d.worker_id
+"""
+
+# From one affinity to the next by the index, however many rows each has.
+AFFINITIES = f"""
+WITH RECURSIVE waiting AS (
+    (SELECT backend_affinity AS name FROM ai_job_dispatches WHERE {BOUND}
+     ORDER BY backend_affinity LIMIT 1)
+    UNION ALL
+    SELECT (SELECT backend_affinity FROM ai_job_dispatches
+            WHERE {BOUND} AND backend_affinity > waiting.name ORDER BY backend_affinity LIMIT 1)
+    FROM waiting WHERE waiting.name IS NOT NULL
+)
+SELECT name FROM waiting WHERE name IS NOT NULL LIMIT $1
+"""
+
+
+class PostgresQueueStore:
+    def __init__(self, database: Database) -> None:
+        self._direct = PostgresDriver(database.url)
+
+    async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
+        locks = lock_keys(writes.shares_of(new).values())
+        rows = await self._direct.fetch(
+            writes.ENQUEUE, *writes.enqueue_columns(new), now, locks=locks
+        )
+        return [dispatch_from_row(tuple(row)) for row in rows]
+
+    async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult:
+        columns = zip(*probe.lanes, strict=True)
+        found = await self._direct.fetch(
+            PEEK, *map(list, columns), probe.affinities, probe.limit, list(probe.without)
+        )
+        if not found:
+            return ClaimResult([])
+        lanes = probe.lanes
+        wanted = choose([DispatchCandidate(row[0], lanes[row[1] - 1], *row[2:]) for row in found])
+        return await self._claim(wanted, seconds=seconds) if wanted else ClaimResult([])
+
+    async def _claim(self, wanted: Sequence[Claim], *, seconds: int) -> ClaimResult:
+        claims = {claim.candidate.id: claim for claim in wanted}
+        ids = sorted(claims)
+        in_order = [claims[each] for each in ids]
+        rows = await self._direct.fetch(
+            CLAIM,
+            ids,
+            [claim.token for claim in in_order],
+            [claim.worker_id for claim in in_order],
+            [each for each in ids if claims[each].is_prefetched],
+            seconds,
+            [claim.key_hash for claim in in_order],
+            [claim.candidate.lane.workflow_id for claim in in_order],
+            _held_max(in_order),
+        )
+        return ClaimResult(
+            [_as_lease(claims[row[0]], *row) for row in rows if row[1] is not None],
+            frozenset(row[0] for row in rows if row[1] is None),
+        )
+
+    async def complete(self, said: Sequence[Completion]) -> list[HeldLease]:
+        rows = await self._direct.fetch(COMPLETE, *_columns(said))
+        return [(row[0], row[1]) for row in rows]
+
+    async def extend(
+        self, said: Sequence[Extension], *, seconds: int
+    ) -> dict[HeldLease, ExtendedLease]:
+        *three, workers = _columns(said)
+        rows = await self._direct.fetch(EXTEND, *three, seconds, workers)
+        return {(row[0], row[1]): ExtendedLease(*row[2:]) for row in map(tuple, rows)}
+
+    async def bound(self, *, limit: int) -> list[str]:
+        return [row[0] for row in await self._direct.fetch(AFFINITIES, limit)]
+
+    async def close(self) -> None:
+        await self._direct.close()
+
+
+def _held_max(claims: Iterable[Claim]) -> list[int | None]:
+    """A statement does not see what it writes itself: each claim of a worker leaves one less."""
+    before: Counter[str] = Counter()
+    found = []
+    for claim in claims:
+        most = claim.held_max
+        found.append(None if most is None else most - before[claim.worker_id])
+        before[claim.worker_id] += 1
+    return found
+
+
+def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
+    """In the order of ids, so that no two statements can wait for each other's rows."""
+    return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
+
+
+def _as_lease(
+    claim: Claim,
+    dispatch_id: int,
+    tenant_id: UUID,
+    job_id: UUID,
+    number: int,
+    attempt: int,
+    expires_at: datetime,
+) -> DispatchLease:
+    seen = claim.candidate
+    return DispatchLease(
+        dispatch_id,
+        tenant_id,
+        job_id,
+        seen.lane,
+        claim.worker_id,
+        claim.token,
+        number,
+        attempt,
+        expires_at,
+        claim.is_prefetched,
+        seen.model_key,
+        seen.model_set,
+    )

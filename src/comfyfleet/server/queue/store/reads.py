@@ -1,0 +1,375 @@
+"""Reads dispatches: single rows, operators' lists, sweeps page by page; and removes ended ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    TextClause,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+)
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import IS_ENDED, IS_RARE, PREFETCHED, QUEUED, workers
+from comfyfleet.server.db.central_tables import dispatches as d
+from comfyfleet.server.db.dialect import (
+    Moment,
+    for_update,
+    is_one_of,
+    is_sqlite,
+    pairs_in,
+    without_index,
+)
+from comfyfleet.server.db.driver import PreparedForIds, PreparedStatement
+from comfyfleet.server.queue.model import (
+    ActiveDispatch,
+    Dispatch,
+    DispatchStatus,
+    EndedDispatch,
+    LaneDepth,
+    QueueLane,
+)
+
+# In the order of Dispatch's fields, but that a lane stands as its three columns.
+FIELDS = (
+    "id, tenant_id, tenant_job_id, workflow_id, stage, provider, status, priority, rank, attempts, "
+    "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
+    "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
+    "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
+    "ended_at, heard_at, lost_leases"
+)
+AHEAD_COUNTED_MAX = 10_000
+ENDED_LOOKED_AT_MAX = 2_000
+DISPATCH_COLUMNS = tuple(d.c[name] for name in FIELDS.split(", "))
+# Built once: that takes longer than SQLite takes to answer.
+_ALL = select(*DISPATCH_COLUMNS)
+
+
+def dispatch_from_row(row: Sequence[Any]) -> Dispatch:
+    values = (*row[:3], QueueLane(*row[3:6]), DispatchStatus(row[6]), *row[7:])
+    return Dispatch(*values)
+
+
+def in_lane(lane: QueueLane) -> ColumnElement[bool]:
+    return and_(
+        d.c.workflow_id == lane.workflow_id, d.c.stage == lane.stage, d.c.provider == lane.provider
+    )
+
+
+async def fetch(tx: Tx, query: Select[Any]) -> list[Dispatch]:
+    return [dispatch_from_row(row) for row in await tx.execute(query)]
+
+
+_ONE = PreparedStatement(lambda tx: _ALL.where(d.c.id == bindparam("of_id")))
+_ONE_LOCKED = PreparedStatement(lambda tx: for_update(tx, _ALL.where(d.c.id == bindparam("of_id"))))
+
+
+async def get(tx: Tx, dispatch_id: int, *, lock: bool = False) -> Dispatch | None:
+    rows = await (_ONE_LOCKED if lock else _ONE).tuples(tx, {"of_id": dispatch_id})
+    return dispatch_from_row(rows[0]) if rows else None
+
+
+async def get_many(tx: Tx, dispatch_ids: Iterable[int]) -> list[Dispatch]:
+    return await fetch(tx, _ALL.where(is_one_of(tx, d.c.id, dispatch_ids)))
+
+
+_OF_JOB = PreparedStatement(
+    lambda tx: _ALL.where(
+        d.c.tenant_id == bindparam("of_tenant"), d.c.tenant_job_id == bindparam("of_job")
+    )
+)
+
+
+async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
+    rows = await _OF_JOB.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return dispatch_from_row(rows[0]) if rows else None
+
+
+_OF_JOBS = PreparedForIds(
+    d.c.tenant_job_id,
+    lambda tx, is_one: _ALL.where(d.c.tenant_id == bindparam("of_tenant"), is_one),
+)
+
+
+async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Iterable[UUID]) -> list[Dispatch]:
+    rows = await _OF_JOBS.of(tx, job_ids, {"of_tenant": tenant_id})
+    return [dispatch_from_row(tuple(row.values())) for row in rows]
+
+
+async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
+    held = (d.c.worker_id == worker_id) & (d.c.status == DispatchStatus.LEASED)
+    return await fetch(tx, _ALL.where(held).order_by(d.c.id))
+
+
+async def count_queued(tx: Tx, tenant_id: UUID | None) -> int:
+    """How many wait. As the index says it: SQLite would count by one over all there ever were."""
+    mine = [] if tenant_id is None else [d.c.tenant_id == tenant_id]
+    query = select(func.count()).select_from(d).where(text(QUEUED), *mine)
+    return int(await tx.scalar(query) or 0)
+
+
+async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
+    waiting = d.c.status == DispatchStatus.QUEUED
+    lane = (d.c.workflow_id, d.c.stage, d.c.provider)
+    query = (
+        select(
+            *lane,
+            func.count().filter(waiting),
+            func.count().filter(~waiting),
+            func.min(d.c.queued_at).filter(waiting),
+        )
+        .where(d.c.status.in_([DispatchStatus.QUEUED, DispatchStatus.LEASED]))
+        .group_by(*lane)
+    )
+    return {QueueLane(*row[:3]): LaneDepth(*row[3:]) for row in await tx.execute(query)}
+
+
+async def count_bound(tx: Tx) -> dict[str, int]:
+    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    holder = func.coalesce("worker:" + d.c.worker_id, "")
+    bound_to = case((d.c.status == DispatchStatus.LEASED, holder), else_=d.c.backend_affinity)
+    query = (
+        select(bound_to, func.count())
+        .where(d.c.status.in_([DispatchStatus.QUEUED, DispatchStatus.LEASED]))
+        .where(or_(d.c.status == DispatchStatus.LEASED, d.c.backend_affinity.is_not(None)))
+        .group_by(bound_to)
+    )
+    return {row[0]: row[1] for row in await tx.execute(query)}
+
+
+async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
+    """Queued rows of its lane that come before it; counted up to a bound, it is for people."""
+    before = or_(
+        d.c.priority > dispatch.priority,
+        and_(d.c.priority == dispatch.priority, d.c.rank < dispatch.rank),
+        and_(d.c.priority == dispatch.priority, d.c.rank == dispatch.rank, d.c.id < dispatch.id),
+    )
+    some = (
+        select(d.c.id)
+        .where(
+            d.c.status == DispatchStatus.QUEUED,
+            d.c.not_before.is_(None),
+            in_lane(dispatch.lane),
+            before,
+        )
+        .limit(AHEAD_COUNTED_MAX)
+        .subquery()
+    )
+    return int(await tx.scalar(select(func.count()).select_from(some)) or 0)
+
+
+async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
+    """The mean of what ended lately; the whole history is not read for it."""
+    lately = (
+        select(d.c.workflow_id, d.c.duration_seconds)
+        .where(d.c.ended_at.is_not(None))
+        .order_by(d.c.ended_at.desc())
+        .limit(ENDED_LOOKED_AT_MAX)
+        .subquery()
+    )
+    mean = select(func.avg(lately.c.duration_seconds)).where(lately.c.workflow_id == workflow_id)
+    value = await tx.scalar(mean)
+    return None if value is None else float(value)
+
+
+async def lock_expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> list[Dispatch]:
+    """Locked, and only those that nobody else has in hand."""
+    query = (
+        _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.lease_expires_at < moment)
+        .order_by(d.c.lease_expires_at)
+        .limit(limit)
+    )
+    return await fetch(tx, for_update(tx, query, skip_locked=True))
+
+
+async def lock_abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispatch]:
+    """Held by workers that are not heard of any more, or that were revoked; locked as above."""
+    gone = select(workers.c.worker_id).where(
+        or_(workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_not(None))
+    )
+    query = _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.worker_id.in_(gone)).limit(limit)
+    return await fetch(tx, for_update(tx, query, skip_locked=True))
+
+
+_ANY_DUE = PreparedStatement(
+    lambda _: (
+        select(d.c.id)
+        .where(d.c.status == DispatchStatus.QUEUED, d.c.not_before <= bindparam("by_now"))
+        .limit(1)
+    )
+)
+
+
+async def is_any_due(tx: Tx, now: datetime) -> bool:
+    return await _ANY_DUE.first(tx, {"by_now": now}) is not None
+
+
+async def list_due(tx: Tx, now: datetime, *, limit: int) -> list[Dispatch]:
+    query = (
+        _ALL.where(d.c.status == DispatchStatus.QUEUED, d.c.not_before <= now)
+        .order_by(d.c.not_before)
+        .limit(limit)
+    )
+    return await fetch(tx, for_update(tx, query, skip_locked=True))
+
+
+_HAS_PREFETCHED = PreparedStatement(
+    lambda tx: (
+        select(d.c.id)
+        .where(text(PREFETCHED), d.c.worker_id != bindparam("not_of"))  # as the index says it
+        .limit(1)
+    )
+)
+
+
+async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
+    """Whether any other worker holds something that waits for its turn."""
+    return bool(await _HAS_PREFETCHED.tuples(tx, {"not_of": not_of}))
+
+
+async def list_prefetched(
+    tx: Tx, lanes: Iterable[QueueLane], *, not_of: str, limit: int
+) -> list[Dispatch]:
+    """Leases that wait for their turn behind another job, and could be run elsewhere now."""
+    query = _ALL.where(_is_prefetched(lanes, not_of)).order_by(d.c.leased_at).limit(limit)
+    return await fetch(tx, for_update(tx, query, skip_locked=True))
+
+
+async def is_any_prefetched(tx: Tx, lanes: Iterable[QueueLane], *, not_of: str) -> bool:
+    query = select(d.c.id).where(_is_prefetched(lanes, not_of)).limit(1)
+    return await tx.scalar(query) is not None
+
+
+def _is_prefetched(lanes: Iterable[QueueLane], not_of: str) -> ColumnElement[bool]:
+    return and_(
+        text(PREFETCHED),
+        d.c.worker_id != not_of,
+        or_(*(in_lane(lane) for lane in lanes)),
+    )
+
+
+# Word for word as the indexes say it: values that are bound would hide that they fit.
+_LEASED, _POISONED = "status = 'leased'", "is_poisoned"
+_ACTIVE = (QUEUED, _LEASED)
+
+
+async def list_page(
+    tx: Tx, wanted: Mapping[str, Any], *, before_id: int | None, limit: int
+) -> list[Dispatch]:
+    """`wanted`: values by column; what is None is not asked for."""
+    rows: list[Dispatch] = []
+    for part in _parts(tx, wanted.get("status")):
+        place = without_index(tx, d.c.id) if part[0] in _ACTIVE else d.c.id
+        query = select(*DISPATCH_COLUMNS).where(*map(text, part), *_conditions(tx, wanted, part))
+        if before_id is not None:
+            query = query.where(place < before_id)
+        rows += await fetch(tx, query.order_by(place.desc()).limit(limit))
+    return sorted(rows, key=lambda row: row.id, reverse=True)[:limit]
+
+
+def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
+    """Conditions of selects that each go along an index."""
+    if status is None:
+        return [(QUEUED,), (_LEASED,), (IS_ENDED,)]
+    own = f"status = '{status.value}'"
+    if own in _ACTIVE:
+        return [(own,)]
+    if status is DispatchStatus.COMPLETED:
+        return [(own, IS_ENDED)]
+    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
+    return [(own, IS_RARE, IS_ENDED)] if is_sqlite(tx) else [(own, IS_ENDED)]
+
+
+def _conditions(
+    tx: Tx, wanted: Mapping[str, Any], part: tuple[str, ...]
+) -> list[ColumnElement[bool] | TextClause]:
+    conditions: list[ColumnElement[bool] | TextClause] = [
+        # Few are leased, and their indexes are by other columns.
+        (without_index(tx, d.c[name]) if _LEASED in part else d.c[name]) == value
+        for name, value in wanted.items()
+        if value is not None and name not in ("is_poisoned", "status")
+    ]
+    if wanted.get("is_poisoned") is not None:
+        conditions.append(text(_POISONED if wanted["is_poisoned"] else f"NOT {_POISONED}"))
+    return conditions
+
+
+IS_LEASED = "status = 'leased'"
+_ROW: Any = select(d.c.id, d.c.tenant_id, d.c.tenant_job_id, d.c.cancel_requested)
+# The columns of the index `share`, then the id, as several rows may have the same rank.
+_SHARE = ("tenant_id", "workflow_id", "stage", "provider", "priority", "rank", "id")
+
+
+async def leased_page(
+    tx: Tx, after_id: int, *, before: datetime, limit: int
+) -> list[ActiveDispatch]:
+    """By their ids, those that were made before then."""
+    query = _ROW.where(text(IS_LEASED), d.c.id > after_id, d.c.created_at < before)
+    return [ActiveDispatch(*row) for row in await tx.execute(query.order_by(d.c.id).limit(limit))]
+
+
+async def queued_page(
+    tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
+) -> tuple[list[ActiveDispatch], list[Any] | None]:
+    """Those that were made before then, and where to go on; None: that was all."""
+    query = select(
+        d.c.id,
+        d.c.tenant_id,
+        d.c.tenant_job_id,
+        d.c.cancel_requested,
+        *(d.c[name] for name in _SHARE[1:-1]),
+    ).where(text(QUEUED), d.c.created_at < before)
+    if after is not None:
+        place = tuple_(*(d.c[name] for name in _SHARE))
+        values = [literal(value, d.c[name].type) for name, value in zip(_SHARE, after, strict=True)]
+        # The first condition is what the index can be entered by.
+        query = query.where(d.c.tenant_id >= values[0], place > tuple_(*values))
+    found = (await tx.execute(query.order_by(*(d.c[name] for name in _SHARE)).limit(limit))).all()
+    rows = [ActiveDispatch(*row[:4]) for row in found]
+    if len(found) < limit:
+        return rows, None
+    last = found[-1]
+    return rows, [last.tenant_id, *last[4:], last.id]
+
+
+async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
+    """Of those (tenant, job) that have a dispatch, whether it has ended; by job."""
+    query = select(d.c.tenant_job_id, d.c.ended_at).where(
+        pairs_in(tx, (d.c.tenant_id, d.c.tenant_job_id), pairs)
+    )
+    return {row.tenant_job_id: row.ended_at is not None for row in await tx.execute(query)}
+
+
+async def ended_before(
+    tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
+) -> list[EndedDispatch]:
+    """The longest ended first, on from the last one of the page before."""
+    query = select(d.c.ended_at, d.c.id, d.c.tenant_id, d.c.tenant_job_id).where(
+        text(IS_ENDED), d.c.ended_at < before
+    )
+    if after is not None:
+        place = tuple_(d.c.ended_at, d.c.id)
+        query = query.where(
+            d.c.ended_at >= after.ended_at,
+            place > tuple_(literal(after.ended_at, Moment()), after.id),
+        )
+    found = await tx.execute(query.order_by(d.c.ended_at, d.c.id).limit(limit))
+    return [EndedDispatch(*row) for row in found]
+
+
+async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
+    """Those of them that have ended."""
+    gone = await tx.execute(delete(d).where(is_one_of(tx, d.c.id, dispatch_ids), text(IS_ENDED)))
+    return int(gone.rowcount)

@@ -1,0 +1,97 @@
+"""Random keys, shown once and stored as SHA-256, and the secrets that all control planes of an installation share."""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.coordination import read_state, write_state, write_state_if_new
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.settings import Settings
+
+KEY_CHARACTERS = 64
+
+
+def new_key() -> str:
+    return secrets.token_hex(KEY_CHARACTERS // 2)
+
+
+def hash_key(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_key_of_hash(key: str, key_hash: str) -> bool:
+    """Compared in constant time."""
+    return hmac.compare_digest(hash_key(key), key_hash)
+
+
+ADMIN_KEY_HASH = "admin_key_hash"
+WEBHOOK_KEY = "webhook_key"
+URL_SECRET = "url_secret"  # noqa: S105 - the name under which it is kept
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    key_hash: str
+    just_made: str | None = None  # to be shown once: only its hash is kept
+
+
+async def admin_key(central: Database, settings: Settings) -> AdminKey:
+    """As the environment says, else the one that the first start made."""
+    if settings.admin_key:
+        return AdminKey(hash_key(settings.admin_key))
+    async with central.read() as tx:
+        kept = await read_state(tx, ADMIN_KEY_HASH)
+    if kept is not None:
+        return AdminKey(kept)
+    key = new_key()
+    async with central.transaction() as tx:
+        standing = await write_state_if_new(tx, ADMIN_KEY_HASH, hash_key(key))
+    return AdminKey(standing, just_made=key if standing == hash_key(key) else None)
+
+
+async def replace_admin_key(central: Database, now: datetime) -> str:
+    """A new one in place of the one that was made; control planes that run take it at their start."""
+    key = new_key()
+    async with central.transaction() as tx:
+        await write_state(tx, ADMIN_KEY_HASH, hash_key(key))
+        await notifications.record_audit(
+            tx, actor="system", action="admin_key_replaced", subject="admin", now=now
+        )
+    return key
+
+
+async def replace_url_secret(central: Database, now: datetime) -> None:
+    """Every URL that was ever handed out is void, once the control planes were started anew."""
+    async with central.transaction() as tx:
+        await write_state(tx, URL_SECRET, new_key())
+        await notifications.record_audit(
+            tx, actor="system", action="url_secret_replaced", subject="storage", now=now
+        )
+
+
+async def replace_webhook_key(central: Database, now: datetime) -> None:
+    """Webhooks whose secret is not stored have another one, once the control planes were started anew."""
+    async with central.transaction() as tx:
+        await write_state(tx, WEBHOOK_KEY, new_key())
+        await notifications.record_audit(
+            tx, actor="system", action="webhook_key_replaced", subject="webhooks", now=now
+        )
+
+
+async def url_secret(central: Database) -> str:
+    """The same for all control planes: each must accept what another has signed."""
+    return await _read_or_create(central, URL_SECRET)
+
+
+async def webhook_key(central: Database) -> str:
+    """Kept apart from the tenants' databases: who reads those can sign nothing."""
+    return await _read_or_create(central, WEBHOOK_KEY)
+
+
+async def _read_or_create(central: Database, name: str) -> str:
+    async with central.transaction() as tx:
+        secret: str = await write_state_if_new(tx, name, new_key())
+    return secret

@@ -1,0 +1,546 @@
+"""A folder as an object store; its signed URLs point to the control plane, which serves them."""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import math
+import mimetypes
+import os
+import re
+import shutil
+import stat
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from itertools import islice, product
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote, urlencode
+
+from comfyfleet.clock import Clock
+from comfyfleet.errors import Forbidden, InvalidInput, LimitExceeded, NotFound, Unavailable
+from comfyfleet.server.storage.model import (
+    CHUNK_BYTES,
+    MEMORY_BYTES_MAX,
+    OBJECT_BYTES_MAX,
+    ListedObject,
+    ObjectFacts,
+    PresignedUrl,
+    checked_content_type,
+    checked_key,
+    checked_seconds,
+    checked_size,
+)
+from comfyfleet.transport import open_file, open_with
+
+# An upload that has written nothing for so long belongs to a process that is no more.
+INCOMING_SECONDS_MAX = 3600
+# A folder may go away between its making and its use, when the last object in it is deleted.
+PLACING_TRIES_MAX = 10
+UNKNOWN_TYPE = "application/octet-stream"
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Not what this machine knows of endings: another one may read the folder later.
+_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".mov": "video/quicktime",
+    ".mp3": "audio/mpeg",
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".json": "application/json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenObject:
+    """One version of an object: it stays readable, whatever happens to the key."""
+
+    file: BinaryIO
+    size: int
+    modified_ns: int
+    content_type: str
+
+
+class ObjectFolder:
+    def __init__(self, root: Path) -> None:
+        # Paths are compared with their real ones, so that a link inside can't lead out.
+        self.root = Path(os.path.realpath(root))
+        self._objects = self.root / "objects"
+        self._types = self.root / "types"
+        self._incoming = self.root / "incoming"
+        # Keeps a file and its type together when one key is written twice at once.
+        self._placing = threading.Lock()
+
+    def prepare(self, *, now: float) -> None:
+        with _translate_errors(self.root):
+            for each in (self._objects, self._types, self._incoming):
+                each.mkdir(parents=True, exist_ok=True)
+            for left in self._incoming.iterdir():
+                if now - left.stat().st_mtime > INCOMING_SECONDS_MAX:
+                    left.unlink(missing_ok=True)
+
+    def open(self, key: str) -> OpenObject:
+        path = self._place(self._objects, key)
+        with _translate_errors(self.root):
+            try:
+                file = path.open("rb")
+            except _NO_FILE:
+                raise NotFound(f"there is no object {key!r}", key=key) from None
+        found = os.fstat(file.fileno())
+        return OpenObject(file, found.st_size, found.st_mtime_ns, self._type_of(key, found))
+
+    @contextlib.contextmanager
+    def receive(self) -> Iterator[BinaryIO]:
+        """A file that is gone afterwards, unless it was placed."""
+        path = self._incoming / uuid.uuid4().hex
+        with _translate_errors(self.root):
+            file = path.open("xb")
+        try:
+            with file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    def write(self, file: BinaryIO, chunk: bytes | bytearray) -> None:
+        with _translate_errors(self.root):
+            file.write(chunk)
+
+    def put(self, key: str, content: bytes | bytearray, content_type: str) -> None:
+        """An object that is at hand as a whole."""
+        with self.receive() as file:
+            self.write(file, content)
+            self.place(file, key, content_type)
+
+    def place(self, file: BinaryIO, key: str, content_type: str) -> None:
+        """Under its key, on disk for good, in place of what was there.
+
+        Synced are the bytes, the entry of each folder that is new, and the file's own entry.
+        """
+        with _translate_errors(self.root):
+            file.flush()
+            os.fsync(file.fileno())
+        self._place_synced(file.name, key, content_type)
+
+    def _place_synced(self, draft: str, key: str, content_type: str) -> None:
+        path, note = self._place(self._objects, key), self._place(self._types, key)
+        with _translate_errors(self.root):
+            _make_folders(path.parent)
+            if _TYPES.get(path.suffix) == content_type:
+                with self._placing:
+                    # One of an earlier object: a copy has the stamp of what it was made from.
+                    with contextlib.suppress(*_NO_FILE):
+                        note.unlink()
+                    self._move(draft, path)
+            else:
+                self._place_noted(draft, path, note, content_type)
+            _sync(path.parent)
+
+    def _place_noted(self, file: str, path: Path, note: Path, content_type: str) -> None:
+        stamp = _stamp(os.stat(file))
+        with self.receive() as draft:
+            draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
+            draft.flush()
+            with self._placing:
+                # If we die in between, the stamp doesn't fit and the type is not believed.
+                self._move(draft.name, note)
+                self._move(file, path)
+
+    def copy(self, key: str, target: str, content_type: str, size: int | None = None) -> bool:
+        """A second name for the same bytes: who writes the key anew replaces its file, not the bytes.
+
+        They were synced when they were placed. False: it has another size than the one given.
+        """
+        draft = f"{self._incoming}{os.sep}{uuid.uuid4().hex}"
+        self._link(key, draft)
+        try:
+            if size not in {None, os.stat(draft).st_size}:
+                return False
+            self._place_synced(draft, target, content_type)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+        return True
+
+    def _link(self, key: str, draft: str) -> None:
+        source = self._place(self._objects, key)
+        with _translate_errors(self.root), contextlib.suppress(*_NO_FILE):
+            try:
+                os.link(source, draft)
+            except (FileNotFoundError, NotADirectoryError):
+                raise
+            except OSError:  # a file system without hard links, or a folder
+                shutil.copyfile(source, draft)
+                _sync(draft)
+            return
+        raise NotFound(f"there is no object {key!r}", key=key)
+
+    def delete(self, *keys: str) -> None:
+        with _translate_errors(self.root), self._placing:
+            for key, root in product(keys, (self._objects, self._types)):
+                path = self._place(root, key)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    path.unlink()
+                    _remove_empty(path.parent, root)
+
+    def listed(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Keys that begin so, each with when it was written. What goes meanwhile may be left out.
+
+        A generator, and nothing of a folder is held but what the system reads at once: there may be
+        millions of objects. Only the deepest folder that the prefix names is walked.
+        """
+        top = self._objects
+        if "/" in prefix:
+            top = self._place(self._objects, prefix.rpartition("/")[0])
+        start = len(str(self._objects)) + 1
+        with _translate_errors(self.root):
+            for path, stamp in _walked(str(top)):
+                key = Path(path[start:]).as_posix()
+                if key.startswith(prefix):
+                    yield key, stamp
+
+    def _place(self, root: Path, key: str) -> Path:
+        """Its path, if no part of it is a link; the folder's own path has none."""
+        path = Path(root, checked_key(key))
+        each = str(root)
+        for part in path.parts[len(root.parts) :]:
+            each = f"{each}{os.sep}{part}"
+            try:
+                if stat.S_ISLNK(os.lstat(each).st_mode):
+                    raise InvalidInput(f"{key!r} leads through a link, out of the folder", key=key)
+            except (FileNotFoundError, NotADirectoryError):
+                break
+        return path
+
+    def _move(self, file: str, path: Path) -> None:
+        for _ in range(PLACING_TRIES_MAX):
+            try:
+                os.replace(file, path)
+            except FileNotFoundError:
+                with contextlib.suppress(*_NO_FILE, FileExistsError):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                continue
+            except (NotADirectoryError, FileExistsError, IsADirectoryError):
+                break
+            return
+        key = path.relative_to(self.root).as_posix()
+        raise InvalidInput(f"{key}: a folder can't hold a key and keys below it", key=key)
+
+    def _type_of(self, key: str, found: os.stat_result) -> str:
+        try:
+            note = json.loads((self._types / key).read_bytes())
+            if note["stamp"] == _stamp(found):
+                return str(note["type"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        # By its ending, as we put it; or put there by hand, or copied from elsewhere.
+        known = _TYPES.get(os.path.splitext(key)[1])
+        return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
+
+
+def _walked(folder: str) -> Iterator[tuple[str, float]]:
+    """Files, each with when it was written. A link is none: it may lead out of the folder."""
+    with contextlib.suppress(*_NO_FILE), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walked(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(*_NO_FILE):
+                    yield entry.path, entry.stat(follow_symlinks=False).st_mtime
+
+
+def _stamp(found: os.stat_result) -> list[int]:
+    return [found.st_mtime_ns, found.st_size]
+
+
+def _make_folders(folder: Path) -> None:
+    """On disk for good: a file that can't be reached after a power cut is lost, too.
+
+    Before anybody else has to wait. What stands in the way is told when the file is moved.
+    """
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+        folder.mkdir()
+        _sync(folder.parent)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    with contextlib.suppress(OSError):
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _sync(path: Path | str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translate_errors(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise Unavailable(f"the disk of {root} is full", path=str(root)) from error
+        raise Unavailable(
+            f"{root} can't be used: {error.strerror or error}", path=str(root)
+        ) from error
+
+
+# Where the control plane serves a local store (http/objects.py), below its public URL.
+OBJECTS_PATH = "/api/objects"
+SECRET_BYTES_MIN = 32
+_NUMBER = re.compile(r"[0-9]{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class UrlGrant:
+    """One right to one object. All of it is signed; the host is not, so that it may have aliases."""
+
+    method: str
+    key: str
+    expires: int  # seconds since 1970
+    content_type: str = ""  # of a PUT
+    size: int | None = None  # of a PUT
+    filename: str = ""  # of a GET: under which name it is saved
+
+
+class UrlSigner:
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ValueError(f"the secret needs at least {SECRET_BYTES_MIN} bytes")
+        self._secret = secret
+
+    def url(self, public_url: str, grant: UrlGrant) -> str:
+        query = {"expires": str(grant.expires)}
+        if grant.content_type:
+            query["type"] = grant.content_type
+        if grant.size is not None:
+            query["size"] = str(grant.size)
+        if grant.filename:
+            query["filename"] = grant.filename
+        query["signature"] = self.signature(grant)
+        base = public_url.rstrip("/") + OBJECTS_PATH
+        return f"{base}/{quote(grant.key)}?{urlencode(query, quote_via=quote)}"
+
+    def signature(self, grant: UrlGrant) -> str:
+        # JSON keeps the fields apart: no two grants have the same text.
+        text = json.dumps(["comfyfleet-object-1", *astuple(grant)])
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+    def granted(self, method: str, key: str, query: Mapping[str, str], *, now: float) -> UrlGrant:
+        """The grant that a URL carries; Forbidden unless we made it and it still holds."""
+        grant = UrlGrant(
+            method,
+            key,
+            _number(query.get("expires")) or 0,
+            query.get("type", ""),
+            _number(query.get("size")),
+            query.get("filename", ""),
+        )
+        given = query.get("signature", "").encode(errors="replace")
+        if not hmac.compare_digest(self.signature(grant).encode(), given):
+            raise Forbidden("the signature does not fit this URL", key=key)
+        if now >= grant.expires:
+            raise Forbidden("the URL has expired; ask for a new one", key=key)
+        return grant
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+# A thread per chunk as the network delivers them would cost more than the writing.
+BUFFER_BYTES = 1024 * 1024
+LISTED_AT_ONCE = 500
+
+
+class LocalStore:
+    disk = "local"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        public_url: str,
+        secret: bytes,
+        clock: Clock,
+        object_bytes_max: int = OBJECT_BYTES_MAX,
+    ) -> None:
+        self.object_bytes_max = object_bytes_max
+        self._folder = ObjectFolder(root)
+        self._folder.prepare(now=clock().timestamp())
+        self._public_url = public_url
+        self._signer = UrlSigner(secret)
+        self._clock = clock
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None:
+        if len(data) > MEMORY_BYTES_MAX:
+            raise LimitExceeded(f"{key}: more than {MEMORY_BYTES_MAX} bytes go by URL", key=key)
+        async with self.receiving(key, content_type) as incoming:
+            await incoming.write(data)
+
+    async def get(self, key: str) -> bytes:
+        return await asyncio.to_thread(self._read, key)
+
+    def _read(self, key: str) -> bytes:
+        opened = self._folder.open(key)
+        with opened.file:
+            if opened.size > MEMORY_BYTES_MAX:
+                raise LimitExceeded(f"{key} has {opened.size} bytes; it goes by URL", key=key)
+            return opened.file.read()
+
+    async def get_start(self, key: str, size: int) -> bytes:
+        return await asyncio.to_thread(self._read_start, key, size)
+
+    def _read_start(self, key: str, size: int) -> bytes:
+        opened = self._folder.open(key)
+        with opened.file:
+            return opened.file.read(size)
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        opened = await self.open(key)
+        with opened.file:
+            while chunk := await asyncio.to_thread(opened.file.read, CHUNK_BYTES):
+                yield chunk
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        with await open_file(file) as source:
+            async with self.receiving(key, content_type) as incoming:
+                while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
+                    await incoming.write(chunk)
+
+    async def head(self, key: str) -> ObjectFacts | None:
+        return await asyncio.to_thread(self._look, key)
+
+    def _look(self, key: str) -> ObjectFacts | None:
+        try:
+            opened = self._folder.open(key)
+        except NotFound:
+            return None
+        opened.file.close()
+        return ObjectFacts(opened.size, opened.content_type)
+
+    async def copy(
+        self, key: str, target: str, content_type: str, *, size: int | None = None
+    ) -> bool:
+        checked_content_type(content_type)
+        return await asyncio.to_thread(self._folder.copy, key, target, content_type, size)
+
+    async def delete(self, *keys: str) -> None:
+        await asyncio.to_thread(self._folder.delete, *keys)
+
+    async def keys(self, prefix: str) -> AsyncIterator[str]:
+        async for each in self.listed(prefix):
+            yield each.key
+
+    async def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
+        found = self._folder.listed(prefix)
+        while page := await asyncio.to_thread(lambda: list(islice(found, LISTED_AT_ONCE))):
+            for key, stamp in page:
+                yield ListedObject(key, datetime.fromtimestamp(stamp, UTC))
+
+    async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
+        expires = self._expires(seconds)
+        grant = UrlGrant("GET", checked_key(key), expires, filename=filename or "")
+        return self._signer.url(self._public_url, grant)
+
+    async def url_to_put(
+        self, key: str, *, content_type: str, seconds: int, size: int | None = None
+    ) -> PresignedUrl:
+        grant = UrlGrant(
+            "PUT",
+            checked_key(key),
+            self._expires(seconds),
+            checked_content_type(content_type),
+            checked_size(size, size_max=self.object_bytes_max),
+        )
+        url = self._signer.url(self._public_url, grant)
+        return PresignedUrl(url, {"Content-Type": content_type})
+
+    def _expires(self, seconds: int) -> int:
+        return math.ceil(self._clock().timestamp() + checked_seconds(seconds))
+
+    async def check(self) -> None:
+        await asyncio.to_thread(self._try_writing)
+
+    def _try_writing(self) -> None:
+        with self._folder.receive() as file:
+            self._folder.write(file, b"\0")
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+    # For the endpoint that serves the URLs:
+
+    def granted(self, method: str, key: str, query: Mapping[str, str]) -> UrlGrant:
+        """Forbidden unless the URL is one of ours, for this method, and still holds."""
+        return self._signer.granted(method, key, query, now=self._clock().timestamp())
+
+    async def open(self, key: str) -> OpenObject:
+        return await open_with(lambda: self._folder.open(key), lambda found: found.file.close())
+
+    @asynccontextmanager
+    async def receiving(self, key: str, content_type: str) -> AsyncIterator["IncomingObject"]:
+        """The object is there once the block ends well, and not at all if it doesn't."""
+        checked_key(key)
+        checked_content_type(content_type)
+        with ExitStack() as opened:
+            incoming = IncomingObject(self._folder, opened, self.object_bytes_max)
+            yield incoming
+            await incoming.place(key, content_type)
+
+
+class IncomingObject:
+    """An object on its way in: held back in small part, written in large ones."""
+
+    def __init__(self, folder: ObjectFolder, opened: ExitStack, bytes_max: int) -> None:
+        self._folder = folder
+        self._opened = opened
+        self._file: BinaryIO | None = None  # none as long as all of it is held back
+        self._bytes_max = bytes_max
+        self._buffer = bytearray()
+        self.size = 0
+
+    async def write(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self.size > self._bytes_max:
+            raise LimitExceeded(f"an object has at most {self._bytes_max} bytes")
+        self._buffer += chunk
+        if len(self._buffer) >= BUFFER_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        buffer, self._buffer = self._buffer, bytearray()
+        if buffer:
+            await asyncio.to_thread(self._write, buffer)
+
+    def _write(self, buffer: bytearray) -> None:
+        if self._file is None:
+            self._file = self._opened.enter_context(self._folder.receive())
+        self._folder.write(self._file, buffer)
+
+    async def place(self, key: str, content_type: str) -> None:
+        """A small one changes threads once: that costs more than to write it."""
+        if self._file is None:
+            await asyncio.to_thread(self._folder.put, key, self._buffer, content_type)
+            return
+        await self.flush()
+        await asyncio.to_thread(self._folder.place, self._file, key, content_type)

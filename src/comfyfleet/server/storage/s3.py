@@ -1,0 +1,256 @@
+"""S3, or what speaks like it, through boto3 in threads of our own. Needs the extra `s3`."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from comfyfleet.errors import AccessDenied, LimitExceeded, NotFound, Refused, Unavailable
+from comfyfleet.server.storage import BucketUrl
+from comfyfleet.server.storage.model import (
+    CHUNK_BYTES,
+    MEMORY_BYTES_MAX,
+    OBJECT_BYTES_MAX,
+    ListedObject,
+    ObjectFacts,
+    PresignedUrl,
+    checked_content_type,
+    checked_seconds,
+    checked_size,
+    disposition,
+)
+
+# Not asyncio's own threads: a bucket that hangs must not hold up name lookups and local files.
+THREADS_MAX = 16
+CONNECT_SECONDS_MAX = 5
+READ_SECONDS_MAX = 30
+TRIES_MAX = 4
+DEFAULT_REGION = "us-east-1"
+T = TypeVar("T")
+
+_MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+_DENIED = frozenset(
+    {
+        "401",
+        "403",
+        "AccessDenied",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    }
+)
+
+
+class S3Store:
+    disk = "s3"
+
+    def __init__(self, bucket: BucketUrl) -> None:
+        self._bucket = bucket
+        session = boto3.session.Session()
+        self._client = _client(session, bucket, bucket.endpoint)
+        # A signature covers the host: what others reach under another name is signed for that name.
+        public = bucket.public_endpoint
+        self._signing = _client(session, bucket, public) if public else self._client
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="s3")
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None:
+        if len(data) > MEMORY_BYTES_MAX:
+            raise LimitExceeded(f"{key}: more than {MEMORY_BYTES_MAX} bytes go by URL", key=key)
+        place = self._place(key)
+        checked_content_type(content_type)
+        await self._call(
+            key, partial(self._client.put_object, **place, Body=data, ContentType=content_type)
+        )
+
+    async def get(self, key: str) -> bytes:
+        return await self._call(key, partial(self._read, key, self._place(key)))
+
+    def _read(self, key: str, place: dict[str, str]) -> bytes:
+        answer = self._client.get_object(**place)
+        with answer["Body"] as body:
+            if answer["ContentLength"] > MEMORY_BYTES_MAX:
+                size = answer["ContentLength"]
+                raise LimitExceeded(f"{key} has {size} bytes; it goes by URL", key=key)
+            data: bytes = body.read()
+            return data
+
+    async def get_start(self, key: str, size: int) -> bytes:
+        return await self._call(key, partial(self._read_start, self._place(key), size))
+
+    def _read_start(self, place: dict[str, str], size: int) -> bytes:
+        # Not by a range: S3 answers 416 for one of an empty object.
+        with self._client.get_object(**place)["Body"] as body:
+            data: bytes = body.read(size)
+            return data
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        found = await self._call(key, partial(self._client.get_object, **self._place(key)))
+        with found["Body"] as body:
+            while chunk := await self._call(key, partial(body.read, CHUNK_BYTES)):
+                yield chunk
+
+    async def put_file(self, key: str, file: Path, content_type: str) -> None:
+        place = self._place(key)
+        checked_content_type(content_type)
+        await self._call(key, partial(self._send, place, file, content_type))
+
+    def _send(self, place: dict[str, str], file: Path, content_type: str) -> None:
+        with file.open("rb") as body:
+            self._client.put_object(**place, Body=body, ContentType=content_type)
+
+    async def head(self, key: str) -> ObjectFacts | None:
+        try:
+            found = await self._call(key, partial(self._client.head_object, **self._place(key)))
+        except NotFound:
+            return None
+        return ObjectFacts(found["ContentLength"], found.get("ContentType", ""))
+
+    async def copy(
+        self, key: str, target: str, content_type: str, *, size: int | None = None
+    ) -> bool:
+        checked_content_type(content_type)
+        return await self._call(key, partial(self._copy, key, target, content_type, size))
+
+    def _copy(self, key: str, target: str, content_type: str, size: int | None) -> bool:
+        source = self._place(key)
+        if size is not None and self._client.head_object(**source)["ContentLength"] != size:
+            return False
+        self._client.copy_object(
+            **self._place(target),
+            CopySource=source,
+            ContentType=content_type,
+            MetadataDirective="REPLACE",
+        )
+        return True
+
+    async def delete(self, *keys: str) -> None:
+        for key in keys:
+            await self._call(key, partial(self._client.delete_object, **self._place(key)))
+
+    async def keys(self, prefix: str) -> AsyncIterator[str]:
+        async for each in self.listed(prefix):
+            yield each.key
+
+    async def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
+        above = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket.name, Prefix=above + prefix
+        )
+        turning = iter(pages)
+        while (page := await self._call(prefix, partial(next, turning, None))) is not None:
+            for each in page.get("Contents", ()):
+                yield ListedObject(each["Key"].removeprefix(above), each["LastModified"])
+
+    async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
+        params: dict[str, Any] = self._place(key)
+        if filename:
+            params["ResponseContentDisposition"] = disposition("attachment", filename)
+        return await self._presigned("get_object", key, params, seconds)
+
+    async def url_to_put(
+        self, key: str, *, content_type: str, seconds: int, size: int | None = None
+    ) -> PresignedUrl:
+        params: dict[str, Any] = self._place(key)
+        params["ContentType"] = checked_content_type(content_type)
+        if checked_size(size, size_max=OBJECT_BYTES_MAX) is not None:
+            params["ContentLength"] = size
+        url = await self._presigned("put_object", key, params, seconds)
+        return PresignedUrl(url, {"Content-Type": content_type})
+
+    async def _presigned(
+        self, operation: str, key: str, params: dict[str, Any], seconds: int
+    ) -> str:
+        # In a thread although it only computes: credentials of a role may have to be renewed.
+        return await self._call(
+            key,
+            partial(
+                self._signing.generate_presigned_url,
+                operation,
+                Params=params,
+                ExpiresIn=checked_seconds(seconds),
+            ),
+        )
+
+    async def check(self) -> None:
+        await self._call("", partial(self._client.head_bucket, Bucket=self._bucket.name))
+
+    async def aclose(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+        self._signing.close()
+
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket.name, "Key": self._bucket.key(key)}
+
+    async def _call(self, key: str, call: Callable[[], T]) -> T:
+        with _translate_errors(self._bucket, key):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
+    # boto3 doesn't read AWS_REGION, which is what AWS itself sets in its containers.
+    region = bucket.region or session.region_name or os.environ.get("AWS_REGION")
+    return session.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region or DEFAULT_REGION,
+        config=Config(
+            signature_version="s3v4",
+            # Stand-ins for S3 seldom have a host name per bucket. On AWS a URL must name the
+            # region's host: the global one redirects for new buckets, and a PUT dies of that.
+            s3={"addressing_style": "path" if endpoint else "virtual"},
+            retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
+            connect_timeout=CONNECT_SECONDS_MAX,
+            read_timeout=READ_SECONDS_MAX,
+            max_pool_connections=THREADS_MAX,
+            # Else boto3 adds checksums that stand-ins for S3 don't know.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+
+
+@contextmanager
+def _translate_errors(bucket: BucketUrl, key: str) -> Iterator[None]:
+    where = f"s3://{bucket.name}/{bucket.prefix + '/' if bucket.prefix else ''}{key}"
+    try:
+        yield
+    except ClientError as error:
+        raise _ours(error, bucket, where) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise AccessDenied(
+            f"{where}: there are no credentials for S3",
+            bucket=bucket.name,
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
+        ) from error
+    except (BotoCoreError, OSError) as error:
+        raise Unavailable(f"{where}: S3 can't be reached: {error}", bucket=bucket.name) from error
+
+
+def _ours(error: ClientError, bucket: BucketUrl, where: str) -> Exception:
+    told = error.response.get("Error", {})
+    code, message = str(told.get("Code", "")), str(told.get("Message", "")) or "no reason given"
+    details = {"bucket": bucket.name, "s3_code": code}
+    if code == "NoSuchBucket":
+        return Refused(f"{where}: there is no bucket {bucket.name!r}", **details)
+    if code in _MISSING:
+        return NotFound(f"there is no object {where}", **details)
+    if code in _DENIED:
+        return AccessDenied(f"{where}: S3 refuses us ({code}: {message})", **details)
+    return Unavailable(f"{where}: S3 answered {code}: {message}", **details)

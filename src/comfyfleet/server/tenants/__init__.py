@@ -1,0 +1,1 @@
+"""Tenants, their users and API keys, operators, and the wallets that jobs are paid from."""

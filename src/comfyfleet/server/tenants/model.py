@@ -1,0 +1,438 @@
+"""Tenants, users, API keys, operators, wallets and transactions: data and pure rules."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.errors import Forbidden, InvalidInput
+from comfyfleet.server.secrets import new_key
+
+NAME_CHARACTERS_MAX = 200
+PRIORITY_MIN, PRIORITY_MAX = -10, 10
+PRIORITY_LIMIT = 1_000_000
+RETENTION_DAYS_MAX = 36_500
+ERASED = "erased"
+# Whose jobs an operator's are, unless told otherwise. There from the first start.
+DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    id: UUID
+    name: str
+    pool: str
+    min_priority: int
+    max_priority: int
+    max_queued: int | None  # None: as many as the settings allow
+    created_at: datetime
+    retention_days: int | None = None  # None: as the settings say
+    max_storage_bytes: int | None = None  # None: as the settings say
+    erasing_at: datetime | None = None
+    erased_at: datetime | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"tenant:{self.id}"
+
+    def clamped(self, priority: int) -> int:
+        """The nearest priority that this tenant may use."""
+        return max(self.min_priority, min(self.max_priority, priority))
+
+
+def check_tenant_name(name: str) -> str:
+    text = name.strip()
+    if not text or len(text) > NAME_CHARACTERS_MAX or not is_storable(text):
+        raise InvalidInput(
+            f"a tenant's name must have 1 to {NAME_CHARACTERS_MAX} characters", field="name"
+        )
+    return text
+
+
+def check_limits(*, min_priority: int, max_priority: int, max_queued: int | None) -> None:
+    if not -PRIORITY_LIMIT <= min_priority <= max_priority <= PRIORITY_LIMIT:
+        raise InvalidInput(
+            f"the priorities {min_priority} to {max_priority} are no range within ±{PRIORITY_LIMIT:,}",
+            field="min_priority",
+        )
+    if max_queued is not None and max_queued < 0:
+        raise InvalidInput(
+            f"max_queued must not be below zero, not {max_queued}", field="max_queued"
+        )
+
+
+def check_retention(days: int | None) -> int | None:
+    if days is not None and not 1 <= days <= RETENTION_DAYS_MAX:
+        raise InvalidInput(
+            f"retention_days must be 1 to {RETENTION_DAYS_MAX:,}, not {days}",
+            field="retention_days",
+        )
+    return days
+
+
+EMAIL_CHARACTERS_MAX = 320
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    id: UUID
+    tenant_id: UUID
+    email: str | None
+    name: str | None
+    is_active: bool
+    created_at: datetime
+
+    @property
+    def subject(self) -> str:
+        return f"user:{self.id}"
+
+
+def check_email(email: str | None) -> str | None:
+    """In lower case, so that nobody is there twice. Whether it is theirs, only a mail can tell."""
+    if email is None:
+        return None
+    text = email.strip().lower()
+    name, at, domain = text.rpartition("@")
+    is_short = len(text) <= EMAIL_CHARACTERS_MAX
+    if not (name and at and domain and is_short and text.isprintable()) or " " in text:
+        raise InvalidInput("that is no e-mail address", field="email")
+    return text
+
+
+def check_user_name(name: str | None) -> str | None:
+    if name is None:
+        return None
+    text = name.strip()
+    if not text or len(text) > NAME_CHARACTERS_MAX or not text.isprintable():
+        raise InvalidInput(
+            f"a user's name must have 1 to {NAME_CHARACTERS_MAX} characters", field="name"
+        )
+    return text
+
+
+# It tells scanners of source code, and whoever finds one, whose key this is.
+API_KEY_PREFIX = "cf_"
+SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
+KEYS_PER_USER_MAX = 100
+# A key's last use is noted once a minute at most: a read of ours must not become a write.
+KEY_USE_NOTED_EVERY = timedelta(minutes=1)
+
+
+class Scope(StrEnum):
+    READ = "read"  # effects, media, jobs, wallet
+    WRITE = "write"  # upload, submit, cancel, retry
+    KEYS = "keys"  # make and revoke keys
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """`key` is from `new_api_key`; only its hash is kept, so whoever makes it shows it now or never."""
+
+    id: UUID
+    key: str
+    tenant_id: UUID
+    user_id: UUID
+    name: str
+    scopes: Collection[str] = ALL_SCOPES
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    name: str
+    prefix: str  # the first characters, to tell it from others
+    scopes: frozenset[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    def is_use_noted(self, now: datetime) -> bool:
+        return self.last_used_at is not None and now - self.last_used_at < KEY_USE_NOTED_EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who stands behind a request."""
+
+    key: ApiKey
+    tenant: Tenant
+
+    @property
+    def user_id(self) -> UUID:
+        return self.key.user_id
+
+    def require(self, scope: Scope) -> None:
+        if scope not in self.key.scopes:
+            raise Forbidden(f"this key has no scope {scope}", scope=scope)
+
+
+def new_api_key() -> str:
+    """256 random bits behind our mark; for edges, as all chance is."""
+    return API_KEY_PREFIX + new_key()
+
+
+def check_key_name(name: str) -> str:
+    text = name.strip()
+    if not text or len(text) > NAME_CHARACTERS_MAX or not text.isprintable():
+        raise InvalidInput(
+            f"a key's name must have 1 to {NAME_CHARACTERS_MAX} characters", field="name"
+        )
+    return text
+
+
+def check_scopes(scopes: Collection[str]) -> frozenset[Scope]:
+    known = {str(scope) for scope in Scope}
+    unknown = sorted(set(scopes) - known)
+    if unknown:
+        raise InvalidInput(
+            f"there is no scope {unknown[0]!r}; there are: {', '.join(Scope)}", field="scopes"
+        )
+    found = frozenset(Scope(scope) for scope in scopes)
+    if not found:
+        raise InvalidInput("a key needs at least one scope", field="scopes")
+    return found
+
+
+# It tells scanners of source code, and whoever finds one, what key this is.
+OPERATOR_KEY_PREFIX = "cfo_"
+SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
+# A key's last use is noted once a minute at most: a read of ours must not become a write.
+OPERATOR_USE_NOTED_EVERY = timedelta(minutes=1)
+# The key that the environment names, or that the first start has made.
+FIRST_OWNER = "admin"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+
+
+class Role(StrEnum):
+    VIEWER = "viewer"  # reads
+    OPERATOR = "operator"  # also acts
+    OWNER = "owner"  # also operators, tenants' money, quotas and retention, and erasing
+
+    def includes(self, other: "Role") -> bool:
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class NewOperator:
+    """`key` is from `new_operator_key`; only its hash is kept, so it is shown now or never."""
+
+    id: UUID
+    name: str
+    role: Role
+    key: str
+    created_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    id: UUID
+    name: str
+    role: Role
+    prefix: str  # the first characters of the key, to tell it from others
+    created_at: datetime
+    created_by: str
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    @property
+    def subject(self) -> str:
+        return f"operator:{self.name}"
+
+    def is_use_noted(self, now: datetime) -> bool:
+        return self.last_used_at is not None and now - self.last_used_at < OPERATOR_USE_NOTED_EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class ActingOperator:
+    """Who stands behind a request: the name is what the audit tells."""
+
+    actor: str
+    role: Role
+
+    def require(self, role: Role) -> None:
+        if not self.role.includes(role):
+            raise Forbidden(
+                f"this takes the role {role}, and this key has the role {self.role}", role=role
+            )
+
+
+def new_operator_key() -> str:
+    """256 random bits behind our mark; for edges, as all chance is."""
+    return OPERATOR_KEY_PREFIX + new_key()
+
+
+def check_operator_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name == FIRST_OWNER:
+        raise InvalidInput(
+            "an operator's name has 1 to 100 letters, digits and . _ @ -, begins with a letter or "
+            f"digit, and is not {FIRST_OWNER}",
+            field="name",
+        )
+    return name
+
+
+# A client in JavaScript still counts a thousand such amounts exactly.
+AMOUNT_TOKENS_MAX = 1_000_000_000_000
+PROVIDER_ID_CHARACTERS_MAX = 200
+
+
+class TransactionType(StrEnum):
+    PAYMENT_CREDIT = "PAYMENT_CREDIT"
+    JOB_RESERVE = "JOB_RESERVE"
+    JOB_CONSUME = "JOB_CONSUME"
+    JOB_REFUND = "JOB_REFUND"
+
+
+SETTLES = frozenset({TransactionType.JOB_CONSUME, TransactionType.JOB_REFUND})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWallet:
+    tenant_id: UUID
+    user_id: UUID
+    balance: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerTransaction:
+    """One line of the ledger; once written, it stays as it is."""
+
+    id: int
+    tenant_id: UUID
+    user_id: UUID
+    job_id: UUID | None
+    type: TransactionType
+    amount: int  # what it adds to the balance
+    provider_transaction_id: str | None
+    created_at: datetime
+
+
+class Credited(NamedTuple):
+    balance: int
+    is_new: bool  # False: this payment had been credited before
+
+
+class Reserved(NamedTuple):
+    amount: int  # of all jobs together
+    balance: int  # what is left
+    is_new: bool
+
+
+class Settlement(NamedTuple):
+    """How a job was settled; by an earlier word, if it is not new."""
+
+    type: TransactionType
+    user_id: UUID
+    reserved_tokens: int
+    is_new: bool
+
+
+class JobLedgerFacts(NamedTuple):
+    """What the ledger needs to know of a job to check it."""
+
+    job_id: UUID
+    reserved_tokens: int
+    is_ended: bool
+    is_completed: bool
+
+
+class Fault(StrEnum):
+    BALANCE = "balance"  # not the sum of the wallet's transactions
+    NEGATIVE = "negative"
+    NO_WALLET = "no_wallet"
+    SETTLED_TWICE = "settled_twice"
+    NOT_RESERVED = "not_reserved"  # settled, or said to be reserved, without a reservation
+    AMOUNT = "amount"  # refunded or kept by the job otherwise than reserved
+    NOT_SETTLED = "not_settled"  # the job has ended
+    SETTLED_EARLY = "settled_early"  # the job goes on
+    SETTLED_WRONGLY = "settled_wrongly"  # a success refunded, or a failure consumed
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDrift:
+    """Something that does not add up."""
+
+    fault: Fault
+    tenant_id: UUID
+    user_id: UUID | None
+    job_id: UUID | None
+    message: str
+
+
+def check_amount(amount: int, *, least: int) -> int:
+    # A bool is an int to Python, and nobody's amount of money.
+    if isinstance(amount, bool) or not isinstance(amount, int):
+        raise InvalidInput("an amount of tokens must be a whole number", field="amount")
+    if not least <= amount <= AMOUNT_TOKENS_MAX:
+        raise InvalidInput(
+            f"an amount of tokens must be {least} to {AMOUNT_TOKENS_MAX:,}, not {amount}",
+            field="amount",
+        )
+    return amount
+
+
+def check_provider_id(provider_transaction_id: str) -> str:
+    if not provider_transaction_id.strip() or (
+        len(provider_transaction_id) > PROVIDER_ID_CHARACTERS_MAX
+        or not is_storable(provider_transaction_id)
+    ):
+        raise InvalidInput(
+            "the payment provider's transaction id must have 1 to "
+            f"{PROVIDER_ID_CHARACTERS_MAX} characters",
+            field="provider_transaction_id",
+        )
+    return provider_transaction_id
+
+
+def drifts_of_job(
+    tenant_id: UUID, job: JobLedgerFacts, found: Sequence[LedgerTransaction]
+) -> list[LedgerDrift]:
+    """`found` are all transactions of the job."""
+    reserve = next((each for each in found if each.type is TransactionType.JOB_RESERVE), None)
+    settled = [each for each in found if each.type in SETTLES]
+    user_id = found[0].user_id if found else None
+    faults = [*_of_amount(job, reserve, settled), *_of_settling(job, reserve, settled)]
+    return [LedgerDrift(fault, tenant_id, user_id, job.job_id, says) for fault, says in faults]
+
+
+def _of_amount(
+    job: JobLedgerFacts, reserve: LedgerTransaction | None, settled: Sequence[LedgerTransaction]
+) -> list[tuple[Fault, str]]:
+    if reserve is None:
+        if job.reserved_tokens or settled:
+            says = f"{job.reserved_tokens} tokens should be reserved, and nothing is"
+            return [(Fault.NOT_RESERVED, says)]
+        return []
+    if -reserve.amount != job.reserved_tokens:
+        says = f"{-reserve.amount} tokens are reserved, and the job says {job.reserved_tokens}"
+        return [(Fault.AMOUNT, says)]
+    return []
+
+
+def _of_settling(
+    job: JobLedgerFacts, reserve: LedgerTransaction | None, settled: Sequence[LedgerTransaction]
+) -> list[tuple[Fault, str]]:
+    if reserve is None:
+        return []
+    if not settled:
+        says = "the job has ended, and its tokens are still reserved"
+        return [(Fault.NOT_SETTLED, says)] if job.is_ended else []
+    if not job.is_ended:
+        return [(Fault.SETTLED_EARLY, f"the job goes on after its {settled[0].type}")]
+    wanted = TransactionType.JOB_CONSUME if job.is_completed else TransactionType.JOB_REFUND
+    if settled[0].type is not wanted:
+        return [(Fault.SETTLED_WRONGLY, f"{settled[0].type} instead of {wanted}")]
+    return []

@@ -1,0 +1,525 @@
+"""The only SQL of tenants, users, API keys, operators, wallets and transactions."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import api_keys, operators, tenants
+from comfyfleet.server.db.dialect import Moment, insert_if_new, is_one_of, is_sqlite
+from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement, StatementCall, in_parts
+from comfyfleet.server.db.tenant_tables import token_transactions as lines
+from comfyfleet.server.db.tenant_tables import token_wallets as wallets
+from comfyfleet.server.db.tenant_tables import users
+from comfyfleet.server.tenants.model import (
+    KEY_USE_NOTED_EVERY,
+    OPERATOR_USE_NOTED_EVERY,
+    SETTLES,
+    ApiKey,
+    LedgerTransaction,
+    Operator,
+    Role,
+    Scope,
+    Tenant,
+    TokenWallet,
+    TransactionType,
+    User,
+)
+
+
+async def add_tenant(tx: Tx, row: Mapping[str, Any]) -> Tenant:
+    found = await tx.execute(insert(tenants).values(dict(row)).returning(tenants))
+    return _tenant(found.one())
+
+
+async def add_tenant_if_new(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert_if_new(tx, tenants, [row]))
+
+
+_GET_TENANT = PreparedStatement(
+    lambda tx: select(tenants).where(tenants.c.id == bindparam("of_id"))
+)
+
+
+async def get_tenant(tx: Tx, tenant_id: UUID) -> Tenant | None:
+    found = await _GET_TENANT.first(tx, {"of_id": tenant_id})
+    return Tenant(**found) if found else None
+
+
+async def all_tenants(tx: Tx, *, pool: str | None) -> list[Tenant]:
+    query = select(tenants).order_by(tenants.c.created_at, tenants.c.id)
+    if pool is not None:
+        query = query.where(tenants.c.pool == pool)
+    return [_tenant(row) for row in await tx.execute(query)]
+
+
+async def update_tenant(tx: Tx, tenant_id: UUID, values: Mapping[str, Any]) -> Tenant | None:
+    statement = update(tenants).where(tenants.c.id == tenant_id).values(dict(values))
+    found = (await tx.execute(statement.returning(tenants))).first()
+    return _tenant(found) if found else None
+
+
+async def count_tenants_by_pool(tx: Tx) -> dict[str, int]:
+    query = select(tenants.c.pool, func.count().label("tenants")).group_by(tenants.c.pool)
+    return {row.pool: row.tenants for row in await tx.execute(query)}
+
+
+def _tenant(row: Row[Any]) -> Tenant:
+    return Tenant(**row._mapping)
+
+
+async def add_user(tx: Tx, row: Mapping[str, Any]) -> User | None:
+    """None: the tenant has a user of that address or id."""
+    found = (await tx.execute(insert_if_new(tx, users, [row]).returning(users))).first()
+    return _user(found) if found else None
+
+
+async def get_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> User | None:
+    query = select(users).where(users.c.tenant_id == tenant_id, users.c.id == user_id)
+    found = (await tx.execute(query)).first()
+    return _user(found) if found else None
+
+
+async def page_of_users(tx: Tx, tenant_id: UUID, *, after: User | None, limit: int) -> list[User]:
+    query = (
+        select(users)
+        .where(users.c.tenant_id == tenant_id)
+        .order_by(users.c.created_at, users.c.id)
+        .limit(limit)
+    )
+    if after is not None:
+        at = users.c.created_at
+        later = or_(at > after.created_at, and_(at == after.created_at, users.c.id > after.id))
+        query = query.where(later)
+    return [_user(row) for row in await tx.execute(query)]
+
+
+async def update_user(
+    tx: Tx, tenant_id: UUID, user_id: UUID, values: Mapping[str, Any]
+) -> User | None:
+    statement = (
+        update(users)
+        .where(users.c.tenant_id == tenant_id, users.c.id == user_id)
+        .values(dict(values))
+        .returning(users)
+    )
+    found = (await tx.execute(statement)).first()
+    return _user(found) if found else None
+
+
+def _user(row: Row[Any]) -> User:
+    return User(**row._mapping)
+
+
+async def add_key(tx: Tx, row: Mapping[str, Any]) -> ApiKey:
+    found = await tx.execute(insert(api_keys).values(dict(row)).returning(api_keys))
+    return _key(found.one())
+
+
+_COLUMNS, _OF_OWNER = ([each.name for each in table.c] for table in (api_keys, tenants))
+_KEY_BY_HASH = PreparedStatement(
+    lambda tx: (
+        select(*api_keys.c, *(each.label(f"owner_{each.name}") for each in tenants.c))
+        .join(tenants, tenants.c.id == api_keys.c.tenant_id)
+        .where(api_keys.c.key_hash == bindparam("of_hash"))
+    )
+)
+
+
+async def key_by_hash(tx: Tx, key_hash: str) -> tuple[ApiKey, Tenant, str] | None:
+    """The key, its tenant, and the hash that it is kept as."""
+    found = await _KEY_BY_HASH.tuples(tx, {"of_hash": key_hash})
+    if not found:
+        return None
+    mine, owner = in_parts(found[0], _COLUMNS, _OF_OWNER)
+    return _key_of(mine), Tenant(**owner), mine["key_hash"]
+
+
+async def keys_of_user(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[ApiKey]:
+    query = (
+        select(api_keys)
+        .where(api_keys.c.tenant_id == tenant_id, api_keys.c.user_id == user_id)
+        .order_by(api_keys.c.created_at.desc(), api_keys.c.id)
+        .limit(limit)
+    )
+    return [_key(row) for row in await tx.execute(query)]
+
+
+async def count_valid_keys(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> int:
+    query = select(func.count()).where(
+        api_keys.c.tenant_id == tenant_id,
+        api_keys.c.user_id == user_id,
+        api_keys.c.revoked_at.is_(None),
+        or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > now),
+    )
+    return await tx.scalar(query) or 0
+
+
+async def get_key(tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID) -> ApiKey | None:
+    query = select(api_keys).where(
+        api_keys.c.tenant_id == tenant_id,
+        api_keys.c.user_id == user_id,
+        api_keys.c.id == key_id,
+    )
+    found = (await tx.execute(query)).first()
+    return _key(found) if found else None
+
+
+async def revoke_key(
+    tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID | None, now: datetime
+) -> int:
+    """How many were good until now; all of the user's if none is named."""
+    statement = update(api_keys).where(
+        api_keys.c.tenant_id == tenant_id,
+        api_keys.c.user_id == user_id,
+        api_keys.c.revoked_at.is_(None),
+    )
+    if key_id is not None:
+        statement = statement.where(api_keys.c.id == key_id)
+    ended = await tx.execute(statement.values(revoked_at=now).returning(api_keys.c.id))
+    return len(ended.all())
+
+
+async def delete_keys_of(tx: Tx, tenant_id: UUID) -> int:
+    statement = delete(api_keys).where(api_keys.c.tenant_id == tenant_id)
+    return len((await tx.execute(statement.returning(api_keys.c.id))).all())
+
+
+async def note_key_use(tx: Tx, key_id: UUID, now: datetime) -> None:
+    used = api_keys.c.last_used_at
+    await tx.execute(
+        update(api_keys)
+        .where(api_keys.c.id == key_id, or_(used.is_(None), used <= now - KEY_USE_NOTED_EVERY))
+        .values(last_used_at=now)
+    )
+
+
+def _key(row: Row[Any]) -> ApiKey:
+    return _key_of(row._mapping)
+
+
+def _key_of(row: Mapping[Any, Any]) -> ApiKey:
+    values = {name: value for name, value in row.items() if name != "key_hash"}
+    return ApiKey(**{**values, "scopes": frozenset(Scope(each) for each in values["scopes"])})
+
+
+OPERATORS_LISTED_MAX = 1000
+
+
+async def add_operator(tx: Tx, row: Mapping[str, Any]) -> Operator | None:
+    """None: the name is taken."""
+    added = await tx.execute(insert_if_new(tx, operators, [row]).returning(operators))
+    found = added.first()
+    return _operator(found) if found else None
+
+
+async def operator_by_hash(tx: Tx, key_hash: str) -> Operator | None:
+    found = (await tx.execute(select(operators).where(operators.c.key_hash == key_hash))).first()
+    return _operator(found) if found else None
+
+
+async def all_operators(tx: Tx) -> list[Operator]:
+    query = (
+        select(operators)
+        .order_by(operators.c.created_at, operators.c.id)
+        .limit(OPERATORS_LISTED_MAX)
+    )
+    return [_operator(row) for row in await tx.execute(query)]
+
+
+async def revoke_operator(tx: Tx, name: str, now: datetime) -> None:
+    good = update(operators).where(operators.c.name == name, operators.c.revoked_at.is_(None))
+    await tx.execute(good.values(revoked_at=now))
+
+
+async def operator_by_name(tx: Tx, name: str) -> Operator | None:
+    found = (await tx.execute(select(operators).where(operators.c.name == name))).first()
+    return _operator(found) if found else None
+
+
+async def note_operator_use(tx: Tx, operator_id: UUID, now: datetime) -> None:
+    used = operators.c.last_used_at
+    await tx.execute(
+        update(operators)
+        .where(
+            operators.c.id == operator_id,
+            or_(used.is_(None), used <= now - OPERATOR_USE_NOTED_EVERY),
+        )
+        .values(last_used_at=now)
+    )
+
+
+def _operator(row: Row[Any]) -> Operator:
+    values = {name: value for name, value in row._mapping.items() if name != "key_hash"}
+    return Operator(**{**values, "role": Role(values["role"])})
+
+
+async def get_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
+    found = (await tx.execute(select(wallets).where(_is(tenant_id, user_id)))).first()
+    return _wallet(found) if found else None
+
+
+_IS_BOUND = and_(
+    wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
+)
+# On PostgreSQL a change of nothing, which locks as well, and shows in the row's version.
+_LOCK_WALLET = PreparedStatement(
+    lambda tx: (
+        select(wallets).where(_IS_BOUND)
+        if is_sqlite(tx)
+        else update(wallets).where(_IS_BOUND).values(balance=wallets.c.balance).returning(wallets)
+    )
+)
+
+
+async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
+    found = await _LOCK_WALLET.first(tx, {"of_tenant": tenant_id, "of_user": user_id})
+    return TokenWallet(**found) if found else None
+
+
+async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> None:
+    row = {"tenant_id": tenant_id, "user_id": user_id, "balance": 0, "created_at": now}
+    await tx.execute(insert_if_new(tx, wallets, [row]))
+
+
+async def debit(
+    tx: Tx, tenant_id: UUID, user_id: UUID, amount: int, job_ids: Collection[UUID]
+) -> int | None:
+    """What is left; none if there was too little, or one of the jobs has its tokens already."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "amount_taken": amount}
+    if len(job_ids) == 1:
+        found = await _DEBIT.first(tx, {**values, "of_job": next(iter(job_ids))})
+        return found["balance"] if found else None
+    statement = debit_statement(is_one_of(tx, lines.c.job_id, job_ids))
+    left: int | None = (await tx.execute(statement, values)).scalar_one_or_none()
+    return left
+
+
+def version_of_wallet() -> ColumnElement[Any]:
+    """Of the bound wallet on PostgreSQL: another one after every change and every lock."""
+    return select(literal_column("token_wallets.xmin")).where(_IS_BOUND).scalar_subquery()
+
+
+def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
+    """In the UPDATE of a wallet: its version is still the one that was seen."""
+    return literal_column("token_wallets.xmin") == select(seen.c.version).scalar_subquery()
+
+
+def debit_statement(is_of_jobs: ColumnElement[bool]) -> Any:
+    """Takes `amount_taken` from a wallet that has as much, once for a job."""
+    reserved = select(lines.c.id).where(
+        lines.c.tenant_id == bindparam("of_tenant"),
+        is_of_jobs,
+        lines.c.type == TransactionType.JOB_RESERVE,
+    )
+    amount = bindparam("amount_taken", type_=BigInteger)
+    return (
+        update(wallets)
+        .where(_IS_BOUND, wallets.c.balance >= amount, ~reserved.exists())
+        .values(balance=wallets.c.balance - amount)
+        .returning(wallets.c.balance)
+    )
+
+
+_DEBIT = PreparedStatement(lambda tx: debit_statement(lines.c.job_id == bindparam("of_job")))
+
+
+async def credit(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
+    statement = (
+        update(wallets)
+        .where(_is(tenant_id, user_id))
+        .values(balance=wallets.c.balance + amount)
+        .returning(wallets.c.balance)
+    )
+    balance: int = (await tx.execute(statement)).scalar_one()
+    return balance
+
+
+_ADD_TRANSACTION = PreparedInsert(
+    lines,
+    (
+        "tenant_id",
+        "user_id",
+        "job_id",
+        "type",
+        "amount",
+        "provider_transaction_id",
+        "created_at",
+    ),
+    returning=[lines.c.id],
+)
+
+
+async def add_transaction(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many of them are new."""
+    whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
+    return len(await _ADD_TRANSACTION.add(tx, whole))
+
+
+def consumption(
+    tx: Tx, tenant_id: ColumnElement[Any], job_id: ColumnElement[Any], now: ColumnElement[Any]
+) -> Any:
+    """An INSERT of what was reserved for a job as spent, which may be a part of another statement."""
+    reserved = select(
+        lines.c.tenant_id,
+        lines.c.user_id,
+        lines.c.job_id,
+        literal(TransactionType.JOB_CONSUME),
+        literal(0),
+        now,
+    ).where(
+        lines.c.tenant_id == tenant_id,
+        lines.c.job_id == job_id,
+        lines.c.type == TransactionType.JOB_RESERVE,
+    )
+    columns = ["tenant_id", "user_id", "job_id", "type", "amount", "created_at"]
+    return insert_if_new(tx, lines).from_select(columns, reserved)
+
+
+_CONSUME = PreparedStatement(
+    lambda tx: consumption(
+        tx, bindparam("of_tenant"), bindparam("of_job"), bindparam("settled_at", type_=Moment)
+    )
+)
+
+
+def consume_call(tenant_id: UUID, job_id: UUID, now: datetime) -> StatementCall:
+    """Nothing happens to a job without a reservation, or that was settled before."""
+    return _CONSUME, {"of_tenant": tenant_id, "of_job": job_id, "settled_at": now}
+
+
+async def transaction_of_payment(
+    tx: Tx, tenant_id: UUID, provider_id: str
+) -> LedgerTransaction | None:
+    query = select(lines).where(
+        lines.c.tenant_id == tenant_id, lines.c.provider_transaction_id == provider_id
+    )
+    found = (await tx.execute(query)).first()
+    return _line(found) if found else None
+
+
+async def transactions_of_jobs(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], types: Collection[TransactionType]
+) -> list[LedgerTransaction]:
+    query = (
+        select(lines)
+        .where(
+            lines.c.tenant_id == tenant_id,
+            is_one_of(tx, lines.c.job_id, job_ids),
+            lines.c.type.in_(types),
+        )
+        .order_by(lines.c.id)
+    )
+    return [_line(row) for row in await tx.execute(query)]
+
+
+async def newest_transactions(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None, limit: int
+) -> list[LedgerTransaction]:
+    query = (
+        select(lines)
+        .where(lines.c.tenant_id == tenant_id, lines.c.user_id == user_id)
+        .order_by(lines.c.id.desc())
+        .limit(limit)
+    )
+    if before_id is not None:
+        query = query.where(lines.c.id < before_id)
+    return [_line(row) for row in await tx.execute(query)]
+
+
+async def unbalanced_wallets(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    """Wallets below zero or unlike their sum. One statement, and so one moment of both tables."""
+    sums = _sums().subquery()
+    total = func.coalesce(sums.c.total, 0)
+    query = (
+        select(wallets.c.tenant_id, wallets.c.user_id, wallets.c.balance, total.label("total"))
+        .outerjoin(
+            sums,
+            and_(wallets.c.tenant_id == sums.c.tenant_id, wallets.c.user_id == sums.c.user_id),
+        )
+        .where(or_(wallets.c.balance < 0, wallets.c.balance != total))
+    )
+    if tenant_id is not None:
+        query = query.where(wallets.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+async def transactions_without_wallet(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    there = select(wallets.c.balance).where(
+        wallets.c.tenant_id == lines.c.tenant_id, wallets.c.user_id == lines.c.user_id
+    )
+    query = _sums().where(~there.exists())
+    if tenant_id is not None:
+        query = query.where(lines.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
+    """Jobs settled more than once, without a reservation, or refunded otherwise than reserved."""
+    is_reserve = lines.c.type == TransactionType.JOB_RESERVE
+    is_refund = lines.c.type == TransactionType.JOB_REFUND
+    reserves = func.count().filter(is_reserve)
+    settled = func.count().filter(lines.c.type.in_(SETTLES))
+    reserved = func.coalesce(-func.sum(lines.c.amount).filter(is_reserve), 0)
+    refunded = func.coalesce(func.sum(lines.c.amount).filter(is_refund), 0)
+    query = (
+        select(
+            lines.c.tenant_id,
+            lines.c.job_id,
+            func.count(lines.c.user_id.distinct()).label("payers"),
+            reserves.label("reserves"),
+            settled.label("settled"),
+            reserved.label("reserved"),
+            refunded.label("refunded"),
+        )
+        .where(lines.c.job_id.is_not(None))
+        .group_by(lines.c.tenant_id, lines.c.job_id)
+        .having(
+            or_(
+                settled > 1,
+                reserves != 1,
+                func.count(lines.c.user_id.distinct()) > 1,
+                and_(refunded > 0, refunded != reserved),
+            )
+        )
+    )
+    if tenant_id is not None:
+        query = query.where(lines.c.tenant_id == tenant_id)
+    return list(await tx.execute(query))
+
+
+def _sums() -> Any:
+    total = func.sum(lines.c.amount).label("total")
+    return select(lines.c.tenant_id, lines.c.user_id, total).group_by(
+        lines.c.tenant_id, lines.c.user_id
+    )
+
+
+def _is(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
+    return and_(wallets.c.tenant_id == tenant_id, wallets.c.user_id == user_id)
+
+
+def _wallet(row: Row[Any]) -> TokenWallet:
+    return TokenWallet(**row._mapping)
+
+
+def _line(row: Row[Any]) -> LedgerTransaction:
+    return LedgerTransaction(**{**row._mapping, "type": TransactionType(row.type)})

@@ -1,0 +1,245 @@
+"""The token ledger: credit, reserve, consume, refund. Only the holder of a wallet's lock changes its balance."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.errors import Conflict, InsufficientTokens, LimitExceeded
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.driver import StatementCall
+from comfyfleet.server.tenants import store
+from comfyfleet.server.tenants.model import (
+    SETTLES,
+    Credited,
+    Fault,
+    JobLedgerFacts,
+    LedgerDrift,
+    LedgerTransaction,
+    Reserved,
+    Settlement,
+    TokenWallet,
+    TransactionType,
+    check_amount,
+    check_provider_id,
+    drifts_of_job,
+)
+
+JOBS_AT_ONCE_MAX = 1000
+TRANSACTIONS_PER_PAGE_MAX = 500
+ALREADY = "one of the jobs has its tokens reserved already"
+
+
+async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> TokenWallet:
+    """Until the transaction ends, nobody else reserves from it; made if the user has none."""
+    wallet = await store.lock_wallet(tx, tenant_id, user_id)
+    if wallet is None:
+        await store.open_wallet(tx, tenant_id, user_id, now)
+        wallet = await store.lock_wallet(tx, tenant_id, user_id)
+    assert wallet is not None  # noqa: S101  it was just made, and wallets are never removed
+    return wallet
+
+
+async def credit(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    amount: int,
+    provider_transaction_id: str,
+    *,
+    now: datetime,
+) -> Credited:
+    """A payment counts once: the same id again changes nothing, and another amount is refused."""
+    check_amount(amount, least=1)
+    check_provider_id(provider_transaction_id)
+    wallet = await lock_wallet(tx, tenant_id, user_id, now=now)
+    row = {
+        **_row(tenant_id, user_id, TransactionType.PAYMENT_CREDIT, amount, now),
+        "provider_transaction_id": provider_transaction_id,
+    }
+    if await store.add_transaction(tx, [row]):
+        return Credited(await store.credit(tx, tenant_id, user_id, amount), is_new=True)
+    paid = await store.transaction_of_payment(tx, tenant_id, provider_transaction_id)
+    if paid is None or paid.user_id != user_id:
+        raise Conflict(
+            "this payment was credited to another user's wallet", field="provider_transaction_id"
+        )
+    if paid.amount != amount:
+        raise Conflict(
+            f"this payment was credited before, with {paid.amount} tokens and not {amount}",
+            field="amount",
+            credited=paid.amount,
+        )
+    return Credited(wallet.balance, is_new=False)
+
+
+async def reserve(
+    tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, amount: int, *, now: datetime
+) -> Reserved:
+    """Takes the tokens out of the wallet; a job that has them already keeps what it has."""
+    taken = await _take(tx, tenant_id, user_id, {job_id: amount}, now)
+    if taken is not None:
+        return taken
+    found = await store.transactions_of_jobs(tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE])
+    left = await balance(tx, tenant_id, user_id)
+    if not found:
+        raise InsufficientTokens(required_tokens=amount, balance=left)
+    if found[0].user_id != user_id:
+        raise Conflict(f"another user pays for the job {job_id}")
+    return Reserved(-found[0].amount, left, is_new=False)
+
+
+async def reserve_all(
+    tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], *, now: datetime
+) -> Reserved:
+    """For new jobs, by id: all of them or none."""
+    if len(amounts) > JOBS_AT_ONCE_MAX:
+        raise LimitExceeded(f"tokens are reserved for at most {JOBS_AT_ONCE_MAX:,} jobs at once")
+    taken = await _take(tx, tenant_id, user_id, amounts, now)
+    if taken is not None:
+        return taken
+    priced = [job_id for job_id, amount in amounts.items() if amount]
+    if await store.transactions_of_jobs(tx, tenant_id, priced, [TransactionType.JOB_RESERVE]):
+        raise Conflict(ALREADY)
+    left = await balance(tx, tenant_id, user_id)
+    raise InsufficientTokens(required_tokens=sum(amounts.values()), balance=left)
+
+
+async def consume(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
+    """The job succeeded: what was reserved is spent. None if nothing was ever reserved."""
+    return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now)
+
+
+def consume_call(tenant_id: UUID, job_id: UUID, *, now: datetime) -> StatementCall:
+    """The same as `consume`, to be sent together with what else follows from the job's success."""
+    return store.consume_call(tenant_id, job_id, now)
+
+
+async def refund(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
+    """The job did not succeed: exactly what was reserved goes back. None if nothing ever was."""
+    return await _settle(tx, tenant_id, job_id, TransactionType.JOB_REFUND, now)
+
+
+async def balance(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    wallet = await store.get_wallet(tx, tenant_id, user_id)
+    return wallet.balance if wallet else 0
+
+
+async def transactions(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None = None, limit: int
+) -> list[LedgerTransaction]:
+    """The newest first; go on with `before_id` = the last one's id."""
+    return await store.newest_transactions(
+        tx, tenant_id, user_id, before_id=before_id, limit=min(limit, TRANSACTIONS_PER_PAGE_MAX)
+    )
+
+
+async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
+    """All that does not add up within the ledger, of one tenant or of the whole pool."""
+    drifts = [_of_wallet(row) for row in await store.unbalanced_wallets(tx, tenant_id)]
+    drifts += [
+        LedgerDrift(
+            Fault.NO_WALLET,
+            row.tenant_id,
+            row.user_id,
+            None,
+            f"transactions of {row.total} tokens in all, and no wallet",
+        )
+        for row in await store.transactions_without_wallet(tx, tenant_id)
+    ]
+    return drifts + [_of_job(row) for row in await store.unmatched_transactions(tx, tenant_id)]
+
+
+async def verify_jobs(tx: Tx, tenant_id: UUID, jobs: Sequence[JobLedgerFacts]) -> list[LedgerDrift]:
+    """Jobs against their transactions: an ended one is settled, and as it ended."""
+    if len(jobs) > JOBS_AT_ONCE_MAX:
+        raise LimitExceeded(f"at most {JOBS_AT_ONCE_MAX:,} jobs are checked at once")
+    found: dict[UUID, list[LedgerTransaction]] = {job.job_id: [] for job in jobs}
+    for line in await store.transactions_of_jobs(
+        tx, tenant_id, found.keys(), list(TransactionType)
+    ):
+        if line.job_id is not None:
+            found[line.job_id].append(line)
+    return [drift for job in jobs for drift in drifts_of_job(tenant_id, job, found[job.job_id])]
+
+
+async def _take(
+    tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], now: datetime
+) -> Reserved | None:
+    """None, and nothing written, if there is too little or a job has its tokens already."""
+    priced = {job_id: check_amount(amount, least=0) for job_id, amount in amounts.items()}
+    priced = {job_id: amount for job_id, amount in priced.items() if amount}
+    total = sum(priced.values())
+    if not priced:
+        return Reserved(0, await balance(tx, tenant_id, user_id), is_new=True)
+    left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
+    if left is None and await store.lock_wallet(tx, tenant_id, user_id):
+        # A payment may have come in between; under the lock the second answer is the last.
+        left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
+    if left is None:
+        return None
+    rows = [
+        {**_row(tenant_id, user_id, TransactionType.JOB_RESERVE, -amount, now), "job_id": job_id}
+        for job_id, amount in priced.items()
+    ]
+    if await store.add_transaction(tx, rows) != len(rows):
+        raise Conflict(ALREADY)
+    return Reserved(total, left, is_new=True)
+
+
+async def _settle(
+    tx: Tx, tenant_id: UUID, job_id: UUID, wanted: TransactionType, now: datetime
+) -> Settlement | None:
+    reserves = await store.transactions_of_jobs(
+        tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE]
+    )
+    if not reserves:
+        return None
+    user_id, reserved = reserves[0].user_id, -reserves[0].amount
+    gives = wanted is TransactionType.JOB_REFUND
+    if gives:
+        await store.lock_wallet(tx, tenant_id, user_id)
+    row = _row(tenant_id, user_id, wanted, reserved if gives else 0, now)
+    if not await store.add_transaction(tx, [{**row, "job_id": job_id}]):
+        earlier = await store.transactions_of_jobs(tx, tenant_id, [job_id], SETTLES)
+        return Settlement(earlier[0].type, user_id, reserved, is_new=False)
+    if gives:
+        await store.credit(tx, tenant_id, user_id, reserved)
+    return Settlement(wanted, user_id, reserved, is_new=True)
+
+
+def _row(
+    tenant_id: UUID, user_id: UUID, kind: TransactionType, amount: int, now: datetime
+) -> dict[str, Any]:
+    return {
+        "tenant_id": tenant_id,
+        "user_id": user_id,
+        "type": kind,
+        "amount": amount,
+        "created_at": now,
+    }
+
+
+def _of_wallet(row: Any) -> LedgerDrift:
+    if row.balance < 0:
+        fault, says = Fault.NEGATIVE, f"the balance is {row.balance}"
+    else:
+        fault = Fault.BALANCE
+        says = f"the balance is {row.balance}, and the transactions add up to {row.total}"
+    return LedgerDrift(fault, row.tenant_id, row.user_id, None, says)
+
+
+def _of_job(row: Any) -> LedgerDrift:
+    if row.reserves != 1:
+        fault, says = (
+            Fault.NOT_RESERVED,
+            f"{row.reserves} reservations, settled {row.settled} times",
+        )
+    elif row.settled > 1:
+        fault, says = Fault.SETTLED_TWICE, f"settled {row.settled} times"
+    elif row.payers > 1:
+        fault, says = Fault.AMOUNT, "the transactions of one job are in several wallets"
+    else:
+        fault = Fault.AMOUNT
+        says = f"{row.reserved} tokens were reserved and {row.refunded} refunded"
+    return LedgerDrift(fault, row.tenant_id, None, row.job_id, says)

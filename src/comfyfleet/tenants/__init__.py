@@ -1,1 +1,0 @@
-"""Who owns jobs, and in which pool they live."""

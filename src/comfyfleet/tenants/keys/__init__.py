@@ -1,1 +1,0 @@
-"""API keys: who calls, and what they may."""

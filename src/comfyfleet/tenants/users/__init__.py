@@ -1,1 +1,0 @@
-"""The people of a tenant, in the tenant's own database."""

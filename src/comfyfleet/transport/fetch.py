@@ -1,0 +1,278 @@
+"""An HTTP client for customers' URLs, safe against SSRF: each name is resolved once, its addresses checked and
+called as checked; downloads are limited in size, time, redirects and by what the file really is."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+from comfyfleet.errors import InputUnavailable, LimitExceeded
+from comfyfleet.transport.public_url import (
+    USUAL_PORTS,
+    Address,
+    PublicUrl,
+    is_public,
+    parse_address,
+    parse_public_url,
+    redirect_target,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+ADDRESSES_MAX = 32
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """By the system's resolver, which also reads such spellings of an address as 0x7f.1."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return [str(address[0]) for *_, address in found]
+
+
+class PublicHttpClient:
+    """The one way out of the control plane to where somebody else says."""
+
+    def __init__(
+        self,
+        *,
+        resolver: Resolver = resolve_host,
+        transport: "httpx.AsyncBaseTransport | None" = None,
+        ports: frozenset[int] | None = USUAL_PORTS,
+        user_agent: str = "comfyfleet",
+    ) -> None:
+        self.ports = ports
+        self._resolver = resolver
+        self._transport = transport
+        self._user_agent = user_agent
+
+    @cached_property
+    def _client(self) -> "httpx.AsyncClient":
+        """Made for the first request: it and the system's certificates take memory, and time at the
+        start, and many control planes never call anybody."""
+        import httpx
+
+        return httpx.AsyncClient(
+            transport=self._transport or _transport(_trusted()),
+            # A proxy from the environment would look the name up again, and go where it pleases.
+            trust_env=False,
+            follow_redirects=False,
+            headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"},
+            timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+        )
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        target: PublicUrl,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> "AsyncIterator[httpx.Response]":
+        """The answer as it begins; a redirect is an answer like others."""
+        import httpx
+
+        address = await self._address_of(target)
+        # A name in the certificate is asked for by the host's name, not by the address.
+        extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
+        request = self._client.build_request(
+            method,
+            target.at(address),
+            headers={**(headers or {}), "Host": target.authority},
+            content=content,
+            extensions=extensions,
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise _unavailable(f"{target.host} did not answer", error) from error
+        try:
+            # One host's cookies are no other's, and all of them are nobody's of ours.
+            self._client.cookies.clear()
+            yield response
+        except httpx.HTTPError as error:
+            raise _unavailable(f"{target.host} broke off", error) from error
+        finally:
+            await response.aclose()
+
+    async def refuse_private(self, target: PublicUrl) -> None:
+        """InputUnavailable if it leads into a network of ours. A name that nobody knows yet may do
+        later: it is looked up again at each call."""
+        if await self._addresses_of(target):
+            await self._address_of(target)
+
+    async def aclose(self) -> None:
+        if "_client" in self.__dict__:
+            await self._client.aclose()
+
+    async def _address_of(self, target: PublicUrl) -> Address:
+        """One private address among several is enough to refuse: the next call might get that one."""
+        found = [parse_address(text) for text in await self._addresses_of(target)]
+        if not found:
+            raise InputUnavailable(f"the host {target.host} can't be found", field="url")
+        public = [each for each in found if each is not None and is_public(each)]
+        if len(public) < len(found):
+            raise InputUnavailable(f"the host {target.host} has no public address", field="url")
+        return public[0]
+
+    async def _addresses_of(self, target: PublicUrl) -> Sequence[str]:
+        """None if nobody knows the name."""
+        literal = parse_address(target.host)
+        texts = [target.host] if literal else await self._resolver(target.host, target.port)
+        return texts[:ADDRESSES_MAX]
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read once: the system's certificates are hundreds."""
+    return ssl.create_default_context()
+
+
+def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
+    """Without keep-alive: connections are pooled by address, and a certificate that was checked for
+    one name would serve every other name at the same address."""
+    import httpx
+
+    return httpx.AsyncHTTPTransport(
+        verify=trusted, limits=httpx.Limits(max_keepalive_connections=0)
+    )
+
+
+def _unavailable(says: str, error: Exception) -> InputUnavailable:
+    return InputUnavailable(f"{says} ({type(error).__name__})", field="url")
+
+
+REDIRECTS_MAX = 5
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+CHUNK_BYTES = 64 * 1024
+HEAD_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    max_bytes: int
+    total_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedSource:
+    """A file that has begun to arrive. `chunks` can be read once, and only while it is open."""
+
+    media_type: str
+    size: int | None  # as announced
+    filename: str
+    chunks: AsyncIterator[bytes]
+
+
+class Fetcher:
+    """`media_type_of` tells what the first bytes are, or none, and then nothing is fetched."""
+
+    def __init__(
+        self, outward: PublicHttpClient, *, media_type_of: Callable[[bytes], str | None]
+    ) -> None:
+        self._outward = outward
+        self._media_type_of = media_type_of
+
+    @asynccontextmanager
+    async def open(self, url: str, limits: FetchLimits) -> AsyncIterator[FetchedSource]:
+        """All of it within the limits, the reading by whoever opened it included."""
+        try:
+            async with (
+                asyncio.timeout(limits.total_seconds),
+                self._arriving(url) as (
+                    target,
+                    response,
+                ),
+            ):
+                yield await self._source(target, response, limits)
+        except TimeoutError:
+            raise InputUnavailable(
+                f"the file did not arrive within {limits.total_seconds:g} seconds", field="url"
+            ) from None
+
+    @asynccontextmanager
+    async def _arriving(self, url: str) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
+        """Each hop is looked up and checked like the first."""
+        target = parse_public_url(url, ports=self._outward.ports)
+        for _ in range(REDIRECTS_MAX + 1):
+            async with self._outward.request("GET", target) as response:
+                if response.status_code not in REDIRECTS:
+                    _check_answer(target, response)
+                    yield target, response
+                    return
+                location = response.headers.get("Location", "")
+            target = redirect_target(target, location, ports=self._outward.ports)
+        raise InputUnavailable(f"more than {REDIRECTS_MAX} redirects", field="url")
+
+    async def _source(
+        self, target: PublicUrl, response: "httpx.Response", limits: FetchLimits
+    ) -> FetchedSource:
+        announced = response.headers.get("Content-Length", "")
+        size = int(announced) if announced.isdecimal() else None
+        if size is not None and size > limits.max_bytes:
+            raise _too_large(limits)
+        chunks = _limited(response.aiter_raw(CHUNK_BYTES), limits)
+        head = await _head(chunks)
+        media_type = self._media_type_of(head)
+        if media_type is None:
+            raise InputUnavailable("the URL leads to no media that we know", field="url")
+        return FetchedSource(media_type, size, _filename(target), _joined(head, chunks))
+
+
+def _check_answer(target: PublicUrl, response: "httpx.Response") -> None:
+    if response.status_code != 200:
+        raise InputUnavailable(f"{target.host} answered {response.status_code}", field="url")
+    # Asked for as it is: what unpacks to more than was counted is not accepted.
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InputUnavailable(f"{target.host} sent the file packed", field="url")
+
+
+async def _limited(chunks: AsyncIterator[bytes], limits: FetchLimits) -> AsyncIterator[bytes]:
+    total = 0
+    async for chunk in chunks:
+        total += len(chunk)
+        if total > limits.max_bytes:
+            raise _too_large(limits)
+        yield chunk
+
+
+async def _head(chunks: AsyncIterator[bytes]) -> bytes:
+    head = b""
+    while len(head) < HEAD_BYTES:
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            break
+        head += chunk
+    return head
+
+
+async def _joined(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
+    async for chunk in chunks:
+        yield chunk
+
+
+def _filename(target: PublicUrl) -> str:
+    """For show only; keys are made by `files`, which lets no name become a path."""
+    return target.path.partition("?")[0].rpartition("/")[2] or "file"
+
+
+def _too_large(limits: FetchLimits) -> LimitExceeded:
+    return LimitExceeded(
+        f"the file at the URL has more than {limits.max_bytes:,} bytes",
+        field="url",
+        max_bytes=limits.max_bytes,
+    )

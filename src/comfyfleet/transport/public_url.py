@@ -1,0 +1,126 @@
+"""Parses customers' URLs and refuses those that lead into a private network. Pure."""
+
+import ipaddress
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from typing import TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+from comfyfleet.errors import InvalidInput
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# What the standard library calls global, or called so in some version, and is nobody's server.
+_NOT_V4 = tuple(
+    ipaddress.IPv4Network(each)
+    for each in (
+        "0.0.0.0/8",
+        "168.63.129.16/32",  # what every machine on Azure reaches its own host by
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+_NOT_V6 = tuple(
+    ipaddress.IPv6Network(each)
+    # Tunnels (Teredo and others, 6to4) end at a v4 address of the sender's choice.
+    for each in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def parse_address(text: str) -> Address | None:
+    """None if it is no address. A zone (`fe80::1%eth0`) is no public address's."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def is_public(address: Address) -> bool:
+    """A server on the internet. What is not surely public is not."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global and not any(address in each for each in _NOT_V4)
+    inside = _v4_inside(address)
+    if inside is not None:
+        return is_public(inside)
+    is_unicast = address in _GLOBAL_V6 and not any(address in each for each in _NOT_V6)
+    return is_unicast and address.is_global and not address.scope_id
+
+
+def _v4_inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The address that a packet to this one would reach in the end."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+
+
+URL_CHARACTERS_MAX = 4000
+PORTS = {"http": 80, "https": 443}
+USUAL_PORTS = frozenset(PORTS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PublicUrl:
+    scheme: str
+    host: str  # as it is written in Host and in the certificate
+    port: int
+    path: str  # with the query
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    def at(self, address: Address) -> str:
+        """The same, by the address that was looked up: nothing is looked up a second time."""
+        host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) -> PublicUrl:
+    """`ports` None: any."""
+    if len(url) > URL_CHARACTERS_MAX:
+        raise _refused(f"it has more than {URL_CHARACTERS_MAX:,} characters")
+    if any(character <= " " or character == "\\" for character in url) or not url.isprintable():
+        raise _refused("it holds a space, a backslash or a control character")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _refused("it can't be read") from None
+    if parts.scheme not in PORTS:
+        raise _refused("it must begin with https:// or http://")
+    if not host or "@" in parts.netloc or "%" in host:
+        raise _refused("it needs a host, and no user name or zone")
+    number = PORTS[parts.scheme] if port is None else port
+    if ports is not None and number not in ports:
+        raise _refused(f"the port must be one of {', '.join(map(str, sorted(ports)))}")
+    path = parts.path or "/"
+    query = f"?{parts.query}" if parts.query else ""
+    return PublicUrl(parts.scheme, _ascii(host), number, f"{path}{query}")
+
+
+def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:
+    """Where a redirect leads; never from https back to http."""
+    found = parse_public_url(urljoin(target.url, location), ports=ports)
+    if target.scheme == "https" and found.scheme == "http":
+        raise _refused("it leads from https to http")
+    return found
+
+
+def _ascii(host: str) -> str:
+    try:
+        return host.encode("idna").decode() if not host.isascii() else host
+    except UnicodeError:
+        raise _refused("its host is no name") from None
+
+
+def _refused(why: str) -> InvalidInput:
+    return InvalidInput(f"the URL can't be used: {why}", field="url")

@@ -1,1 +1,0 @@
-"""What is kept and for how long: retention, erasing, leftovers, and whether the books add up."""

@@ -1,1 +1,0 @@
-"""Customers' own servers, told what became of their jobs."""

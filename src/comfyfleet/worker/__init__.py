@@ -1,0 +1,1 @@
+"""The worker beside a backend: polls for jobs, runs one lease at a time, sends heartbeats and repairs its backend."""

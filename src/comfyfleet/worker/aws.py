@@ -1,0 +1,512 @@
+"""EC2 around a worker: its metadata service, spot and rebalance notices, and scale-in protection in an
+auto-scaling group.
+
+Only what answers to the PUT for a session key is taken for EC2. Other clouds and captive portals also listen on
+the link-local address, and must not be able to tell a worker to stop. Workers that share a machine agree
+through locks in the folder `shared`: the last one to fall idle lets it go."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import httpx
+
+from comfyfleet.errors import install_line
+
+ENDPOINT = "http://169.254.169.254"
+ENDPOINT_V6 = "http://[fd00:ec2::254]"
+KEY_SECONDS = 21_600  # the longest that the service gives
+RENEW_BEFORE_SECONDS = 300
+METADATA_CONNECT_SECONDS_MAX = 1.0
+METADATA_ANSWER_SECONDS_MAX = 3.0
+ANSWER_BYTES_MAX = 65_536
+
+
+class MetadataUnavailable(Exception):
+    """The service isn't there, or doesn't answer as it should."""
+
+
+def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
+    """Where the service is, by the variables that AWS's own clients read; None: switched off."""
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return None
+    if given := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip():
+        return given.rstrip("/")
+    is_v6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
+    return ENDPOINT_V6 if is_v6 else ENDPOINT
+
+
+class InstanceMetadata:
+    """Reads one value at a time; asks for a session key when it has none, or an old one."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        key_seconds: int = KEY_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # No proxy: the address is this machine's own.
+        self._client = httpx.AsyncClient(
+            trust_env=False,
+            timeout=httpx.Timeout(
+                METADATA_ANSWER_SECONDS_MAX, connect=METADATA_CONNECT_SECONDS_MAX
+            ),
+        )
+        self._base = f"{endpoint}/latest"
+        self._key_seconds = key_seconds
+        self._monotonic = monotonic
+        self._key = ""
+        self._renew_at = float("-inf")
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def get(self, path: str) -> str | None:
+        """The value under `meta-data/`; None: there is none. Raises MetadataUnavailable."""
+        status, text = await self._read(path)
+        if status == 401:
+            # The service was restarted, or our clock ran slower than its own.
+            self._renew_at = float("-inf")
+            status, text = await self._read(path)
+        if status == 404:
+            return None
+        if status != 200:
+            raise MetadataUnavailable(f"{path} was answered with {status}")
+        return text
+
+    async def _read(self, path: str) -> tuple[int, str]:
+        headers = {"X-aws-ec2-metadata-token": await self._current_key()}
+        return await self._ask("GET", f"{self._base}/meta-data/{path}", headers)
+
+    async def _current_key(self) -> str:
+        now = self._monotonic()
+        if now < self._renew_at:
+            return self._key
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._key_seconds)}
+        status, text = await self._ask("PUT", f"{self._base}/api/token", headers)
+        if status != 200 or not _is_header_value(text):
+            raise MetadataUnavailable(f"no session key was given ({status})")
+        self._key = text
+        self._renew_at = now + self._key_seconds - min(RENEW_BEFORE_SECONDS, self._key_seconds / 2)
+        return self._key
+
+    async def _ask(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        try:
+            async with self._client.stream(method, url, headers=headers) as answer:
+                received = b""
+                async for part in answer.aiter_bytes():
+                    received += part
+                    if len(received) > ANSWER_BYTES_MAX:
+                        raise MetadataUnavailable(
+                            f"the answer is longer than {ANSWER_BYTES_MAX} bytes"
+                        )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise MetadataUnavailable(f"{type(error).__name__}: {error}") from error
+        return answer.status_code, received.decode(errors="replace")
+
+
+def _is_header_value(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+# Not on EC2, as far as can be seen: a machine may also be quicker than its metadata service.
+ABSENT_LOOK_SECONDS = 60.0
+ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
+NoticeKind: TypeAlias = Literal["spot", "rebalance"]
+MetadataContact: TypeAlias = Literal["unknown", "absent", "there", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpotNotice:
+    """`at`: when the machine goes, where that is told; rebalance advice has no such moment."""
+
+    kind: NoticeKind
+    at: datetime | None = None
+
+
+class SpotWatch:
+    """Looks at the metadata service until it is closed; never raises because of an answer."""
+
+    def __init__(
+        self,
+        metadata: InstanceMetadata,
+        *,
+        look_seconds: float = LOOK_SECONDS,
+        absent_look_seconds: float = ABSENT_LOOK_SECONDS,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._metadata = metadata
+        self._look_seconds = look_seconds
+        self._absent_look_seconds = absent_look_seconds
+        self._pause = pause
+        self._contact: MetadataContact = "unknown"
+        self._unread: set[str] = set()
+
+    async def notices(self) -> AsyncIterator[SpotNotice]:
+        """Each notice once; a spot notice again when its time has changed."""
+        told: set[SpotNotice] = set()
+        while True:
+            for notice in await self._look():
+                if notice not in told:
+                    told.add(notice)
+                    yield notice
+            is_ec2 = self._contact in ("there", "lost")
+            await self._pause(self._look_seconds if is_ec2 else self._absent_look_seconds)
+
+    async def _look(self) -> tuple[SpotNotice, ...]:
+        try:
+            found = (
+                self._read(ACTION, await self._metadata.get(ACTION), parse_action),
+                self._read(REBALANCE, await self._metadata.get(REBALANCE), parse_rebalance),
+            )
+        except MetadataUnavailable as error:
+            self._note_absent(error)
+            return ()
+        self._note_present()
+        return tuple(notice for notice in found if notice)
+
+    def _read(
+        self, path: str, text: str | None, parse: Callable[[str], SpotNotice | None]
+    ) -> SpotNotice | None:
+        if text is None:
+            self._unread.discard(path)
+            return None
+        notice = parse(text)
+        if notice is None and path not in self._unread:
+            self._unread.add(path)
+            logger.warning("EC2 metadata: %s can't be read: %.200r", path, text)
+        return notice
+
+    def _note_absent(self, error: MetadataUnavailable) -> None:
+        if self._contact == "there":
+            logger.warning("EC2 metadata don't answer any more, still asking: %s", error)
+            self._contact = "lost"
+        elif self._contact == "unknown":
+            logger.info("no EC2 metadata here, so no spot notices: %s", error)
+            self._contact = "absent"
+
+    def _note_present(self) -> None:
+        if self._contact != "there":
+            logger.info("watching EC2 metadata for spot notices")
+            self._contact = "there"
+
+
+def parse_action(text: str) -> SpotNotice | None:
+    """`{"action": "terminate", "time": "…Z"}`. Whatever the action, the machine stops working."""
+    found = _mapping(text)
+    action = found.get("action")
+    if not isinstance(action, str) or action in ("", "none"):
+        return None
+    return SpotNotice("spot", _moment(found.get("time")))
+
+
+def parse_rebalance(text: str) -> SpotNotice | None:
+    """`{"noticeTime": "…Z"}`: when the advice was given, which is no deadline."""
+    return SpotNotice("rebalance") if _moment(_mapping(text).get("noticeTime")) else None
+
+
+def _mapping(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _moment(value: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return moment and _in_utc(moment)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Without a zone it is meant as UTC, as everything there."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+TURN_SECONDS_MAX = 15.0
+TURN_LOOK_SECONDS = 0.05
+BUSY_SUFFIX = ".busy"
+
+
+class HostLocks:
+    """Files in a shared folder, locked while their worker is busy: a lock ends with its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = folder / f"{os.getpid()}-{id(self)}{BUSY_SUFFIX}"
+        self._held: int | None = None
+
+    def mark_busy(self) -> None:
+        if self._held is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._held = _locked(self._own)
+
+    def unmark(self) -> None:
+        if self._held is not None:
+            self._own.unlink(missing_ok=True)
+            os.close(self._held)
+            self._held = None
+
+    def others_are_busy(self) -> bool:
+        return any(
+            _is_locked(path) for path in self._folder.glob(f"*{BUSY_SUFFIX}") if path != self._own
+        )
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """One at a time looks at the others and speaks, so that the last word is about all of them.
+
+        Who waits too long goes on all the same: a hung neighbour is no reason to be silent.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock: int | None = None
+        for _ in range(int(TURN_SECONDS_MAX / TURN_LOOK_SECONDS)):
+            if (lock := _locked(self._folder / "turn")) is not None:
+                break
+            await asyncio.sleep(TURN_LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the file's lock; None: somebody else does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if not _lock(descriptor):
+            return True
+        path.unlink(missing_ok=True)  # left by one that was killed
+        return False
+    finally:
+        os.close(descriptor)
+
+
+if sys.platform == "win32":
+
+    def _lock(descriptor: int) -> bool:
+        """There, each worker speaks for itself."""
+        return True
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+# Between two jobs a worker is idle for a moment; AWS need not hear of that.
+IDLE_SECONDS = 30.0
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 5.0, 300.0
+CLOSE_SECONDS_MAX = 5.0
+CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
+
+
+class AwsCallFailed(Exception):
+    """A call to AWS failed; it will be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingGroupMember:
+    """This instance in its group. `client` is boto3's for autoscaling."""
+
+    client: Any
+    instance_id: str
+    group: str
+
+    async def protect(self, protected: bool) -> None:
+        await _call_aws(
+            self.client.set_instance_protection,
+            InstanceIds=[self.instance_id],
+            AutoScalingGroupName=self.group,
+            ProtectedFromScaleIn=protected,
+        )
+
+
+async def find_group_member(
+    metadata: InstanceMetadata, environ: Mapping[str, str]
+) -> ScalingGroupMember | None:
+    """None: not on EC2, without boto3, or in no auto-scaling group. Raises AwsCallFailed."""
+    try:
+        instance_id = await metadata.get("instance-id")
+        if not instance_id:
+            return None
+        region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        region = region or await metadata.get("placement/region")
+    except MetadataUnavailable:
+        return None
+    client = await _open_client(region)
+    if client is None:
+        return None
+    answer = await _call_aws(client.describe_auto_scaling_instances, InstanceIds=[instance_id])
+    for found in answer["AutoScalingInstances"]:
+        logger.info(
+            "scale-in protection in the auto-scaling group %s", found["AutoScalingGroupName"]
+        )
+        return ScalingGroupMember(client, instance_id, found["AutoScalingGroupName"])
+    logger.info("%s is in no auto-scaling group: no scale-in protection", instance_id)
+    return None
+
+
+async def _open_client(region: str | None) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ModuleNotFoundError:
+        logger.info("no scale-in protection: %s", install_line("aws"))
+        return None
+    config = Config(
+        connect_timeout=CONNECT_SECONDS_MAX,
+        read_timeout=ANSWER_SECONDS_MAX,
+        retries={"total_max_attempts": 1},  # we retry ourselves, with what is wanted by then
+    )
+    return await _call_aws(boto3.client, "autoscaling", region_name=region, config=config)
+
+
+async def _call_aws(call: Callable[..., Any], *arguments: object, **named: object) -> Any:
+    """In a thread, because boto3 blocks."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return await asyncio.to_thread(call, *arguments, **named)
+    except (BotoCoreError, ClientError) as error:
+        raise AwsCallFailed(str(error)) from error
+
+
+class ScaleInProtection:
+    """Say `busy` or `idle` at any time; `run` brings AWS in line, sooner or later."""
+
+    def __init__(
+        self,
+        metadata: InstanceMetadata,
+        environ: Mapping[str, str],
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS_MIN,
+        shared: Path | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._find = partial(find_group_member, metadata, environ)
+        self._shared = shared or Path(tempfile.gettempdir())
+        self._idle_seconds = idle_seconds
+        self._retry_seconds = retry_seconds
+        self._monotonic = monotonic
+        self._member: ScalingGroupMember | None = None
+        self._neighbours: HostLocks | None = None
+        self._is_busy = False
+        self._idle_since = monotonic()
+        self._said: bool | None = None  # what AWS knows; None: nobody knows
+        self._changed = asyncio.Event()
+
+    def busy(self) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            self._changed.set()
+
+    def idle(self) -> None:
+        if self._is_busy:
+            self._is_busy = False
+            self._idle_since = self._monotonic()
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Ends where there is nothing to protect; else goes on until it is cancelled."""
+        retries = _back_off(self._retry_seconds)
+        while True:
+            try:
+                if self._member is None and not await self._is_found():
+                    return
+                await self._follow()
+            except (AwsCallFailed, OSError) as error:
+                logger.warning("scale-in protection can't be set now: %s", error)
+                await asyncio.sleep(next(retries))
+            else:
+                retries = _back_off(self._retry_seconds)
+
+    async def close(self) -> None:
+        """A worker that leaves no longer needs its machine. Call it when `run` has been stopped."""
+        self._is_busy = False
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS_MAX):
+                await self._say(protected=False)
+        except (AwsCallFailed, OSError) as error:  # a timeout is an OSError, too
+            logger.warning("scale-in protection could not be switched off: %s", error)
+
+    async def _is_found(self) -> bool:
+        self._member = await self._find()
+        if self._member is None:
+            return False
+        self._neighbours = HostLocks(self._shared / f"comfyfleet-{self._member.instance_id}")
+        return True
+
+    async def _follow(self) -> None:
+        """One step: wait for a change, or for its time, or tell AWS."""
+        self._changed.clear()
+        wait_seconds = self._seconds_until_due()
+        if wait_seconds == 0:
+            await self._say(protected=self._is_busy)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                await self._changed.wait()
+
+    def _seconds_until_due(self) -> float | None:
+        """None: AWS knows all there is to know."""
+        if self._said is self._is_busy:
+            return None
+        if self._is_busy:
+            return 0
+        return max(0.0, self._idle_since + self._idle_seconds - self._monotonic())
+
+    async def _say(self, *, protected: bool) -> None:
+        if self._member is None or self._neighbours is None or self._said is protected:
+            return
+        self._said = None
+        if protected:
+            self._neighbours.mark_busy()
+        async with self._neighbours.turn():
+            if protected or not self._neighbours.others_are_busy():
+                await self._member.protect(protected)
+            if not protected:
+                self._neighbours.unmark()
+        self._said = protected
+
+
+def _back_off(seconds: float) -> Iterator[float]:
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, RETRY_SECONDS_MAX)

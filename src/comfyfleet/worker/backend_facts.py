@@ -1,0 +1,74 @@
+"""What a backend is and has, as the control plane wants to know it. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from blake3 import blake3
+
+from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX, BackendFacts
+from comfyfleet.comfy import Description
+
+MODEL_ENDINGS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".pkl")
+ENGINE_ARGUMENTS = ["comfyfleet engine"]
+
+
+def backend_facts(description: Description, *, is_cloud: bool = False) -> BackendFacts:
+    gpus = [device for device in description.devices if device.kind != "cpu"]
+    object_info = description.object_info
+    data = object_info_bytes(object_info)
+    is_small = len(data) <= OBJECT_INFO_BYTES_MAX
+    return BackendFacts(
+        kind="Comfy Cloud" if is_cloud else _kind(description.system_stats),
+        version=description.version,
+        gpu=gpus[0].name if gpus else None,
+        gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
+        node_types=tuple(sorted(object_info)),
+        model_files=dict(_model_files(object_info)),
+        object_info_hash=blake3(data).hexdigest(),
+        object_info_size=len(data) if is_small else None,
+    )
+
+
+def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
+    """The same bytes for the same content."""
+    text = json.dumps(object_info, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def _kind(system_stats: Mapping[str, Any]) -> str:
+    system = system_stats.get("system")
+    arguments = system.get("argv") if isinstance(system, Mapping) else None
+    return "comfyfleet engine" if arguments == ENGINE_ARGUMENTS else "ComfyUI"
+
+
+def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Of inputs that offer a choice of files with weights in them, or might if there were any."""
+    for class_type, name, spec in input_specs(object_info):
+        choices = file_choices(spec)
+        files = tuple(choice for choice in choices or () if is_model_file(choice))
+        if files or choices == []:
+            yield f"{class_type}.{name}", files
+
+
+def input_specs(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
+    """Node type, input and declaration of every input; what has another shape is left out."""
+    for class_type, declared in sorted(object_info.items()):
+        inputs = declared.get("input") if isinstance(declared, Mapping) else None
+        for group in ("required", "optional"):
+            specs = inputs.get(group) if isinstance(inputs, Mapping) else None
+            for name, spec in (specs if isinstance(specs, Mapping) else {}).items():
+                if isinstance(spec, list) and spec:
+                    yield class_type, name, spec
+
+
+def file_choices(spec: list[Any]) -> list[Any] | None:
+    """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`; None: it is no such list."""
+    if isinstance(spec[0], list):
+        return spec[0]
+    options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None
+    return options if isinstance(options, list) else None
+
+
+def is_model_file(choice: Any) -> bool:
+    return isinstance(choice, str) and choice.lower().endswith(MODEL_ENDINGS)

@@ -1,0 +1,235 @@
+"""The HTTP client of a worker for the control plane: seven calls."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from comfyfleet.api.values import Message
+from comfyfleet.api.worker import (
+    Complete,
+    Completed,
+    Deregister,
+    Done,
+    Fail,
+    Heartbeat,
+    HeartbeatAnswer,
+    Poll,
+    Polled,
+    Register,
+    Registered,
+    Requeue,
+)
+from comfyfleet.comfy.calls import Runtime, describe_network_error
+from comfyfleet.errors import (
+    Conflict,
+    FleetError,
+    FleetFull,
+    InvalidInput,
+    LeaseLost,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+    WorkerRevoked,
+)
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+POLL_GRACE_SECONDS = 15.0
+# Shorter than what servers commonly keep idle connections for: they would be closed under us.
+KEEP_ALIVE_SECONDS = 4.0
+DEREGISTER_ATTEMPTS_MAX = 4
+SNIPPET_CHARACTERS_MAX = 500
+# What may be answered differently the next time.
+RETRYABLE_STATUSES = frozenset({408, 425, 429})
+# Others are about one job: what holds it up, a pool of tenants that is down, may hold up no other.
+ENDPOINTS_WITHOUT_JOB = frozenset({"register", "poll", "deregister"})
+
+FinalReport: TypeAlias = Complete | Fail | Requeue
+REPORT_ENDPOINTS: Mapping[type[Message], str] = {
+    Complete: "complete",
+    Fail: "fail",
+    Requeue: "requeue",
+}
+Answer = TypeVar("Answer", bound=Message)
+
+
+class ControlClient:
+    """`key` is what register gave; a call without it, or with a dead one, raises Unauthenticated,
+    and WorkerRevoked if an operator has sent this worker away.
+
+    All calls raise Unavailable when nobody answered as a control plane does.
+    """
+
+    def __init__(self, url: str, *, key: str | None = None, runtime: Runtime | None = None) -> None:
+        self.key = key
+        self._url = url.rstrip("/")
+        self._is_away = False
+        self._around = runtime or Runtime()
+        self._client = httpx.AsyncClient(
+            base_url=f"{url.rstrip('/')}/api/worker",
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS),
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def register(self, message: Register, secret: str) -> Registered:
+        """Raises Unauthenticated, InvalidInput, Conflict (the id is taken), FleetFull."""
+        headers = {"X-Fleet-Secret": secret}
+        registered = await self._ask("register", message, Registered, headers)
+        self.key = registered.token
+        return registered
+
+    async def poll(self, message: Poll) -> Polled:
+        seconds = message.wait_seconds + POLL_GRACE_SECONDS
+        return await self._ask("poll", message, Polled, self._bearer(), _timeout(seconds))
+
+    async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
+        """Raises LeaseLost."""
+        http_timeout = _timeout(message.wait_seconds + ANSWER_SECONDS)
+        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), http_timeout)
+
+    async def end(self, report: FinalReport) -> Completed:
+        """Says it until it is answered, however long that takes: the result is made and paid for.
+
+        Raises LeaseLost, and Refused when it was understood and not accepted.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self.say(report)
+            except (Unavailable, Unauthenticated) as error:
+                await self._wait(attempt, report, error)
+
+    async def say(self, report: FinalReport) -> Completed:
+        """Once. One who knows no poll in a Complete says nothing to it."""
+        try:
+            return await self._ask(
+                REPORT_ENDPOINTS[type(report)], report, Completed, self._bearer()
+            )
+        except (WorkerRevoked, Conflict) as error:
+            raise LeaseLost(error.message) from error
+
+    async def deregister(self, worker_id: str) -> bool:
+        """Whether it was heard; who leaves has little time, so not for long."""
+        for attempt in range(1, DEREGISTER_ATTEMPTS_MAX + 1):
+            try:
+                await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
+            except Unavailable:
+                await self._around.back_off(attempt)
+            except FleetError as error:
+                logger.warning("deregistering was refused", extra={"reason": error.message})
+                return False
+            else:
+                return True
+        return False
+
+    async def _wait(self, attempt: int, report: FinalReport, error: FleetError) -> None:
+        if attempt in (1, 2, 4) or attempt % 8 == 0:
+            logger.warning(
+                "the control plane did not take a last word; saying it again",
+                extra={
+                    "word": REPORT_ENDPOINTS[type(report)],
+                    "dispatch_id": report.dispatch_id,
+                    "attempt": attempt,
+                    "reason": error.message,
+                },
+            )
+        await self._around.back_off(min(attempt, 6))
+
+    def _bearer(self) -> dict[str, str]:
+        if not self.key:
+            raise Unauthenticated("this worker is not registered")
+        return {"Authorization": f"Bearer {self.key}"}
+
+    async def _ask(
+        self,
+        endpoint: str,
+        message: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str],
+        http_timeout: httpx.Timeout | None = None,
+    ) -> Answer:
+        """One line tells that nobody answers, and one that somebody does again."""
+        is_away = False
+        try:
+            return await self._ask_once(endpoint, message, kind, headers, http_timeout)
+        except asyncio.CancelledError:
+            is_away = self._is_away
+            raise
+        except Unavailable as error:
+            is_unanswered = error.__cause__ is not None
+            is_away = self._is_away or is_unanswered or endpoint in ENDPOINTS_WITHOUT_JOB
+            if is_away and not self._is_away:
+                logger.warning("the control plane at %s doesn't answer: %s", self._url, error)
+            raise
+        finally:
+            if self._is_away and not is_away:
+                logger.warning("the control plane at %s answers again", self._url)
+            self._is_away = is_away
+
+    async def _ask_once(
+        self,
+        endpoint: str,
+        message: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str],
+        http_timeout: httpx.Timeout | None,
+    ) -> Answer:
+        try:
+            response = await self._client.post(
+                f"/{endpoint}",
+                content=message.model_dump_json(exclude_none=True),
+                headers={**headers, "Content-Type": "application/json"},
+                timeout=http_timeout or self._client.timeout,
+            )
+        except httpx.TransportError as error:
+            raise Unavailable(
+                f"{endpoint} at {self._url}: {describe_network_error(error)}"
+            ) from error
+        if response.status_code // 100 != 2:
+            raise error_from_response(endpoint, response)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            # A proxy's page, mostly: what stands behind it may be back soon.
+            raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
+
+
+def _timeout(read_seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
+
+
+def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
+    """Our errors, from the status and the `{"error": {code, message}}` of an answer."""
+    code, message = _error_fields(response)
+    text = f"{endpoint} was answered {response.status_code}: {message}"
+    match response.status_code:
+        case 401:
+            return WorkerRevoked(text) if code == WorkerRevoked.code else Unauthenticated(text)
+        case 409:
+            return LeaseLost(text) if code == LeaseLost.code else Conflict(text)
+        case 429 if endpoint == "register":
+            return FleetFull(text)
+        case 400 | 404 | 422 if endpoint == "register":
+            return InvalidInput(text)
+        case status if status >= 500 or status in RETRYABLE_STATUSES or status < 400:
+            return Unavailable(text)
+    return Refused(text, status=response.status_code)
+
+
+def _error_fields(response: httpx.Response) -> tuple[str, str]:
+    try:
+        body: Any = response.json()
+        error = body["error"]
+        return str(error.get("code") or ""), str(error.get("message") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", response.text[:SNIPPET_CHARACTERS_MAX]

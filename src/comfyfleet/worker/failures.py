@@ -1,0 +1,259 @@
+"""What an error means for the job, the worker and its backend. Pure: tables from errors and their texts to
+final reports."""
+
+import errno
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from comfyfleet.api.worker import LACKING_MAX, Fail, Job, Lacking, Requeue, RequeueReason
+from comfyfleet.comfy.answers import NodeProblem
+from comfyfleet.comfy.events import Failed
+from comfyfleet.errors import (
+    AccessDenied,
+    CreditsExhausted,
+    FileGone,
+    FleetError,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PromptRefused,
+    Refused,
+    RunFailed,
+    RunLost,
+    RunStalled,
+    RunTimedOut,
+    ServerUnavailable,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from comfyfleet.worker.backend_facts import is_model_file
+
+TEXT_CHARACTERS_MAX = 20_000
+
+
+class BackendCondition(StrEnum):
+    """What is wrong with a worker's place of work, and what ends that."""
+
+    DOWN = "down"  # doesn't answer; until it does
+    HUNG = "hung"  # answers, and its prompt thread is stuck; until it was restarted, or idle
+    POISONED = "poisoned"  # every later prompt fails too; until it was restarted
+    CLOSED = "closed"  # an account without access or credits; looked at again after a while
+    DISK_FULL = "disk_full"  # until there is room
+
+
+class BackendFault(NamedTuple):
+    """`frees`: letting go of models and kept results helps. `changes_lists`: its lists have changed."""
+
+    reason: RequeueReason
+    ill: BackendCondition | None = None
+    frees: bool = False
+    changes_lists: bool = False
+
+
+OUT_OF_MEMORY = BackendFault("out_of_memory", frees=True)
+POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
+
+# The first that fits. Types are matched at the end of the name, texts anywhere.
+_BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
+    ("OutOfMemoryError", OUT_OF_MEMORY),
+    ("OOM_EXCEPTION", OUT_OF_MEMORY),
+    ("MemoryError", OUT_OF_MEMORY),
+    ("AcceleratorError", POISONED),
+)
+_BY_TEXT: tuple[tuple[str, BackendFault], ...] = (
+    (r"CUDA (error: )?out of memory", OUT_OF_MEMORY),
+    (r"(HIP|MPS backend|XPU) out of memory", OUT_OF_MEMORY),
+    (r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", OUT_OF_MEMORY),
+    (r"Allocation on device\b", OUT_OF_MEMORY),
+    (r"DefaultCPUAllocator: (can't allocate|not enough) memory", OUT_OF_MEMORY),
+    (r"Cannot allocate memory", OUT_OF_MEMORY),
+    (r"CUDA error: |HIP error: |CUDA driver error: ", POISONED),
+    (r"cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_]+", POISONED),
+    (r"device-side assert|illegal memory access|unspecified launch failure", POISONED),
+    (r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|ARCH_MISMATCH)", POISONED),
+    (r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)", POISONED),
+    (r"no CUDA-capable device|Found no NVIDIA driver|GPU is lost|fallen off the bus", POISONED),
+)
+_TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in _BY_TEXT)
+
+
+def find_backend_fault(
+    exception_type: str | None, message: str, traceback: Sequence[str] = ()
+) -> BackendFault | None:
+    """None: the prompt's own fault. The traceback's last line only: it quotes code above that."""
+    for ending, fault in _BY_TYPE:
+        if (exception_type or "").endswith(ending):
+            return fault
+    text = "\n".join([message, *traceback[-1:]])[:TEXT_CHARACTERS_MAX]
+    for pattern, fault in _TEXTS:
+        if pattern.search(text):
+            return fault
+    return None
+
+
+DETAIL_CHARACTERS_MAX = 2_000
+TRACEBACK_LINES_MAX = 100
+PROBLEMS_MAX = 20
+NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
+BACKEND_LACKS = BackendFault("backend_lacks", changes_lists=True)
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# The worker's surroundings are at fault: the job may well succeed elsewhere.
+FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
+    (RunLost, BackendFault("backend_down")),
+    (ServerUnavailable, BackendFault("backend_down", BackendCondition.DOWN)),
+    (RunStalled, BackendFault("backend_fault", BackendCondition.HUNG)),
+    # A result was kept from an earlier run whose files are gone.
+    (FileGone, BackendFault("backend_fault", frees=True)),
+    (CreditsExhausted, BackendFault("backend_down", BackendCondition.CLOSED)),
+    (AccessDenied, BackendFault("backend_down", BackendCondition.CLOSED)),
+    (UnexpectedAnswer, BackendFault("backend_fault")),
+    (Unavailable, BackendFault("backend_fault")),
+)
+# The job itself is at fault, or can't be run a second time.
+FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (OutcomeUnknown, "unknown_outcome"),
+    (RunTimedOut, "run_limit"),
+    (LimitExceeded, "limit_exceeded"),
+    (InvalidInput, "invalid_input"),
+    (NotFound, "input_gone"),
+    (Refused, "refused"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOutcome:
+    """`word` ends the lease; `fault`, if any, is the backend's; `is_unexpected` deserves a traceback."""
+
+    report: Fail | Requeue
+    fault: BackendFault | None = None
+    is_unexpected: bool = False
+
+
+def outcome_of_error(error: Exception, job: Job) -> LeaseOutcome:
+    match error:
+        case RunFailed():
+            return _outcome_of_failed_run(error.details.get("failed"), error, job)
+        case PromptRefused():
+            return _outcome_of_refusal(error, job)
+        case OSError() if error.errno in FULL_DISK:
+            message = "The worker's disk is full."
+            return LeaseOutcome(
+                failed_outcome(job, job_error("disk_full", message)),
+                BackendFault("backend_fault", BackendCondition.DISK_FULL),
+            )
+        case FleetError():
+            return _outcome_of_known_error(error, job)
+    detail = f"{type(error).__name__}: {error}"
+    return LeaseOutcome(
+        requeued_outcome(job, BackendFault("backend_fault"), detail), is_unexpected=True
+    )
+
+
+def failed_outcome(job: Job, error: dict[str, Any]) -> Fail:
+    return Fail(dispatch_id=job.dispatch_id, lease_token=job.lease_token, error=error)
+
+
+def requeued_outcome(
+    job: Job, fault: BackendFault, detail: str | None, *, code: str | None = None
+) -> Requeue:
+    return Requeue(
+        dispatch_id=job.dispatch_id,
+        lease_token=job.lease_token,
+        reason=fault.reason,
+        detail=None if detail is None else detail[:DETAIL_CHARACTERS_MAX],
+        code=code,
+    )
+
+
+def job_error(code: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"code": code, "exception_type": code, "exception_message": message, **more}
+
+
+def _outcome_of_known_error(error: FleetError, job: Job) -> LeaseOutcome:
+    for kind, fault in FAULTS:
+        if isinstance(error, kind):
+            return LeaseOutcome(requeued_outcome(job, fault, error.message, code=error.code), fault)
+    for kind, code in FAILURES:
+        if isinstance(error, kind):
+            return LeaseOutcome(failed_outcome(job, job_error(code, error.message)))
+    detail = f"{error.code}: {error.message}"
+    return LeaseOutcome(
+        requeued_outcome(job, BackendFault("backend_fault"), detail), is_unexpected=True
+    )
+
+
+def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseOutcome:
+    if not isinstance(failed, Failed):
+        # Interrupted on the server by somebody else.
+        fault: BackendFault | None = BackendFault("backend_fault")
+    else:
+        fault = find_backend_fault(failed.exception_type, failed.message, failed.traceback)
+        if fault is None and failed.retryable:
+            fault = BackendFault("backend_fault")
+    if fault is not None:
+        return LeaseOutcome(requeued_outcome(job, fault, error.message), fault)
+    return LeaseOutcome(failed_outcome(job, _failure_details(failed)))
+
+
+def _failure_details(failed: object) -> dict[str, Any]:
+    """As it came."""
+    if not isinstance(failed, Failed):
+        raise TypeError("only a failed run tells why")
+    return {
+        "code": RunFailed.code,
+        "exception_type": failed.exception_type,
+        "exception_message": failed.message,
+        "node_id": failed.node_id,
+        "node_type": failed.node_type,
+        "traceback": list(failed.traceback[-TRACEBACK_LINES_MAX:]),
+    }
+
+
+def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
+    """What this backend lacks, another may have; anything else is the prompt's own fault."""
+    lacking = find_missing(error.details.get("problems") or ())
+    if lacking is None:
+        return LeaseOutcome(failed_outcome(job, refusal_details(error)))
+    report = requeued_outcome(job, BACKEND_LACKS, error.message, code=PromptRefused.code)
+    return LeaseOutcome(report.model_copy(update={"lacking": lacking}), BACKEND_LACKS)
+
+
+def find_missing(problems: Iterable[object]) -> Lacking | None:
+    """Node types and model files that the backend says it doesn't have."""
+    found = [each for each in problems if isinstance(each, NodeProblem)]
+    types = dict.fromkeys(name for each in found if (name := _missing_type(each)))
+    models = dict.fromkeys(
+        (f"{each.class_type}.{each.input_name}", str(each.received))
+        for each in found
+        if each.kind == "value_not_in_list" and is_model_file(each.received)
+    )
+    if not types and not models:
+        return None
+    return Lacking(node_types=tuple(types)[:LACKING_MAX], models=tuple(models)[:LACKING_MAX])
+
+
+def _missing_type(problem: NodeProblem) -> str | None:
+    """Older servers tell it as an invalid prompt, by a sentence."""
+    if problem.kind == "missing_node_type" and problem.class_type:
+        return problem.class_type
+    told = NO_SUCH_NODE.search(problem.message)
+    return told[1] if told else None
+
+
+def refusal_details(error: PromptRefused) -> dict[str, Any]:
+    problems = error.details.get("problems") or ()
+    found = [each for each in problems if isinstance(each, NodeProblem)]
+    first = found[0] if found else None
+    return job_error(
+        PromptRefused.code,
+        error.message,
+        node_id=first.node_id if first else None,
+        node_type=first.class_type if first else None,
+        traceback=[],
+        problems=[str(each) for each in found[:PROBLEMS_MAX]],
+    )

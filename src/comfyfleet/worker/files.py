@@ -1,0 +1,397 @@
+"""Files between a worker and the store: assets downloaded and cached by content, outputs uploaded to URLs that
+a held lease can have renewed.
+
+A content hash is BLAKE3, written as 64 hexadecimal digits without any prefix. One worker owns the folder of the
+cache; a second one in it would lose files that it holds."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import unpack
+from typing import BinaryIO, Protocol, TypeAlias
+
+import httpx
+from blake3 import blake3
+
+from comfyfleet.api.values import Asset, OutputSlot, WantedOutput
+from comfyfleet.api.worker import Job
+from comfyfleet.comfy.calls import Runtime, save_body
+from comfyfleet.errors import InvalidInput, LimitExceeded, Unavailable
+from comfyfleet.transport import open_file
+from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.platform import RenewAsset
+
+ATTEMPTS_MAX = 6
+GONE = frozenset({404, 410})
+
+
+class AssetDownloads:
+    """See AssetProvider."""
+
+    def __init__(
+        self, store: httpx.AsyncClient, folder: Path, runtime: Runtime | None = None
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._around = runtime or Runtime()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, asset: Asset, renew: RenewAsset) -> AsyncIterator[Path]:
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder))
+        try:
+            yield await self._fetched(asset, renew, folder / "asset")
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _fetched(self, asset: Asset, renew: RenewAsset, to: Path) -> Path:
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            trouble = await self._attempt(asset, to)
+            if trouble is None:
+                return to
+            if attempt > 1:
+                await self._around.back_off(attempt - 1)
+            asset = await renew(asset)
+        raise Unavailable(f"the input {asset.name!r} can't be fetched: {trouble}")
+
+    async def _attempt(self, asset: Asset, to: Path) -> str | None:
+        try:
+            async with self._store.stream("GET", asset.url) as response:
+                if response.status_code in GONE:
+                    raise InvalidInput(f"the input {asset.name!r} is gone from the store")
+                if not response.is_success:
+                    return f"answered {response.status_code}"
+                size = await save_body(response, to)
+        except httpx.TransportError as error:
+            return type(error).__name__
+        if asset.size is not None and size != asset.size:
+            return f"{size} bytes instead of {asset.size}"
+        return None
+
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Asks for a new URL of the same asset.
+RenewUrl: TypeAlias = Callable[[Asset], Awaitable[Asset]]
+
+
+class AssetSource(Protocol):
+    def hold(self, asset: Asset, renew: RenewUrl) -> AbstractAsyncContextManager[Path]:
+        """The asset as a file of its own, which may be moved away."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    """In use: not to be removed. Who wants what is being fetched waits for the lock."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class AssetCache:
+    """Gives assets out as its source does, but asks it only for what it doesn't have.
+
+    Keyed by endpoint and content: what one backend was given says nothing about another.
+    """
+
+    def __init__(
+        self, folder: Path, max_bytes: int, *, source: AssetSource, endpoint: str = ""
+    ) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._source = source
+        self._mine = folder / blake3(endpoint.encode()).hexdigest()[:16]
+        self._incoming = folder / "incoming"
+        # What is there, the least recently used first.
+        self._sizes: dict[Path, int] = {}
+        self._held: dict[Path, _Held] = {}
+        # What an earlier process left is looked at once more: it may have died in mid-write.
+        self._verified: set[Path] = set()
+        self._scan_folder()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, asset: Asset, renew: RenewUrl) -> AsyncIterator[Path]:
+        """The asset as a file that stays, unchanged, for the length of the `with`.
+
+        Raises what the source raises; InvalidInput when the bytes are not those of the hash;
+        OSError with ENOSPC when the disk is full although all that could go is gone.
+        """
+        if asset.content_hash is None:
+            async with self._source.hold(asset, renew) as path:
+                yield path
+            return
+        path = self._mine / _checked(asset)
+        held = self._held.setdefault(path, _Held())
+        held.users += 1
+        try:
+            async with held.lock:
+                await self._provide(path, asset, renew)
+            yield path
+        finally:
+            held.users -= 1
+            if not held.users:
+                del self._held[path]
+            self._shrink(self._max_bytes)
+
+    async def _provide(self, path: Path, asset: Asset, renew: RenewUrl) -> None:
+        size = await asyncio.to_thread(_size_if_good, path, path in self._verified)
+        if size is None:
+            size = await self._fetch(path, asset, renew)
+        self._verified.add(path)
+        self._sizes.pop(path, None)
+        self._sizes[path] = size
+        self._shrink(self._max_bytes)
+
+    async def _fetch(self, path: Path, asset: Asset, renew: RenewUrl) -> int:
+        """Once more after a damaged transfer, or when room could be made on a full disk."""
+        for last in (False, True):
+            try:
+                async with self._source.hold(asset, renew) as fetched:
+                    found = await asyncio.to_thread(_hash_of, fetched)
+                    if found == path.name:
+                        return await asyncio.to_thread(self._move, fetched, path)
+            except OSError as error:
+                if last or error.errno not in _FULL or not self._shrink(0):
+                    raise
+        raise InvalidInput(
+            f"the input {asset.name!r} is not what was stored: its hash is {found}, not {path.name}"
+        )
+
+    def _move(self, fetched: Path, path: Path) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = fetched.stat().st_size
+        try:
+            os.replace(fetched, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy(fetched, path)
+        return size
+
+    def _copy(self, fetched: Path, path: Path) -> None:
+        """From another file system; under its own name only when it is whole."""
+        draft = self._incoming / uuid.uuid4().hex
+        try:
+            shutil.copyfile(fetched, draft)
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _shrink(self, max_bytes: int) -> bool:
+        """Whether anything went. What is in use stays, even if it is too much."""
+        # One that is larger than the whole cache must not drive all others out while it is here.
+        fitting = sum(size for size in self._sizes.values() if size <= self._max_bytes)
+        went = False
+        for path, size in list(self._sizes.items()):
+            too_large = size > self._max_bytes
+            if path in self._held or (fitting <= max_bytes and not too_large):
+                continue
+            path.unlink(missing_ok=True)
+            del self._sizes[path]
+            self._verified.discard(path)
+            fitting -= 0 if too_large else size
+            went = True
+        return went
+
+    def _scan_folder(self) -> None:
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        self._incoming.mkdir(parents=True)
+        found = [
+            (path.stat(), path) for path in self._folder.glob("*/*") if _HASH.fullmatch(path.name)
+        ]
+        for stat, path in sorted(found, key=lambda each: each[0].st_mtime_ns):
+            self._sizes[path] = stat.st_size
+        self._shrink(self._max_bytes)
+
+
+def _checked(asset: Asset) -> str:
+    content_hash = asset.content_hash or ""
+    if not _HASH.fullmatch(content_hash):
+        raise InvalidInput(
+            f"the input {asset.name!r} has the content hash {content_hash!r}, "
+            "which is not BLAKE3 as 64 hexadecimal digits"
+        )
+    return content_hash
+
+
+def _size_if_good(path: Path, is_verified: bool) -> int | None:
+    """Also marks it as used, in a way that outlives the process."""
+    try:
+        if not is_verified and _hash_of(path) != path.name:
+            return None
+        os.utime(path)
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _hash_of(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1024 * 1024
+# Files up to this size are sent from memory, and are not worth a change of threads to be removed before
+# their lease ends.
+SMALL_BYTES = 1024 * 1024
+# URLs live 900 s where nobody says otherwise; one that expires in mid-upload is lost effort.
+URL_RENEWAL_SECONDS_MAX = 600.0
+STORE_OUTAGE_SECONDS_MAX = 900.0
+REFUSALS_MAX = 4
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 120.0
+
+
+def store_client() -> httpx.AsyncClient:
+    """Has no headers of its own: the store must not see the worker's key."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+        limits=httpx.Limits(keepalive_expiry=4.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFile:
+    """A file as it is delivered. `content`: of a small one."""
+
+    path: Path
+    size: int
+    content_hash: str
+    width: int | None = None
+    height: int | None = None
+    content: bytes | None = None
+
+
+class OutputUploads:
+    """Of one lease."""
+
+    def __init__(
+        self,
+        store: httpx.AsyncClient,
+        heartbeat_loop: HeartbeatLoop,
+        job: Job,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._store = store
+        self._heartbeat_loop = heartbeat_loop
+        self._around = runtime or Runtime()
+        self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
+
+    async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
+        """Raises Unavailable when the store takes nothing for long, LimitExceeded if too large."""
+        wanted, refusals = WantedOutput(name=name, content_type=content_type), 0
+        deadline = time.monotonic() + STORE_OUTAGE_SECONDS_MAX
+        while True:
+            slot = await self._slot(wanted)
+            trouble, is_refusal = await self._attempt(slot, file, content_type)
+            if trouble is None:
+                return
+            refusals += is_refusal
+            # The next attempt asks for another URL: this one may have run out on the way.
+            self._slots.pop(name, None)
+            logger.warning("an output was not taken", extra={"output": name, "reason": trouble})
+            if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
+                raise Unavailable(f"the store does not take {name}: {trouble}")
+            if refusals != 1:
+                await self._around.back_off(min(max(refusals, 2), 6))
+
+    async def _slot(self, wanted: WantedOutput) -> OutputSlot:
+        known = self._slots.get(wanted.name)
+        if known is None or time.monotonic() - known[1] > URL_RENEWAL_SECONDS_MAX:
+            asked = time.monotonic()
+            fresh = await self._heartbeat_loop.renew_outputs([wanted])
+            known = self._slots[wanted.name] = (fresh[wanted.name], asked)
+        return known[0]
+
+    async def _attempt(
+        self, slot: OutputSlot, file: ReadyFile, content_type: str
+    ) -> tuple[str | None, bool]:
+        """What went wrong, without the URL, which is a secret; and whether the store said no."""
+        headers = {"Content-Type": content_type, **_lowered(slot.headers)}
+        headers = {**_lowered(headers), "content-length": str(file.size)}
+        content = file.content if file.content is not None else _chunks(file.path)
+        try:
+            answer = await self._store.put(slot.url, content=content, headers=headers)
+        except httpx.TransportError as error:
+            return type(error).__name__, False
+        if answer.status_code == 413:
+            raise LimitExceeded(f"the output {slot.name!r} is larger than the store takes")
+        if answer.is_success:
+            return None, False
+        return f"answered {answer.status_code}", answer.status_code < 500
+
+
+def _lowered(headers: dict[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    with await open_file(path) as file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield chunk
+
+
+HEAD_BYTES = 32
+SEGMENTS_MAX = 500
+# Start-of-frame markers of JPEG; the others of this row are tables.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+def picture_size(path: Path) -> tuple[int, int] | None:
+    """Width and height of a PNG, GIF, WebP or JPEG; None for anything else, or a broken one."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        if head[:2] == b"\xff\xd8":
+            return _jpeg(file)
+    if len(head) < HEAD_BYTES:
+        return None
+    if head[:8] == b"\x89PNG\r\n\x1a\n":
+        return unpack(">II", head[16:24])
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return unpack("<HH", head[6:10])
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return _webp(head)
+    return None
+
+
+def _webp(head: bytes) -> tuple[int, int] | None:
+    kind = head[12:16]
+    if kind == b"VP8X":
+        width, height = int.from_bytes(head[24:27], "little"), int.from_bytes(head[27:30], "little")
+        return width + 1, height + 1
+    if kind == b"VP8 ":
+        width, height = unpack("<HH", head[26:30])
+        return width & 0x3FFF, height & 0x3FFF
+    if kind == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
+    return None
+
+
+def _jpeg(file: BinaryIO) -> tuple[int, int] | None:
+    file.seek(2)
+    for _ in range(SEGMENTS_MAX):
+        head = file.read(4)
+        if len(head) < 4 or head[0] != 0xFF:
+            return None
+        marker, length = head[1], int.from_bytes(head[2:4], "big")
+        if marker in _FRAMES:
+            body = file.read(5)
+            if len(body) < 5:
+                return None
+            height, width = unpack(">HH", body[1:5])
+            return width, height
+        file.seek(max(0, length - 2), 1)
+    return None

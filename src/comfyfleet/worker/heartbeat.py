@@ -1,0 +1,256 @@
+"""Heartbeats: they keep a lease, report its start and progress, and bring what the queue wants."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from comfyfleet.api.values import Asset, OutputSlot, WantedOutput
+from comfyfleet.api.worker import (
+    FILLED_IN_MAX,
+    FilledIn,
+    Heartbeat,
+    HeartbeatAnswer,
+    Job,
+    Progress,
+    Reading,
+)
+from comfyfleet.comfy.calls import Runtime
+from comfyfleet.comfy.events import Preview
+from comfyfleet.errors import (
+    FleetError,
+    InvalidInput,
+    LeaseLost,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+    WorkerRevoked,
+)
+from comfyfleet.worker.control_client import ControlClient
+from comfyfleet.worker.platform import RenewAsset
+from comfyfleet.worker.run_progress import data_url
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS_MIN = 0.5
+RETRY_SECONDS = 5.0
+# Two may be lost in a row before the lease runs out.
+LEASE_PART_MAX = 0.3
+# A lease that has not started by then waits behind another: it may be asked back at any moment.
+LISTEN_AFTER_SECONDS = 0.5
+LISTEN_SECONDS_MAX = 30.0
+
+
+def heartbeat_interval(heartbeat_seconds: float, lease_seconds: float) -> float:
+    return min(heartbeat_seconds, LEASE_PART_MAX * lease_seconds)
+
+
+class HeartbeatLoop:
+    """Of one lease. `heard` gets each answer, `lost` is told why if the lease is gone.
+
+    That nobody answers is no reason to stop: the lease may well be kept for us.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        job: Job,
+        *,
+        seconds: float,
+        reading: Callable[[], Awaitable[Reading | None]],
+        heard: Callable[[HeartbeatAnswer], None],
+        lost: Callable[[FleetError], None],
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._control = control
+        self._job = job
+        self._seconds = heartbeat_interval(seconds, job.lease_seconds)
+        self._reading = reading
+        self._heard = heard
+        self._lost = lost
+        self._around = runtime or Runtime()
+        self._started = False
+        self._filled_in: FilledIn | None = None
+        self._progress: Progress | None = None
+        self._picture: Preview | None = None
+        self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._last = time.monotonic()
+        self._speaking = asyncio.Lock()
+
+    def start(self) -> None:
+        """The prompt runs: told at once, it can no longer be recalled."""
+        if not self._started:
+            self._started = True
+            self._begun.set()
+            self._urgent.set()
+            self._changed.set()
+
+    def sent(self, filled_in: FilledIn) -> None:
+        """The prompt goes to the backend with these values: told with the next heartbeat, which is
+        that of its start if it starts soon."""
+        self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
+        self._changed.set()
+
+    @property
+    def untold(self) -> FilledIn | None:
+        """What no heartbeat has told yet."""
+        return self._filled_in
+
+    def show(self, progress: Progress) -> None:
+        if progress != self._progress:
+            self._progress = progress
+            self._changed.set()
+
+    def preview(self, picture: Preview) -> None:
+        """Sent once, with the next word; a newer one takes its place."""
+        self._picture = picture
+        self._changed.set()
+
+    async def beat(self) -> None:
+        """Until the lease is lost, or this is cancelled."""
+        while True:
+            await self._until_due()
+            try:
+                await self._say()
+            except (LeaseLost, WorkerRevoked):
+                return
+            except FleetError as error:
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "a heartbeat was not answered", extra=self._ids(error))
+                await asyncio.sleep(min(RETRY_SECONDS, self._seconds) * self._jitter())
+                self._changed.set()
+
+    async def listen(self) -> None:
+        """Until it starts: a heartbeat is left waiting for orders, which then come at once."""
+        seconds = min(self._seconds, LISTEN_SECONDS_MAX)
+        await _set_within(self._begun, time.monotonic() + LISTEN_AFTER_SECONDS)
+        while not self._begun.is_set():
+            asked = time.monotonic()
+            listening = asyncio.create_task(self._listen_once(seconds))
+            begun = asyncio.create_task(self._begun.wait())
+            try:
+                await asyncio.wait({listening, begun}, return_when=asyncio.FIRST_COMPLETED)
+                if listening.done() and not listening.result():
+                    return
+            finally:
+                listening.cancel()
+                begun.cancel()
+            # A control plane that doesn't know how to wait has answered at once.
+            await _set_within(self._begun, asked + seconds / 2)
+
+    async def _listen_once(self, seconds: float) -> bool:
+        """Whether there may be more to hear."""
+        message = Heartbeat(
+            dispatch_id=self._job.dispatch_id,
+            lease_token=self._job.lease_token,
+            wait_seconds=seconds,
+        )
+        try:
+            self._heard(await self._control.heartbeat(message))
+        except (LeaseLost, WorkerRevoked) as error:
+            self._lost(error)
+            return False
+        except FleetError as error:
+            logger.info("orders can't be heard", extra=self._ids(error))
+        return True
+
+    async def send_now(self) -> None:
+        """Once. Raises LeaseLost, Unavailable, Unauthenticated."""
+        await self._say()
+
+    async def renew_outputs(self, wanted: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
+        answer = await self._ask_until_answered(want_outputs=tuple(wanted))
+        slots = {slot.name: slot for slot in answer.outputs}
+        if missing := [each.name for each in wanted if each.name not in slots]:
+            raise Unavailable(f"the control plane gave no place for {', '.join(missing)}")
+        return slots
+
+    async def renew_asset(self, asset: Asset) -> Asset:
+        answer = await self._ask_until_answered(want_assets=(asset.name,))
+        for fresh in answer.assets:
+            if fresh.name == asset.name:
+                return fresh
+        raise InvalidInput(f"the input {asset.name!r} is no longer to be had")
+
+    @property
+    def renew(self) -> RenewAsset:
+        return self.renew_asset
+
+    async def _ask_until_answered(
+        self,
+        want_outputs: tuple[WantedOutput, ...] = (),
+        want_assets: tuple[str, ...] = (),
+    ) -> HeartbeatAnswer:
+        """Without a URL there is no going on: asked for until there is an answer."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._say(want_outputs, want_assets)
+            except (Unavailable, Unauthenticated) as error:
+                logger.warning("fresh URLs were not given", extra=self._ids(error))
+                await self._around.back_off(min(attempt, 6))
+            except Refused as error:
+                raise InvalidInput(error.message) from error
+
+    async def _say(
+        self,
+        want_outputs: tuple[WantedOutput, ...] = (),
+        want_assets: tuple[str, ...] = (),
+    ) -> HeartbeatAnswer:
+        async with self._speaking:
+            reading = await self._reading()
+            self._changed.clear()
+            self._urgent.clear()
+            message = Heartbeat(
+                dispatch_id=self._job.dispatch_id,
+                lease_token=self._job.lease_token,
+                started=self._started,
+                progress=self._seen(),
+                want_outputs=want_outputs,
+                want_assets=want_assets,
+                reading=reading,
+                filled_in=self._filled_in,
+            )
+            self._last = time.monotonic()
+            try:
+                answer = await self._control.heartbeat(message)
+            except (LeaseLost, WorkerRevoked) as error:
+                self._lost(error)
+                raise
+            if message.filled_in is not None:
+                self._filled_in = None
+        self._heard(answer)
+        return answer
+
+    def _seen(self) -> Progress | None:
+        picture, self._picture = data_url(self._picture), None
+        if picture is None:
+            return self._progress
+        return (self._progress or Progress()).model_copy(update={"preview": picture})
+
+    async def _until_due(self) -> None:
+        if await _set_within(self._changed, self._last + self._seconds):
+            await _set_within(self._urgent, self._last + PROGRESS_SECONDS_MIN)
+
+    def _jitter(self) -> float:
+        return 0.5 + self._around.chance() / 2
+
+    def _ids(self, error: FleetError) -> dict[str, object]:
+        return {
+            "dispatch_id": self._job.dispatch_id,
+            "job_id": str(self._job.job_id),
+            "reason": error.message,
+        }
+
+
+async def _set_within(event: asyncio.Event, deadline: float) -> bool:
+    """Whether it was set before a moment of the monotonic clock."""
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            await event.wait()
+    except TimeoutError:
+        return event.is_set()
+    return True

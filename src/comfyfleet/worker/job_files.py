@@ -1,0 +1,325 @@
+"""The files of a job on its backend: which a prompt may name, how their names get into the prompt, and which
+outputs are delivered.
+
+Many tenants share a backend. What it loads and saves for one of them lies in a folder whose name can't be
+guessed, and a prompt may name no file of another one."""
+
+import asyncio
+import mimetypes
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+from uuid import UUID
+
+from blake3 import blake3
+
+from comfyfleet.api.values import NAME_CHARACTERS_MAX, Asset, OutputSlot, ShownValue, fitting
+from comfyfleet.comfy import Backend, NodeProblem
+from comfyfleet.comfy.backend import OutputFile, Outputs
+from comfyfleet.errors import InvalidInput, PromptRefused
+from comfyfleet.media import ENDINGS, sniff_type
+from comfyfleet.worker.backend_facts import file_choices, input_specs
+from comfyfleet.worker.settings import safe_name
+
+ROOT = "comfyfleet"
+FOLDER_CHARACTERS = 32
+PREFIX = "filename_prefix"
+PREFIX_DEFAULT = "ComfyUI"
+JOIN = "StringConcatenate"
+INPUT_NAME_CHARACTERS_MAX = 60
+# `cat.png [output]` names a file of another folder than that of inputs.
+_ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
+UNKNOWN_ENDING = ".dat"  # not one of those that models have
+
+
+def job_folder(lease_token: UUID) -> str:
+    """Made of the token, which only its worker knows: the same again after a restart."""
+    return f"{ROOT}/{blake3(lease_token.bytes).hexdigest()[:FOLDER_CHARACTERS]}"
+
+
+def input_name(name: str, first: bytes) -> str:
+    """What an input is called on the backend; its ending tells what it is, whatever it was called."""
+    ending = ENDINGS.get(sniff_type(first) or "", UNKNOWN_ENDING)
+    return f"{safe_name(name)[:INPUT_NAME_CHARACTERS_MAX]}{ending}"
+
+
+def flat_name(folder: str, name: str) -> str:
+    """For a place without subfolders: as hard to guess."""
+    return f"{folder.rpartition('/')[2]}-{name}"
+
+
+def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
+    """Whether a loader refused one of these files because its list doesn't have it."""
+    problems = [
+        each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
+    ]
+    given = set(names)
+    return any(each.kind == "value_not_in_list" and each.received in given for each in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFileInputs:
+    """What a backend's node types say about files. An input is named `Class.input`.
+
+    `offered`: inputs that take an upload, with the files that stand there for everyone. `choices`:
+    all other inputs with a list. `prefixes`: node types that save files, with their usual prefix.
+    """
+
+    offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    choices: frozenset[str] = frozenset()
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    can_join: bool = False
+
+
+def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
+    offered: dict[str, frozenset[str]] = {}
+    choices: set[str] = set()
+    prefixes: dict[str, str] = {}
+    for class_type, name, spec in input_specs(object_info):
+        options = _options(spec)
+        listed = file_choices(spec) or []
+        if _takes_upload(options):
+            texts = (each for each in listed if isinstance(each, str))
+            offered[f"{class_type}.{name}"] = frozenset(texts)
+        elif listed or spec[:1] == ["COMBO"]:
+            choices.add(f"{class_type}.{name}")
+        if name == PREFIX:
+            prefixes[class_type] = str(options.get("default") or PREFIX_DEFAULT)
+    return BackendFileInputs(offered, frozenset(choices), prefixes, JOIN in object_info)
+
+
+def _options(spec: list[Any]) -> Mapping[str, Any]:
+    return spec[1] if len(spec) > 1 and isinstance(spec[1], Mapping) else {}
+
+
+def _takes_upload(options: Mapping[str, Any]) -> bool:
+    """`image_upload`, `video_upload`, `audio_upload` … or a folder that it lists."""
+    marks = (key for key in options if key.endswith("upload") or key == "image_folder")
+    return any(options[key] for key in marks)
+
+
+def foreign_files(
+    prompt: Mapping[str, Any], known: BackendFileInputs, own: frozenset[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Node, input and text of what names a file that is not the job's and not there for everyone."""
+    for node_id, node in prompt.items():
+        inputs = node.get("inputs") if isinstance(node, Mapping) else None
+        for name, value in (inputs if isinstance(inputs, Mapping) else {}).items():
+            if not isinstance(value, str) or not value or value in own:
+                continue
+            if _is_foreign(f"{node.get('class_type')}.{name}", value, known):
+                yield node_id, name, value
+
+
+def _is_foreign(place: str, value: str, known: BackendFileInputs) -> bool:
+    if place in known.offered:
+        return value not in known.offered[place] or value.startswith(ROOT)
+    return place in known.choices and _ANNOTATED.search(value) is not None
+
+
+def refuse_foreign_file(node_id: str, name: str, value: str) -> InvalidInput:
+    return InvalidInput(
+        f"Node {node_id}, input {name}: {value!r} is no file of this job.",
+        hint="A property of type image, video or audio takes a file.",
+    )
+
+
+def with_output_folder(
+    prompt: Mapping[str, Any], folder: str, known: BackendFileInputs
+) -> dict[str, Any]:
+    """A new prompt whose nodes save into the folder; each prefix keeps its readable end."""
+    new = dict(prompt)
+    for node_id, node in prompt.items():
+        inputs = node.get("inputs") if isinstance(node, Mapping) else None
+        if not isinstance(inputs, Mapping):
+            continue
+        prefix = inputs.get(PREFIX, known.prefixes.get(str(node.get("class_type"))))
+        inside: Any
+        if isinstance(prefix, str):
+            inside = f"{folder}/{_relative(prefix)}"
+        elif isinstance(prefix, list) and known.can_join:
+            inside, new[f"{node_id}.{PREFIX}"] = [f"{node_id}.{PREFIX}", 0], _join(folder, prefix)
+        else:
+            continue
+        new[node_id] = {**node, "inputs": {**inputs, PREFIX: inside}}
+    return new
+
+
+def _join(folder: str, link: list[Any]) -> dict[str, Any]:
+    return {
+        "class_type": JOIN,
+        "inputs": {"string_a": f"{folder}/", "string_b": link, "delimiter": ""},
+    }
+
+
+def _relative(prefix: str) -> str:
+    """Without a way out of the folder."""
+    parts = (part for part in prefix.replace("\\", "/").split("/") if part.strip(". "))
+    return "/".join(parts) or PREFIX_DEFAULT
+
+
+FOLDERS = ("input", "output", "temp")
+
+
+class BackendFiles:
+    """`home`: the folder that holds the backend's folders, if this machine has it."""
+
+    def __init__(self, backend: Backend, home: Path | None = None) -> None:
+        self.known = BackendFileInputs()
+        self._backend = backend
+        self._home = home
+
+    def learn(self, object_info: Mapping[str, Any]) -> None:
+        self.known = find_file_inputs(object_info)
+
+    async def check(self, prompt: Mapping[str, Any], own: frozenset[str]) -> None:
+        """Raises InvalidInput if a prompt names a file that is not its job's.
+
+        The node types are asked for again first: a file may have come since.
+        """
+        if not any(foreign_files(prompt, self.known, own)):
+            return
+        described = await self._backend.describe()
+        await asyncio.to_thread(self.learn, described.object_info)
+        for found in foreign_files(prompt, self.known, own):
+            raise refuse_foreign_file(*found)
+
+    def remove(self, folder: str) -> None:
+        """All files of a job. Blocks."""
+        if self._home is None:
+            return
+        for each in FOLDERS:
+            shutil.rmtree(self._home / each / folder, ignore_errors=True)
+        for path in (self._home / "input").glob(flat_name(folder, "*")):
+            path.unlink(missing_ok=True)
+
+
+DEPTH_MAX = 64
+
+
+def fill_prompt(
+    prompt: Mapping[str, Any], names: Mapping[str, str], assets: tuple[Asset, ...]
+) -> Any:
+    """A new prompt; `names`: asset → what a loader's input takes."""
+    new: Any = dict(prompt)
+    for asset in assets:
+        value = names[asset.name]
+        if asset.binding is not None:
+            new = _bound(new, asset.binding, value)
+        if asset.placeholder:
+            new = _replaced(new, asset.placeholder, value, 0)
+    return new
+
+
+def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Inputs that are other in what was sent, by node: what an operator needs to see it whole."""
+    found: dict[str, dict[str, Any]] = {}
+    for node_id, node in sent.items():
+        before = prompt.get(node_id, {}).get("inputs", {})
+        changed = {
+            name: value
+            for name, value in node.get("inputs", {}).items()
+            if name not in before or before[name] != value
+        }
+        if changed:
+            found[node_id] = changed
+    return found
+
+
+def _bound(prompt: Mapping[str, Any], binding: str, value: str) -> dict[str, Any]:
+    node_id, name = _split(binding, prompt)
+    node = prompt[node_id]
+    inputs = {**node.get("inputs", {}), name: value}
+    return {**prompt, node_id: {**node, "inputs": inputs}}
+
+
+def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
+    """Both ids and names of inputs may hold dots: the prompt tells where the id ends."""
+    parts = binding.split(".")
+    for count in range(1, min(len(parts), DEPTH_MAX)):
+        node_id, name = ".".join(parts[:count]), ".".join(parts[count:])
+        if name and isinstance(prompt.get(node_id), Mapping):
+            return node_id, name
+    raise InvalidInput(f"the prompt has no node for the binding {binding!r}", binding=binding)
+
+
+def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
+    """In every text: alone or as a part of a longer one."""
+    if depth > DEPTH_MAX:
+        raise InvalidInput(f"the prompt is nested more than {DEPTH_MAX} deep")
+    if isinstance(value, str):
+        return value.replace(placeholder, name)
+    if isinstance(value, Mapping):
+        return {key: _replaced(each, placeholder, name, depth + 1) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_replaced(each, placeholder, name, depth + 1) for each in value]
+    return value
+
+
+DEFAULT_TYPE = "application/octet-stream"
+# Ask the table first for those that systems name differently, or not at all.
+KNOWN_TYPES = {
+    ".webp": "image/webp",
+    ".avif": "image/avif",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".mkv": "video/x-matroska",
+    ".flac": "audio/flac",
+    ".opus": "audio/ogg",
+    ".glb": "model/gltf-binary",
+    ".safetensors": "application/octet-stream",
+}
+
+
+def choose_outputs(outputs: Outputs, output_node_id: str | None) -> tuple[OutputFile, ...]:
+    """Of the named node, else of all; previews only if there is nothing else."""
+    own = [file for file in outputs.files if _is_of(file.node_id, output_node_id)]
+    kept = [file for file in own if file.folder == "output"]
+    return tuple(dict.fromkeys(kept or own))
+
+
+def _is_of(node_id: str, wanted: str | None) -> bool:
+    """A node inside the wanted one, if that stands for a group of them, counts as the wanted one."""
+    return wanted is None or node_id == wanted or node_id.startswith(f"{wanted}:")
+
+
+def content_type_of(filename: str, told: str) -> str:
+    """By the file's ending, which was meant; a server's word is often only 'bytes'."""
+    ending = PurePath(filename).suffix.lower()
+    guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
+    return guessed or told.partition(";")[0].strip() or DEFAULT_TYPE
+
+
+def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
+    """The slot that came with the lease, if it was made for what has come out.
+
+    Its URL holds for one content type, and that is what the store then says of the file.
+    """
+    for slot in slots[:1] if filenames else ():
+        types = {name.lower(): value for name, value in slot.headers.items()}
+        made_for = types.get("content-type")
+        if made_for is None or made_for == content_type_of(filenames[0], DEFAULT_TYPE):
+            return slot.name
+    return None
+
+
+def has_values(outputs: Outputs, node_id: str) -> bool:
+    """Whether a node has made values: then it needs no file to be done."""
+    return any(_is_of(each.node_id, node_id) for each in outputs.values)
+
+
+def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
+    """What nodes showed, the named node's values first, as much as may be told."""
+    values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
+    told = (
+        ShownValue(
+            node_id=each.node_id[:NAME_CHARACTERS_MAX],
+            name=each.key[:NAME_CHARACTERS_MAX],
+            value=each.value,
+        )
+        for each in values
+    )
+    return tuple(fitting(told))

@@ -1,0 +1,650 @@
+"""A lease in this process: from its assets to its result, kept alive by heartbeats, until the control plane has
+taken its final report."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import httpx
+from blake3 import blake3
+
+from comfyfleet.api.values import WANTED_MAX, DeliveredOutput
+from comfyfleet.api.worker import Complete, Fail, Job, ModelChange, Requeue, RequeueReason
+from comfyfleet.comfy import Backend, OutputFile, Outputs
+from comfyfleet.comfy.backend import Cancellation, Fetched
+from comfyfleet.comfy.calls import Runtime
+from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
+from comfyfleet.errors import (
+    CancelUnconfirmed,
+    FleetError,
+    InvalidInput,
+    LeaseLost,
+    LimitExceeded,
+    OutcomeUnknown,
+    PromptRefused,
+    Refused,
+    RunFailed,
+    RunLost,
+    RunTimedOut,
+    ServerUnavailable,
+    Unauthenticated,
+    Unavailable,
+    UnexpectedAnswer,
+)
+from comfyfleet.media import SNIFF_BYTES, strip_metadata
+from comfyfleet.worker.control_client import REPORT_ENDPOINTS, ControlClient, FinalReport
+from comfyfleet.worker.failures import (
+    BackendCondition,
+    BackendFault,
+    LeaseOutcome,
+    failed_outcome,
+    job_error,
+    outcome_of_error,
+)
+from comfyfleet.worker.files import SMALL_BYTES, OutputUploads, ReadyFile, picture_size
+from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.job_files import (
+    BackendFiles,
+    changed_inputs,
+    choose_outputs,
+    choose_values,
+    content_type_of,
+    fill_prompt,
+    find_slot,
+    flat_name,
+    has_values,
+    input_name,
+    is_unlisted,
+    job_folder,
+    with_output_folder,
+)
+from comfyfleet.worker.journal import Journal, JournalEntry
+from comfyfleet.worker.platform import AssetProvider
+from comfyfleet.worker.run_progress import advance_progress, begin_progress
+from comfyfleet.worker.settings import output_names, prompt_id_of
+
+YIELD_SECONDS_MAX = 0.25
+
+
+class UploadGate:
+    """Bringing the next prompt to the backend goes before taking results away.
+
+    Only the former can leave a GPU idle. Results wait for a moment only: a large input may take
+    minutes to come, and nobody's result is to wait for that.
+    """
+
+    def __init__(self) -> None:
+        self._preparing = 0
+        self._clear = asyncio.Event()
+        self._clear.set()
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        self._preparing += 1
+        self._clear.clear()
+        try:
+            yield
+        finally:
+            self._preparing -= 1
+            if not self._preparing:
+                self._clear.set()
+
+    async def wait_for_prompts(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(YIELD_SECONDS_MAX):
+                await self._clear.wait()
+
+
+LOADED_MODELS_MAX = 8
+
+
+class LoadedModels:
+    """Since the last time that the backend was started or told to let go of them."""
+
+    def __init__(self) -> None:
+        self.keys: tuple[str, ...] = ()  # of leases that were taken, most recently used first
+        self.set_key: str | None = None
+        self._ran: tuple[str, ...] = ()  # of runs that began, the last first
+
+    def used(self, job: Job) -> None:
+        if job.model_key is not None:
+            self.keys = _with_first(job.model_key, self.keys)
+            self.set_key = job.model_set
+
+    def began(self, job: Job) -> ModelChange | None:
+        """How its heavy model comes to be loaded; None if it has none."""
+        key, before = job.model_key, self._ran
+        if key is None:
+            return None
+        self._ran = _with_first(key, before)
+        if key in before:
+            return "same" if key == before[0] else "switched"
+        return "first"
+
+    def clear(self) -> None:
+        self.keys, self.set_key, self._ran = (), None, ()
+
+
+def _with_first(key: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    return (key, *(each for each in keys if each != key))[:LOADED_MODELS_MAX]
+
+
+UNKNOWN_LOOKS_MAX = 4
+LOOK_SECONDS = 1.0
+
+
+class LeasePhase(StrEnum):
+    PREPARING = "preparing"  # its inputs are fetched and uploaded
+    QUEUED = "queued"  # its prompt waits in the backend
+    RUNNING = "running"
+    DELIVERING = "delivering"  # its outputs go up
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDeps:
+    """What all leases of a worker share."""
+
+    backend: Backend
+    assets: AssetProvider
+    store: httpx.AsyncClient
+    journal: Journal
+    files: BackendFiles | None = None  # a cloud has no folders
+    upload_gate: UploadGate = field(default_factory=UploadGate)
+    models: LoadedModels = field(default_factory=LoadedModels)
+    runtime: Runtime = field(default_factory=Runtime)
+
+
+class ActiveLease:
+    """Where one lease stands. `moved` is told of each new phase."""
+
+    def __init__(self, entry: JournalEntry, moved: Callable[[], None] = lambda: None) -> None:
+        self.entry = entry
+        self.phase = LeasePhase.PREPARING
+        self.resumes = False  # left over from a worker that was killed
+        self.model_change: ModelChange | None = None  # known once it runs
+        self.delivers_since = -math.inf  # by the monotonic clock
+        self._moved = moved
+
+    @property
+    def job(self) -> Job:
+        return self.entry.job
+
+    @property
+    def prompt_id(self) -> str:
+        return prompt_id_of(self.job.job_id, self.job.lease_number)
+
+    @property
+    def folder(self) -> str:
+        """Of its files on the backend."""
+        return job_folder(self.job.lease_token)
+
+    @property
+    def in_backend(self) -> bool:
+        """Or may be: of one that was left over nobody knows yet."""
+        left_over = self.resumes and self.phase is LeasePhase.PREPARING
+        return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
+
+    def enter(self, phase: LeasePhase) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            if phase is LeasePhase.DELIVERING:
+                self.delivers_since = time.monotonic()
+            self._moved()
+
+
+async def run_lease(
+    lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
+) -> Complete:
+    """Assets → upload → submit → follow → fetch outputs → PUT; what is then to be said."""
+    run_id = await adopt_run(lease, heartbeat_loop, deps) if lease.resumes else None
+    if run_id is None:
+        with deps.upload_gate.preparing():
+            run_id = await upload_and_submit(lease, heartbeat_loop, deps)
+    seconds = await follow_run(lease, run_id, heartbeat_loop, deps)
+    outputs = await deps.backend.outputs(run_id)
+    return Complete(
+        dispatch_id=lease.job.dispatch_id,
+        lease_token=lease.job.lease_token,
+        provider_job_id=run_id,
+        outputs=await deliver_outputs(lease.job, outputs, heartbeat_loop, deps, scratch),
+        execution_seconds=seconds,
+        model_change=lease.model_change,
+        values=choose_values(outputs, lease.job.output_node_id),
+    )
+
+
+async def adopt_run(
+    lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
+) -> str | None:
+    """The run of a worker that was killed, if the lease is still held and the backend has it."""
+    with contextlib.suppress(Unavailable, Unauthenticated, Refused):
+        await heartbeat_loop.send_now()
+    found = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)
+    if found is None and lease.entry.run_id not in (None, lease.prompt_id):
+        found = await deps.backend.adopt(lease.prompt_id)
+    if found is None:
+        return None
+    lease.entry = replace(lease.entry, run_id=found.run_id)
+    lease.enter(LeasePhase.QUEUED)
+    return found.run_id
+
+
+async def upload_and_submit(
+    lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
+) -> str:
+    """Its prompt is with the backend, and so are the files that it names."""
+    job = lease.job
+    async with AsyncExitStack() as held:
+        paths = {
+            asset.name: await held.enter_async_context(
+                deps.assets.hold(asset, heartbeat_loop.renew)
+            )
+            for asset in job.assets
+        }
+        nested = deps.files is not None
+        names = await upload_assets(paths, lease, deps, nested=nested)
+        try:
+            run_id = await submit_once(
+                lease, await prepare_prompt(job, names, lease, deps), heartbeat_loop, deps
+            )
+        except PromptRefused as error:
+            if not nested or not is_unlisted(error, names.values()):
+                raise
+            # A loader that takes nothing but what it lists, and lists no subfolders.
+            names = await upload_assets(paths, lease, deps, nested=False)
+            run_id = await submit_once(
+                lease, await prepare_prompt(job, names, lease, deps), heartbeat_loop, deps
+            )
+    lease.entry = replace(lease.entry, run_id=run_id)
+    if run_id != lease.prompt_id:
+        # The other id follows from the job, and is looked for.
+        await asyncio.to_thread(deps.journal.write, lease.entry)
+    return run_id
+
+
+async def upload_assets(
+    paths: Mapping[str, Path], lease: ActiveLease, deps: LeaseDeps, *, nested: bool
+) -> dict[str, str]:
+    """What loaders take, by asset: in the job's own folder, or under as good a name."""
+    names = {}
+    for asset, path in paths.items():
+        name = input_name(asset, await asyncio.to_thread(_first_bytes, path))
+        given = name if nested else flat_name(lease.folder, name)
+        subfolder = lease.folder if nested else ""
+        names[asset] = (await deps.backend.upload(path, name=given, subfolder=subfolder)).value
+    return names
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(SNIFF_BYTES)
+
+
+async def prepare_prompt(
+    job: Job, names: Mapping[str, str], lease: ActiveLease, deps: LeaseDeps
+) -> dict[str, Any]:
+    """Raises InvalidInput if it names a file that is not the job's."""
+    prompt: dict[str, Any] = fill_prompt(job.prompt, names, job.assets)
+    if deps.files is None:
+        return prompt
+    await deps.files.check(prompt, frozenset(names.values()))
+    return with_output_folder(prompt, lease.folder, deps.files.known)
+
+
+async def submit_once(
+    lease: ActiveLease, prompt: dict[str, Any], heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
+) -> str:
+    """Sent once. If nobody can tell what came of it, it is looked for, never sent again."""
+    backend, prompt_id = deps.backend, lease.prompt_id
+    heartbeat_loop.sent(changed_inputs(lease.job.prompt, prompt))
+    lease.enter(LeasePhase.QUEUED)
+    try:
+        sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)
+    except OutcomeUnknown:
+        for look in range(UNKNOWN_LOOKS_MAX):
+            if found := await backend.adopt(prompt_id):
+                return found.run_id
+            await deps.runtime.sleep(LOOK_SECONDS * 2**look)
+        raise
+    return sent.run_id
+
+
+async def follow_run(
+    lease: ActiveLease, run_id: str, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
+) -> float | None:
+    """To its success; how many seconds it ran. Raises RunFailed, RunTimedOut and all of follow."""
+    counts, end, began = begin_progress(lease.job.prompt), None, None
+    try:
+        async with asyncio.timeout(None) as limit:
+            async for event in deps.backend.follow(run_id):
+                if isinstance(event, Started) and began is None:
+                    began = note_start(lease, heartbeat_loop, deps)
+                    limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
+                    await asyncio.to_thread(deps.journal.write, lease.entry)
+                if isinstance(event, Preview):
+                    heartbeat_loop.preview(event)
+                counts = advance_progress(counts, event)
+                if began is not None:
+                    heartbeat_loop.show(counts.report())
+                end = event if isinstance(event, End) else end
+    except TimeoutError:
+        seconds = lease.job.run_limit_seconds
+        raise RunTimedOut(f"The run took longer than its limit of {seconds} s.") from None
+    lease.enter(LeasePhase.DELIVERING)
+    require_success(end, run_id)
+    return None if began is None else max(0.0, time.time() - began)
+
+
+def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps) -> float:
+    """When it began: of an adopted run, as noted by the worker before."""
+    change = deps.models.began(lease.job)
+    # What an adopted run found loaded nobody knows, and whose turn it is in a cloud neither.
+    is_known = not lease.resumes and deps.files is not None
+    lease.model_change = change if is_known else None
+    began = time.time() if lease.entry.started_at is None else lease.entry.started_at
+    lease.entry = replace(lease.entry, started_at=began)
+    lease.enter(LeasePhase.RUNNING)
+    heartbeat_loop.start()
+    return began
+
+
+def _deadline(began: float, limit_seconds: float) -> float:
+    """By the loop's clock, of a start told by the wall's."""
+    return asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
+
+
+def require_success(end: End | None, run_id: str) -> None:
+    match end:
+        case Failed(message=message):
+            raise RunFailed(message, run_id=run_id, failed=end)
+        case Cancelled():
+            raise RunFailed("The run was interrupted on its server.", run_id=run_id)
+        case None:
+            raise UnexpectedAnswer(f"run {run_id} has no end")
+
+
+async def deliver_outputs(
+    job: Job, outputs: Outputs, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
+) -> tuple[DeliveredOutput, ...]:
+    files = choose_outputs(outputs, job.output_node_id)
+    if job.output_node_id is not None and not files and not has_values(outputs, job.output_node_id):
+        raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
+    if len(files) > WANTED_MAX:
+        raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
+    deliveries = OutputUploads(deps.store, heartbeat_loop, job, deps.runtime)
+    filenames = [file.filename for file in files]
+    names = output_names(filenames, find_slot(job.outputs, filenames))
+    return tuple(
+        [
+            await deliver_output(file, name, job, deliveries, deps, scratch)
+            for file, name in zip(files, names, strict=True)
+        ]
+    )
+
+
+async def deliver_output(
+    file: OutputFile,
+    name: str,
+    job: Job,
+    deliveries: OutputUploads,
+    deps: LeaseDeps,
+    scratch: Path,
+) -> DeliveredOutput:
+    """One file from the backend to the store; on our disk only meanwhile, a small one until its lease
+    ends."""
+    await deps.upload_gate.wait_for_prompts()
+    fetched = await deps.backend.fetch(file, scratch / "output")
+    try:
+        size = fetched.size_bytes
+        if size > job.max_output_bytes:
+            raise LimitExceeded(
+                f"The output {file.filename} has {size:,} bytes; at most "
+                f"{job.max_output_bytes:,} are taken."
+            )
+        content_type = content_type_of(file.filename, fetched.content_type)
+        ready = await asyncio.to_thread(prepare_output, fetched, strip=job.strip_metadata)
+        await deps.upload_gate.wait_for_prompts()
+        await deliveries.put(ready, name=name, content_type=content_type)
+    finally:
+        if fetched.size_bytes > SMALL_BYTES:
+            await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
+    return DeliveredOutput(
+        name=name,
+        size=ready.size,
+        content_type=content_type,
+        content_hash=ready.content_hash,
+        filename=file.filename,
+        node_id=file.node_id,
+        kind=file.key,
+        width=ready.width,
+        height=ready.height,
+        is_stripped=job.strip_metadata,
+    )
+
+
+def prepare_output(fetched: Fetched, *, strip: bool) -> ReadyFile:
+    """Without metadata, hashed, measured, and read if it is small: all at once, as each change of
+    threads takes time."""
+    path = fetched.path
+    size = strip_metadata(path) if strip else fetched.size_bytes
+    width, height = picture_size(path) or (None, None)
+    return ReadyFile(
+        path,
+        size,
+        blake3().update_mmap(path).hexdigest(),
+        width,
+        height,
+        path.read_bytes() if size <= SMALL_BYTES else None,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+# A last word that was not heard for so long is noted, to be said by the worker that comes after us.
+UNHEARD_SECONDS = 0.5
+# After these the backend has no such prompt, or can't be asked.
+NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
+
+
+class StopReason(StrEnum):
+    """Why work on a lease stops before its end."""
+
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    RECALL = "recall"
+    DRAIN = "drain"
+    SPOT = "spot"
+    REBALANCE = "rebalance"
+    SHUTDOWN = "shutdown"
+
+
+REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
+    StopReason.RECALL: "recall",
+    StopReason.DRAIN: "drain",
+    StopReason.SPOT: "spot",
+    StopReason.REBALANCE: "rebalance",
+    StopReason.SHUTDOWN: "shutdown",
+}
+
+
+class LeaseRunner:
+    """`on_fault` is told of each fault of the backend that came to light; `say` says the last word."""
+
+    def __init__(
+        self,
+        lease: ActiveLease,
+        control: ControlClient,
+        deps: LeaseDeps,
+        make_heart: Callable[["LeaseRunner"], HeartbeatLoop],
+        on_fault: Callable[[BackendFault, str], None],
+        say: Callable[[FinalReport], Awaitable[object]] | None = None,
+    ) -> None:
+        self.lease = lease
+        self.halted: StopReason | None = None
+        self._say_it = say or control.end
+        self._deps = deps
+        self._heartbeat_loop = make_heart(self)
+        self._on_fault = on_fault
+        self._work: asyncio.Task[Complete] | None = None
+        # Made when there is something to put into it.
+        self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
+
+    def stop(self, why: StopReason) -> None:
+        """The first reason counts, except that a lost lease has nothing more to say."""
+        if self.halted is None or why is StopReason.LOST:
+            self.halted = why
+        if self._work is not None:
+            self._work.cancel()
+
+    async def run(self) -> None:
+        """Returns when the control plane has heard how it ended, or no longer wants to."""
+        lease = self.lease
+        report = lease.entry.report
+        if report is None:
+            report = self._with_prompt(await self._work_with_heartbeats())
+        lease.enter(LeasePhase.DELIVERING)
+        if report is not None:
+            lease.entry = replace(lease.entry, report=report)
+            await self._say_or_note(report)
+        await asyncio.to_thread(self._forget)
+
+    async def _say_or_note(self, report: FinalReport) -> None:
+        """Most words are heard at once, and then need no note: one that was lost with us before is
+        found again, as its run is in the journal."""
+        saying = asyncio.create_task(self._say(report))
+        try:
+            await asyncio.wait({saying}, timeout=UNHEARD_SECONDS)
+            if not saying.done():
+                await asyncio.to_thread(self._deps.journal.write, self.lease.entry)
+            await saying
+        except asyncio.CancelledError:
+            saying.cancel()
+            self._deps.journal.write(self.lease.entry)
+            raise
+
+    def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
+        """A run may end before a heartbeat has told what was sent."""
+        if isinstance(report, Complete | Fail) and self._heartbeat_loop.untold is not None:
+            return report.model_copy(update={"filled_in": self._heartbeat_loop.untold})
+        return report
+
+    def _forget(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._deps.files is not None:
+            self._deps.files.remove(self.lease.folder)
+        self._deps.journal.forget(self.lease.job)
+
+    async def _work_with_heartbeats(self) -> FinalReport | None:
+        speaking = [
+            asyncio.create_task(self._heartbeat_loop.beat()),
+            asyncio.create_task(self._heartbeat_loop.listen()),
+        ]
+        try:
+            return await self._outcome(self._scratch)
+        finally:
+            for each in speaking:
+                each.cancel()
+
+    async def _outcome(self, folder: Path) -> FinalReport | None:
+        work = asyncio.create_task(run_lease(self.lease, self._heartbeat_loop, self._deps, folder))
+        self._work = work
+        if self.halted is not None:
+            work.cancel()
+        try:
+            await asyncio.wait({work})
+        finally:
+            work.cancel()
+        if self.halted is not None and (work.cancelled() or work.exception() is not None):
+            return await self._stopped(self.halted)
+        error = work.exception()
+        if error is None:
+            return work.result()
+        if isinstance(error, LeaseLost):
+            return await self._stopped(StopReason.LOST)
+        if not isinstance(error, Exception):
+            raise error
+        return await self._failed(error)
+
+    async def _stopped(self, why: StopReason) -> FinalReport | None:
+        job = self.lease.job
+        logger.info("a lease is given up", extra={**self.ids, "reason": why.value})
+        if self.lease.in_backend:
+            await self._cancel_run()
+        match why:
+            case StopReason.LOST:
+                return None
+            case StopReason.CANCELLED:
+                return failed_outcome(job, job_error("cancelled", "The job was cancelled."))
+        return Requeue(
+            dispatch_id=job.dispatch_id, lease_token=job.lease_token, reason=REQUEUE_REASONS[why]
+        )
+
+    async def _failed(self, error: Exception) -> FinalReport:
+        outcome = outcome_of_error(error, self.lease.job)
+        self._log(error, outcome)
+        if self.lease.in_backend and not isinstance(error, NOTHING_TO_CANCEL):
+            await self._cancel_run()
+        if outcome.fault is not None:
+            self._on_fault(outcome.fault, str(error))
+        return outcome.report
+
+    async def _cancel_run(self) -> None:
+        """Its prompt must not run on for nobody, still less beside a second run of the job."""
+        lease, backend = self.lease, self._deps.backend
+        try:
+            run_id = lease.entry.run_id
+            if run_id is None:
+                found = await backend.adopt(lease.prompt_id)
+                run_id = lease.prompt_id if found is None else found.run_id
+            outcome = await backend.cancel(run_id)
+        except CancelUnconfirmed as error:
+            self._on_fault(BackendFault("backend_fault", BackendCondition.HUNG), error.message)
+        except FleetError as error:
+            extra = {**self.ids, "reason": error.message}
+            logger.warning("whether its prompt was cancelled is not certain", extra=extra)
+        else:
+            if outcome is Cancellation.CANCELLED:
+                logger.info("its prompt was cancelled", extra=self.ids)
+
+    async def _say(self, report: FinalReport) -> None:
+        extra = {**self.ids, "word": REPORT_ENDPOINTS[type(report)]}
+        try:
+            await self._say_it(report)
+        except LeaseLost:
+            # A control plane may end what it has cancelled without waiting for us.
+            expected = self.halted is StopReason.CANCELLED
+            level = logging.INFO if expected else logging.WARNING
+            logger.log(level, "the lease had ended before its last word", extra=extra)
+        except Refused as error:
+            logger.error("a last word was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
+            if isinstance(report, Complete):
+                await self._say(failed_outcome(self.lease.job, job_error("refused", error.message)))
+        else:
+            logger.info("a lease has ended", extra=extra)
+
+    def _log(self, error: Exception, outcome: LeaseOutcome) -> None:
+        report = outcome.report
+        reason = report.reason if isinstance(report, Requeue) else "fail"
+        extra = {**self.ids, "verdict": reason, "error": str(error)[:2000]}
+        logger.warning(
+            "a job did not succeed", extra=extra, exc_info=error if outcome.is_unexpected else None
+        )
+
+    @property
+    def ids(self) -> dict[str, object]:
+        job = self.lease.job
+        return {
+            "dispatch_id": job.dispatch_id,
+            "job_id": str(job.job_id),
+            "workflow": job.workflow_slug,
+            "prompt_id": self.lease.prompt_id,
+        }

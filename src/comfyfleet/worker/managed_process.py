@@ -1,0 +1,235 @@
+"""A ComfyUI that the worker starts itself and so may restart, and the operator's command that starts it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from comfyfleet.errors import InvalidInput
+
+# `${HOME}` is for a shell.
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+
+
+def split_command(option: str, command: str) -> list[str]:
+    """Raises InvalidInput for a command that is empty, or ends within quotes."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput(f"{option} can't be read: {error}") from error
+    if not words:
+        raise InvalidInput(f"{option} is empty")
+    return words
+
+
+def fill_command(option: str, command: str, values: Mapping[str, str]) -> list[str]:
+    """The words with each `{name}` replaced by its value, which may have spaces.
+
+    Raises InvalidInput for a name that has no value: it is misspelt, and the program would get it as
+    it stands.
+    """
+    words = split_command(option, command)
+    for name in (found for word in words for found in PLACEHOLDER.findall(word)):
+        if name not in values:
+            known = ", ".join(f"{{{each}}}" for each in values)
+            raise InvalidInput(
+                f"{option} has {{{name}}}, which is not filled in; known: {known}",
+                hint="A program that needs such a text itself can be started by a script.",
+            )
+    return [PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in words]
+
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS_MAX = 15.0
+LOOK_SECONDS = 0.05
+# One that ends this soon after its start will do so again: starts are spaced out.
+SHORT_LIFE_SECONDS = 60.0
+PAUSE_SECONDS_MAX = 60.0
+# Node packs are strangers' code: our keys, databases and stores are no business of theirs.
+SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
+ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process. Ids are used again: only together with its start is it the same one."""
+
+    pid: int
+    created: float  # seconds since 1970, as the system tells it
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return (
+                process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+            )
+        except psutil.Error:
+            return False
+
+    @property
+    def is_own_group(self) -> bool:
+        """Whether it leads a group of processes, as all that we start do, and not the one we are in.
+        Signals go to the group: 0 and -1 would mean our own and everybody."""
+        try:
+            return self.pid > 1 and os.getpgid(self.pid) == self.pid != os.getpgrp()
+        except (OSError, OverflowError):
+            return False
+
+
+class ManagedProcess:
+    """In a session of its own: what it has started ends with it.
+
+    `note`: the file that says which process it is, so that the next worker owns it, too. `environ`:
+    what it is told beside what it inherits, which is all but our own settings.
+    """
+
+    def __init__(self, command: str, note: Path, environ: Mapping[str, str] | None = None) -> None:
+        self._arguments = split_command("--comfyui-command", command)
+        self._note = note
+        self._environ = {**_inherited(os.environ), **(environ or {})}
+        self._child: asyncio.subprocess.Process | None = None
+        self._known: ProcessIdentity | None = None
+        self.started_at = 0.0  # of the monotonic clock
+        self._short_lives = 0
+        self._was_told = False  # to end, by us
+
+    @property
+    def is_running(self) -> bool:
+        if self._child is not None:
+            return self._child.returncode is None
+        return self._known is not None and self._known.is_alive
+
+    @property
+    def pid(self) -> int | None:
+        return self._known.pid if self._known is not None else None
+
+    def take_up(self) -> bool:
+        """Whether the process that an earlier worker started lives; then it is ours again."""
+        known = _read(self._note)
+        if known is None or not known.is_own_group or not known.is_alive:
+            return False
+        self._known = known
+        return True
+
+    async def start(self) -> None:
+        if self.is_running:
+            return
+        self._log_exit()
+        await self._delay_restart()
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *self._arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=self._environ,
+            )
+        except OSError as error:
+            raise InvalidInput(
+                f"{self._arguments[0]} can't be started: {error.strerror}"
+            ) from error
+        self.started_at = time.monotonic()
+        self._was_told = False
+        self._known = _known(self._child.pid)
+        await asyncio.to_thread(_write, self._note, self._known)
+        logger.info("ComfyUI was started", extra={"pid": self._child.pid})
+
+    async def stop(self) -> None:
+        if self._known is None or not self.is_running:
+            return
+        self._was_told = True
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._signal(number)
+            try:
+                async with asyncio.timeout(STOP_SECONDS_MAX):
+                    await self._ended()
+            except TimeoutError:
+                continue
+            break
+        self._note.unlink(missing_ok=True)
+        logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
+
+    def kill(self) -> None:
+        """For who can't wait any longer; a `stop` that is under way then ends at once."""
+        if self.is_running:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all of its session."""
+        if self._known is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._known.pid, number)
+
+    async def _ended(self) -> None:
+        if self._child is not None:
+            await self._child.wait()
+            return
+        # No child of ours: nobody tells us of its end.
+        while self.is_running:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _log_exit(self) -> None:
+        if self._child is None or self._was_told:
+            return
+        logger.warning(
+            "ComfyUI has ended by itself (%s) and is started again; what it said stands above",
+            _outcome(self._child.returncode),
+            extra={"pid": self._child.pid, "seconds": round(time.monotonic() - self.started_at)},
+        )
+
+    async def _delay_restart(self) -> None:
+        if self._child is None:
+            return
+        lived = time.monotonic() - self.started_at
+        self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
+        if self._short_lives > 1:
+            await asyncio.sleep(min(2.0**self._short_lives, PAUSE_SECONDS_MAX))
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(ENGINE_PREFIXES) or not name.startswith(SECRET_PREFIXES)
+    }
+
+
+def _outcome(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _known(pid: int) -> ProcessIdentity | None:
+    try:
+        return ProcessIdentity(pid, psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None  # it has ended already
+
+
+def _read(note: Path) -> ProcessIdentity | None:
+    try:
+        data = json.loads(note.read_bytes())
+        return ProcessIdentity(int(data["pid"]), float(data["created"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _write(note: Path, known: ProcessIdentity | None) -> None:
+    if known is None:
+        note.unlink(missing_ok=True)
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"pid": known.pid, "created": known.created}))

@@ -1,0 +1,387 @@
+"""Several workers in one process, each with a ComfyUI that it started, and their metrics for Prometheus."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from comfyfleet.errors import WorkerRevoked
+from comfyfleet.log_context import bind_ids
+from comfyfleet.worker.factory import PROCESS_FILE, open_managed_process, open_platform, open_worker
+from comfyfleet.worker.machine import (
+    ReadMemory,
+    command_memory_reader,
+    driver_memory_reader,
+    first_visible_gpu,
+    require_memory_reading,
+)
+from comfyfleet.worker.managed_process import ManagedProcess
+from comfyfleet.worker.pack_plan import (
+    SLOT_NAME,
+    GpuSample,
+    GpuSlots,
+    MoveReason,
+    PackDecision,
+    PackMove,
+    PackRules,
+    PackSettings,
+    PackSize,
+    PackSlot,
+    decide_pack_size,
+    lay_out_pack,
+    make_folders,
+)
+from comfyfleet.worker.settings import WorkerSettings, safe_name
+from comfyfleet.worker.shutdown import StopRequest
+from comfyfleet.worker.worker import JobCounts, Worker
+
+logger = logging.getLogger(__name__)
+
+# One that is taken away may end what it runs.
+LEAVE_SECONDS_MAX = 1800.0
+MOVE_TEXTS = {
+    PackMove.ADD: "one more ComfyUI is started on GPU %s: %s",
+    PackMove.REMOVE: "one ComfyUI fewer on GPU %s: %s",
+    PackMove.KEEP: "as many ComfyUIs as before on GPU %s: %s",
+}
+
+
+@dataclass(eq=False)
+class PackMember:
+    """One worker of the pack. `worker` is set once it is put together."""
+
+    slot: PackSlot
+    worker: Worker | None = None
+    is_leaving: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.worker is not None and self.worker.is_ready and not self.is_leaving
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.worker is None else self.worker.waiting
+
+
+@dataclass(frozen=True, eq=False)
+class PackGpu:
+    """A GPU's places, and the rules by which their number changes; None: all are taken, always."""
+
+    places: GpuSlots
+    rules: PackRules | None = None
+    read_memory: ReadMemory | None = None
+    counts: JobCounts = field(default_factory=JobCounts)
+
+
+async def plan_gpus(
+    settings: WorkerSettings, pack: PackSettings, environ: Mapping[str, str]
+) -> list[PackGpu]:
+    """Raises InvalidInput for what can't be laid out, or measured where it has to be."""
+    chosen = first_visible_gpu(environ)
+    places = lay_out_pack(settings, pack, "0" if chosen is None else str(chosen))
+    if not pack.is_auto:
+        return [PackGpu(each) for each in places]
+    gpus = []
+    for each in places:
+        if pack.memory_command is None:
+            read = driver_memory_reader(settings.state.parent, {**environ, **each.environ})
+        else:
+            read = command_memory_reader(pack.memory_command, each.gpu)
+        await require_memory_reading(read, each.gpu, pack.memory_command)
+        gpus.append(PackGpu(each, PackRules(most=pack.most), read))
+    return gpus
+
+
+class BarredSizes:
+    """A file that says which numbers of ComfyUIs are not tried on a GPU, and until when, so that a
+    worker that is started again need not run out of memory to learn it. Blocks.
+
+    In memory times are of the monotonic clock, in the file they are seconds since 1970.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, now: float) -> dict[int, float]:
+        ahead = time.time() - now
+        try:
+            told = json.loads(self._path.read_bytes())
+            return {int(size): float(until) - ahead for size, until in told.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def write(self, barred: Mapping[int, float], now: float) -> None:
+        """A full disk is no reason to stop: it is only known in memory then."""
+        ahead = time.time() - now
+        until = {size: until + ahead for size, until in barred.items() if until > now}
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(until))
+
+
+class WorkerPack:
+    """Each worker is one of the fleet's, with its own name, key, leases and models: the control plane
+    sees several workers, and each is healed, drained and revoked by itself."""
+
+    def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
+        """`state`: the folder that holds those of all workers."""
+        self.stop = StopRequest(self._tell_all, is_told=False)  # each worker tells it
+        self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()  # by GPU
+        self._gpus = gpus
+        self._environ = environ
+        self._state = state
+        self._members: dict[PackGpu, list[PackMember]] = {gpu: [] for gpu in gpus}
+        self._work: set[asyncio.Task[None]] = set()
+        self._problem: Exception | None = None
+        self._left_in_order = False  # whether a worker did, and not because it was one too many
+
+    async def work(self) -> None:
+        """Until told to stop, or until nobody works any more; raises why, if it was not asked for.
+
+        WorkerRevoked means that all were sent away: it is not raised where others worked on to the end.
+        """
+        sizing: list[asyncio.Task[None]] = []
+        try:
+            await self._stop_left_over()
+            for gpu in self._gpus:
+                for slot in await asyncio.to_thread(_first_slots, gpu):
+                    self._start(gpu, slot)
+                if gpu.rules is not None:
+                    resizing = asyncio.create_task(self._resize(gpu, gpu.rules))
+                    resizing.add_done_callback(_tell_of_failure)
+                    sizing.append(resizing)
+            while self._work:
+                await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (*sizing, *self._work):
+                each.cancel()
+            await asyncio.gather(*sizing, *self._work, return_exceptions=True)
+        was_asked = self.stop.asked or self._left_in_order
+        if self._problem is None or (isinstance(self._problem, WorkerRevoked) and was_asked):
+            return
+        raise self._problem
+
+    @property
+    def members(self) -> dict[str, list[PackMember]]:
+        """Those on each GPU, by number."""
+        return {
+            gpu.places.gpu: sorted(members, key=lambda each: each.slot.number)
+            for gpu, members in self._members.items()
+        }
+
+    @property
+    def counts(self) -> dict[str, JobCounts]:
+        return {gpu.places.gpu: gpu.counts for gpu in self._gpus}
+
+    # Workers
+
+    def _start(self, gpu: PackGpu, slot: PackSlot) -> None:
+        member = PackMember(slot)
+        self._members[gpu].append(member)
+        work = asyncio.create_task(self._run_worker(gpu, member))
+        self._work.add(work)
+        work.add_done_callback(self._work.discard)
+
+    async def _run_worker(self, gpu: PackGpu, member: PackMember) -> None:
+        settings = member.slot.settings
+        environ = {**self._environ, **gpu.places.environ}
+        try:
+            with self._named(settings.worker_id):
+                await asyncio.to_thread(make_folders, member.slot)
+                async with (
+                    open_platform(settings, environ) as platform,
+                    open_worker(settings, environ, platform, gpu.counts) as worker,
+                ):
+                    member.worker = worker
+                    if self.stop.asked:
+                        self._tell(worker)
+                    elif member.is_leaving:
+                        worker.stop.ask("shutdown", 0)
+                    await worker.work()
+                    self._left_in_order |= not member.is_leaving
+        except WorkerRevoked as error:
+            # No reason for the others to stop.
+            self._problem = self._problem or error
+        except Exception as error:  # noqa: BLE001  raised again when the others have left in order
+            self._problem = error
+            self.stop.ask("shutdown", 0)
+        finally:
+            self._members[gpu].remove(member)
+
+    def _named(self, worker_id: str) -> AbstractContextManager[None]:
+        """Lines of the log say whose they are, where there are several."""
+        is_one = sum(len(gpu.places.slots) for gpu in self._gpus) == 1
+        return nullcontext() if is_one else bind_ids(worker_id=worker_id)
+
+    def _tell_all(self) -> None:
+        for members in self._members.values():
+            for member in members:
+                if member.worker is not None:
+                    self._tell(member.worker)
+
+    def _tell(self, worker: Worker) -> None:
+        worker.stop.ask(self.stop.reason or "shutdown", self.stop.seconds_left)
+        worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
+
+    async def _stop_left_over(self) -> None:
+        """ComfyUIs that a killed worker had in places that there are no more."""
+        slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
+        known = {slot.settings.state / PROCESS_FILE for slot in slots}
+        for note in await asyncio.to_thread(_notes, self._state):
+            left = ManagedProcess("comfyui", note)  # it is not started again
+            if note not in known and left.take_up():
+                logger.warning("a ComfyUI from before is ended: its place is gone")
+                await left.stop()
+
+    # How many
+
+    async def _resize(self, gpu: PackGpu, rules: PackRules) -> None:
+        note = BarredSizes(self._state / f"barred-{safe_name(gpu.places.gpu)}.json")
+        barred = await asyncio.to_thread(note.read, _now())
+        size = PackSize(wanted=max(1, len(self._members[gpu])), barred=barred)
+        while not self._is_over(gpu):
+            await asyncio.sleep(rules.look_seconds)
+            before = size.barred
+            size, decision = decide_pack_size(size, await self._look(gpu), rules)
+            if size.barred != before:
+                await asyncio.to_thread(note.write, size.barred, _now())
+            if decision is not None and not self._is_over(gpu):
+                self._act(gpu, decision)
+
+    def _is_over(self, gpu: PackGpu) -> bool:
+        """A stop was asked for, or a worker was sent away or got a notice: nobody is added."""
+        leaving = (
+            each.worker is not None and each.worker.stop.asked and not each.is_leaving
+            for each in self._members[gpu]
+        )
+        return self.stop.asked or self._problem is not None or any(leaving)
+
+    async def _look(self, gpu: PackGpu) -> GpuSample:
+        memory = None if gpu.read_memory is None else await gpu.read_memory()
+        ready = [each for each in self._members[gpu] if each.is_ready]
+        return GpuSample(
+            at=_now(),
+            ready=len(ready),
+            leaving=sum(each.is_leaving for each in self._members[gpu]),
+            full=sum(each.waiting > 0 for each in ready),
+            idle=sum(each.worker is not None and each.worker.is_idle for each in ready),
+            finished=gpu.counts.finished,
+            out_of_memory=gpu.counts.out_of_memory,
+            memory_used=None if memory is None else memory.used,
+            memory_total=None if memory is None else memory.total,
+        )
+
+    def _act(self, gpu: PackGpu, decision: PackDecision) -> None:
+        self.decisions[gpu.places.gpu, decision.move, decision.reason] += 1
+        figures = {name: value for name, value in decision._asdict().items() if value is not None}
+        logger.warning(
+            MOVE_TEXTS[decision.move],
+            gpu.places.gpu,
+            decision.reason.value,
+            extra={**figures, "gpu": gpu.places.gpu},
+        )
+        if decision.move is PackMove.ADD:
+            self._start(gpu, _free_slot(gpu, self._members[gpu]))
+        elif decision.move is PackMove.REMOVE:
+            self._remove(gpu)
+
+    def _remove(self, gpu: PackGpu) -> None:
+        """The one with the least to do; one that does not answer before all others."""
+        staying = [each for each in self._members[gpu] if not each.is_leaving]
+        member = min(staying, key=lambda each: (each.is_ready, each.waiting, -each.slot.number))
+        member.is_leaving = True
+        if member.worker is not None:
+            member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
+
+
+def _tell_of_failure(resizing: "asyncio.Task[None]") -> None:
+    if not resizing.cancelled() and (error := resizing.exception()) is not None:
+        logger.error("the number of ComfyUIs stays as it is", exc_info=error)
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _first_slots(gpu: PackGpu) -> list[PackSlot]:
+    """All, where their number is fixed; else those whose ComfyUI lives from before, or the first."""
+    slots = list(gpu.places.slots)
+    if gpu.rules is None:
+        return slots
+    living = [slot for slot in slots if _lives(slot)]
+    return living or slots[:1]
+
+
+def _lives(slot: PackSlot) -> bool:
+    owned = open_managed_process(slot.settings)
+    return owned is not None and owned.take_up()
+
+
+def _free_slot(gpu: PackGpu, members: Sequence[PackMember]) -> PackSlot:
+    taken = {each.slot.number for each in members}
+    return next(slot for slot in gpu.places.slots if slot.number not in taken)
+
+
+def _notes(state: Path) -> list[Path]:
+    own = [path for path in state.glob("*") if SLOT_NAME.fullmatch(path.name)]
+    return [folder / PROCESS_FILE for folder in (state, *own)]
+
+
+PREFIX = "comfyfleet_worker"
+
+
+class PackMetrics(Collector):
+    def __init__(self, pack: WorkerPack) -> None:
+        self._pack = pack
+
+    def collect(self) -> Iterator[Metric]:
+        there = GaugeMetricFamily(
+            f"{PREFIX}_backends", "ComfyUIs by state: ready, leaving, away", labels=("gpu", "state")
+        )
+        for gpu, members in self._pack.members.items():
+            leaving = sum(each.is_leaving for each in members)
+            ready = sum(each.is_ready for each in members)
+            there.add_metric((gpu, "ready"), ready)
+            there.add_metric((gpu, "leaving"), leaving)
+            there.add_metric((gpu, "away"), len(members) - ready - leaving)
+        yield there
+        finished = CounterMetricFamily(f"{PREFIX}_jobs_finished", "Jobs delivered", labels=("gpu",))
+        short = CounterMetricFamily(
+            f"{PREFIX}_out_of_memory", "Runs that ran out of memory", labels=("gpu",)
+        )
+        for gpu, counts in self._pack.counts.items():
+            finished.add_metric((gpu,), counts.finished)
+            short.add_metric((gpu,), counts.out_of_memory)
+        yield from (finished, short)
+        decisions = CounterMetricFamily(
+            f"{PREFIX}_pack_decisions",
+            "Changes of how many ComfyUIs share a GPU, and why",
+            labels=("gpu", "decision", "reason"),
+        )
+        for (gpu, move, reason), count in list(self._pack.decisions.items()):
+            decisions.add_metric((gpu, move.value, reason.value), count)
+        yield decisions
+
+
+@contextlib.contextmanager
+def serve_metrics(pack: WorkerPack, host: str, port: int) -> Iterator[int]:
+    """The port. Raises OSError if it is taken."""
+    registry = CollectorRegistry()
+    registry.register(PackMetrics(pack))
+    server, thread = start_http_server(port, host, registry)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,361 @@
+"""Where the ComfyUIs of one worker process are (GPUs, ports, folders, names), and how many share a GPU, decided
+sample by sample. Pure.
+
+One more is tried while there is a backlog and room in the GPU's memory; it stays if the GPU then finishes
+more jobs a minute, and goes again if not. One goes when there is too little to do, and when memory ran out."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from comfyfleet.errors import InvalidInput
+from comfyfleet.worker.managed_process import fill_command
+from comfyfleet.worker.settings import WORKER_ID_CHARACTERS_MAX, WorkerSettings
+
+PER_GPU_DEFAULT_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PackRules:
+    """`most`: never more on one GPU."""
+
+    most: int = PER_GPU_DEFAULT_MAX
+    look_seconds: float = 5.0
+    # What is measured lasts at least so long, and so many jobs.
+    window_seconds: float = 120.0
+    window_jobs: int = 24
+    # Of the looks in a window: so many found jobs waiting behind those that run.
+    backlog_share: float = 0.8
+    gain_min: float = 0.1
+    memory_margin: float = 0.1
+    spare_seconds: float = 300.0
+    start_seconds_max: float = 600.0
+    # A size that brought nothing, or found no room, is thought of again after that.
+    retry_seconds: float = 1800.0
+    memory_retry_seconds: float = 6 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """What is seen of one GPU at one moment.
+
+    `ready`: ComfyUIs that take jobs; of these, `full` have one more job waiting behind what runs, and
+    `idle` have none. `leaving`: those that end. `finished`, `out_of_memory`: how often, ever.
+    """
+
+    at: float
+    ready: int
+    leaving: int
+    full: int
+    idle: int
+    finished: int
+    out_of_memory: int
+    memory_used: int | None
+    memory_total: int | None
+
+
+class PackMove(StrEnum):
+    ADD = "add"
+    REMOVE = "remove"
+    KEEP = "keep"
+
+
+class MoveReason(StrEnum):
+    BACKLOG = "backlog"
+    GAIN = "gain"
+    NO_GAIN = "no_gain"
+    NO_MEMORY = "no_memory"
+    OUT_OF_MEMORY = "out_of_memory"
+    SPARE = "spare"
+    NOT_STARTED = "not_started"
+
+
+class PackDecision(NamedTuple):
+    """`size`: how many there are to be now. Rates are jobs a minute."""
+
+    move: PackMove
+    reason: MoveReason
+    size: int
+    rate: float | None = None
+    rate_before: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputWindow:
+    """A measurement: since when, from how many finished jobs on."""
+
+    since: float
+    finished: int
+    looks: int = 0
+    full_looks: int = 0
+    memory_used_max: int | None = None
+
+    def seen(self, look: GpuSample) -> "ThroughputWindow":
+        used = [each for each in (self.memory_used_max, look.memory_used) if each is not None]
+        return replace(
+            self,
+            looks=self.looks + 1,
+            full_looks=self.full_looks + (0 < look.ready == look.full),
+            memory_used_max=max(used, default=None),
+        )
+
+    def is_over(self, look: GpuSample, rules: PackRules) -> bool:
+        return (
+            look.at - self.since >= rules.window_seconds
+            and look.finished - self.finished >= rules.window_jobs
+        )
+
+    def rate(self, look: GpuSample) -> float:
+        return 60.0 * (look.finished - self.finished) / max(look.at - self.since, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class PackSize:
+    """`rate_before`: jobs a minute with one fewer; set while the newest is on trial.
+
+    `barred`: sizes that are not tried, and until when.
+    """
+
+    wanted: int = 1
+    rate_before: float | None = None
+    window: ThroughputWindow | None = None
+    spare_since: float | None = None
+    unsettled_since: float | None = None
+    out_of_memory: int = 0
+    barred: Mapping[int, float] = field(default_factory=dict)
+
+    def resized(self, wanted: int, *, rate_before: float | None = None) -> "PackSize":
+        """Everything is measured anew."""
+        return PackSize(
+            wanted, rate_before, out_of_memory=self.out_of_memory, barred=dict(self.barred)
+        )
+
+    def barring(self, size: int, until: float) -> "PackSize":
+        until = max(until, self.barred.get(size, until))
+        return replace(self, barred={**self.barred, size: until})
+
+    def is_barred(self, size: int, at: float) -> bool:
+        return self.barred.get(size, float("-inf")) > at
+
+
+def decide_pack_size(
+    size: PackSize, look: GpuSample, rules: PackRules
+) -> tuple[PackSize, PackDecision | None]:
+    """The next state, and what is to be done, if anything."""
+    if look.out_of_memory > size.out_of_memory:
+        return _out_of_memory(replace(size, out_of_memory=look.out_of_memory), look, rules)
+    if look.leaving or look.ready != size.wanted:
+        return _unsettled(size, look, rules)
+    spare_since = (
+        None if not look.idle else look.at if size.spare_since is None else size.spare_since
+    )
+    window = (size.window or ThroughputWindow(look.at, look.finished)).seen(look)
+    size = replace(size, spare_since=spare_since, unsettled_since=None, window=window)
+    if size.wanted > 1 and spare_since is not None and look.at - spare_since >= rules.spare_seconds:
+        return _removed(size, MoveReason.SPARE)
+    if window.is_over(look, rules):
+        return _decide_by_window(size, window, look, rules)
+    return size, None
+
+
+def _out_of_memory(
+    size: PackSize, look: GpuSample, rules: PackRules
+) -> tuple[PackSize, PackDecision | None]:
+    """One that is leaving already was enough, until it has gone."""
+    barred = size.barring(size.wanted + (size.wanted == 1), look.at + rules.memory_retry_seconds)
+    if look.leaving or size.wanted == 1:
+        return replace(barred, window=None), None
+    return _removed(barred, MoveReason.OUT_OF_MEMORY)
+
+
+def _unsettled(
+    size: PackSize, look: GpuSample, rules: PackRules
+) -> tuple[PackSize, PackDecision | None]:
+    """One starts, ends, or is ill: nothing can be measured."""
+    since = look.at if size.unsettled_since is None else size.unsettled_since
+    size = replace(size, window=None, spare_since=None, unsettled_since=since)
+    is_late = look.at - since >= rules.start_seconds_max
+    if is_late and not look.leaving and look.ready < size.wanted and size.wanted > 1:
+        barred = size.barring(size.wanted, look.at + rules.retry_seconds)
+        return _removed(barred, MoveReason.NOT_STARTED)
+    return size, None
+
+
+def _decide_by_window(
+    size: PackSize, window: ThroughputWindow, look: GpuSample, rules: PackRules
+) -> tuple[PackSize, PackDecision | None]:
+    rate, again = window.rate(look), replace(size, window=None)
+    if window.full_looks < rules.backlog_share * window.looks:
+        return again, None  # there are as many finished jobs as come: that tells nothing
+    if size.rate_before is not None:
+        return _decide_trial(again, size.rate_before, rate, look, rules)
+    more = size.wanted + 1
+    if more > rules.most or size.is_barred(more, look.at):
+        return again, None
+    used, total = window.memory_used_max, look.memory_total
+    if not has_room(used, total, size.wanted, rules.memory_margin):
+        barred = again.barring(more, look.at + rules.retry_seconds)
+        decision = PackDecision(
+            PackMove.KEEP, MoveReason.NO_MEMORY, size.wanted, rate, None, used, total
+        )
+        return barred, decision
+    decision = PackDecision(PackMove.ADD, MoveReason.BACKLOG, more, rate, None, used, total)
+    return again.resized(more, rate_before=rate), decision
+
+
+def _decide_trial(
+    size: PackSize, before: float, rate: float, look: GpuSample, rules: PackRules
+) -> tuple[PackSize, PackDecision | None]:
+    if rate >= before * (1 + rules.gain_min):
+        decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.wanted, rate, before)
+        return replace(size, rate_before=None), decision
+    barred = size.barring(size.wanted, look.at + rules.retry_seconds)
+    return _removed(barred, MoveReason.NO_GAIN, rate, before)
+
+
+def has_room(used: int | None, total: int | None, size: int, margin: float) -> bool:
+    """For one more that takes as much as each of the others, by their share of all that is used."""
+    if used is None or total is None or size < 1:
+        return False
+    return used + used / size * (1 + margin) <= total
+
+
+def _removed(
+    size: PackSize, reason: MoveReason, rate: float | None = None, before: float | None = None
+) -> tuple[PackSize, PackDecision]:
+    fewer = size.resized(size.wanted - 1)
+    return fewer, PackDecision(PackMove.REMOVE, reason, fewer.wanted, rate, before)
+
+
+OPTION = "--comfyui-command"
+PORT_MAX = 65535
+FOLDERS = ("input", "output", "temp", "user")
+# Of a worker's own folder inside the state folder of all.
+SLOT_NAME = re.compile(r"(gpu\d+-)?\d+")
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class PackSettings:
+    """`per_gpu`: ComfyUIs on each GPU; None: as many as pay. `gpus`: by index or UUID, as CUDA names
+    them; none: the one that the environment names. `memory_command` prints a GPU's used and total bytes.
+    """
+
+    per_gpu: int | None = 1
+    gpus: tuple[str, ...] = ()
+    memory_command: str | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        return self.per_gpu is None
+
+    @property
+    def most(self) -> int:
+        return PER_GPU_DEFAULT_MAX if self.per_gpu is None else self.per_gpu
+
+    @property
+    def is_one(self) -> bool:
+        return self.per_gpu == 1 and len(self.gpus) <= 1
+
+
+@dataclass(frozen=True)
+class PackSlot:
+    """A place for one ComfyUI and its worker. `folder`: where that ComfyUI keeps its files, if it is
+    told so."""
+
+    number: int  # on its GPU, from 1
+    settings: WorkerSettings
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class GpuSlots:
+    """All places on one GPU. `environ`: how its programs are told which one it is."""
+
+    gpu: str
+    environ: Mapping[str, str]
+    slots: tuple[PackSlot, ...]
+
+
+def lay_out_pack(
+    base: WorkerSettings, pack: PackSettings, default_gpu: str = "0"
+) -> list[GpuSlots]:
+    """`base`: its backend is the first one's; those after it have the ports after that one."""
+    if base.comfyui_command is None:
+        return [GpuSlots(default_gpu, {}, (PackSlot(1, base),))]
+    _check_command(base.comfyui_command, pack)
+    gpus = pack.gpus or (default_gpu,)
+    return [
+        GpuSlots(
+            gpu,
+            _gpu_environ(gpu) if pack.gpus else {},
+            tuple(_slot(base, pack, gpus, place, number) for number in range(1, pack.most + 1)),
+        )
+        for place, gpu in enumerate(gpus)
+    ]
+
+
+def _slot(
+    base: WorkerSettings, pack: PackSettings, gpus: tuple[str, ...], place: int, number: int
+) -> PackSlot:
+    name = "" if pack.is_one else f"{number}" if not pack.gpus else f"gpu{place}-{number}"
+    state = base.state / name if name else base.state
+    url, port = _moved(base.backend_url or "", place * pack.most + number - 1)
+    folder = state / "comfyui"
+    values = {"port": str(port), "gpu": gpus[place], "folder": str(folder)}
+    command = base.comfyui_command or ""
+    own = folder if "{folder}" in command else None
+    settings = replace(
+        base,
+        worker_id=_named(base.worker_id, name),
+        state=state,
+        backend_url=url,
+        comfyui_command=shlex.join(fill_command(OPTION, command, values)),
+        comfyui_environ=_gpu_environ(gpus[place]) if pack.gpus else {},
+        backend_folder=base.backend_folder or own,
+        cache_bytes=base.cache_bytes // (pack.most * len(gpus)),
+    )
+    return PackSlot(number, settings, own)
+
+
+def _named(worker_id: str, name: str) -> str:
+    return f"{worker_id[: WORKER_ID_CHARACTERS_MAX - len(name) - 1]}-{name}" if name else worker_id
+
+
+def _moved(url: str, further: int) -> tuple[str, int]:
+    parts = urlsplit(url)
+    first = parts.port or (443 if parts.scheme == "https" else 80)
+    port = first + further
+    if port > PORT_MAX:
+        raise InvalidInput(f"there is no port {port}: give the first one with a lower --backend")
+    if not further:
+        return url, port
+    place = parts.netloc.removesuffix(f":{parts.port}")
+    return parts._replace(netloc=f"{place}:{port}").geturl(), port
+
+
+def _gpu_environ(gpu: str) -> dict[str, str]:
+    # By bus, as NVML counts them; CUDA's own order is by speed.
+    return {**dict.fromkeys(GPU_VARIABLES, gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _check_command(command: str, pack: PackSettings) -> None:
+    if not pack.is_one and "{port}" not in command:
+        raise InvalidInput(
+            "several ComfyUIs need a port each, and --comfyui-command has no {port}",
+            hint='Write it as "python main.py --port {port} --temp-directory {folder}".',
+        )
+
+
+def make_folders(slot: PackSlot) -> None:
+    """A ComfyUI wants some of them to be there when it starts."""
+    if slot.folder is not None:
+        for name in FOLDERS:
+            (slot.folder / name).mkdir(parents=True, exist_ok=True)

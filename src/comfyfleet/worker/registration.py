@@ -1,0 +1,160 @@
+"""Registers a worker with its fleet, or takes up the key that it has from before."""
+
+import asyncio
+import logging
+import secrets
+
+import httpx
+
+from comfyfleet.api.values import OutputSlot
+from comfyfleet.api.worker import BackendFacts, Provider, Register, Registered
+from comfyfleet.comfy import Description
+from comfyfleet.comfy.calls import Runtime
+from comfyfleet.errors import Conflict, FleetFull, InvalidInput, Unavailable
+from comfyfleet.worker.backend_facts import object_info_bytes
+from comfyfleet.worker.control_client import ControlClient
+from comfyfleet.worker.journal import Journal, WorkerIdentity
+from comfyfleet.worker.settings import WORKER_ID_CHARACTERS_MAX, WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+# An id is free again when its worker has missed three heartbeats.
+TAKEN_SECONDS = 15.0
+
+
+class RegistrationClient:
+    """`worker_id` may differ from the one that was planned, if that was taken."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        control: ControlClient,
+        journal: Journal,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.worker_id = settings.worker_id
+        self.heartbeat_seconds = settings.heartbeat_seconds
+        self._settings = settings
+        self._control = control
+        self._journal = journal
+        self._around = runtime or Runtime()
+        self._has_joined = False
+
+    @property
+    def provider(self) -> Provider:
+        return "cloud" if self._settings.is_cloud else "self_hosted"
+
+    def check_secret(self) -> None:
+        """Before all else: without a secret only a key from before helps."""
+        known = self._journal.identity()
+        if not self._settings.secret and (known is None or not self._is_ours(known)):
+            raise InvalidInput(
+                "the fleet's secret is not set",
+                hint="export COMFYFLEET_FLEET_SECRET=…, as `comfyfleet admin fleets create` showed it.",
+            )
+
+    def take_up(self) -> bool:
+        """Whether there is a key from before."""
+        known = self._journal.identity()
+        if known is None or not self._is_ours(known):
+            return False
+        self._control.key, self.worker_id = known.key, known.worker_id
+        self._has_joined = True
+        self._apply_answer(known.heartbeat_seconds)
+        return True
+
+    async def register(self, facts: BackendFacts | None) -> Registered:
+        """Until there is room. Raises Unauthenticated and InvalidInput: waiting helps neither."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                registered = await self._control.register(
+                    self._message(facts), self._settings.secret
+                )
+                break
+            except Conflict as error:
+                await self._taken(error)
+            except (FleetFull, Unavailable) as error:
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "not registered yet", extra={"reason": error.message})
+                await self._around.back_off(min(attempt, 6))
+        self.worker_id = registered.worker_id
+        self._has_joined = True
+        self._apply_answer(registered.heartbeat_seconds)
+        await asyncio.to_thread(self._journal.remember, self._identity(registered))
+        workflows = list(registered.workflows_assigned)
+        logger.info("registered", extra={"worker_id": self.worker_id, "workflows": workflows})
+        if not workflows:
+            logger.warning("no workflow is assigned to this fleet: there will be no jobs")
+        return registered
+
+    def take_new_key(self, key: str) -> None:
+        """Kept before it is used: from its first use on, the one before is dead."""
+        known = self._journal.identity()
+        if known is not None:
+            self._journal.remember(known.model_copy(update={"key": key}))
+        self._control.key = key
+        logger.info("a new key is used", extra={"worker_id": self.worker_id})
+
+    def _apply_answer(self, seconds: float) -> None:
+        """The control plane may want to hear of us more often than we are set to."""
+        self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
+
+    async def _taken(self, error: Conflict) -> None:
+        if self._settings.is_default_id and not self._has_joined:
+            # Nobody asked for this very id: its holder may well live on another machine. One that
+            # has joined keeps its id: what an operator has decided about it goes on to hold.
+            room = WORKER_ID_CHARACTERS_MAX - 7
+            self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
+            return
+        logger.warning(
+            "the id is taken: trying again until it is free",
+            extra={"worker_id": self.worker_id, "reason": error.message},
+        )
+        await self._around.sleep(TAKEN_SECONDS)
+
+    def _message(self, facts: BackendFacts | None) -> Register:
+        settings = self._settings
+        return Register(
+            worker_id=self.worker_id,
+            fleet_slug=settings.fleet_slug,
+            stage=settings.stage,
+            max_concurrency=settings.max_concurrency,
+            capabilities=settings.capabilities,
+            workflow_slugs=settings.workflow_slugs or None,
+            providers=(self.provider,),
+            backend=facts,
+        )
+
+    def _identity(self, registered: Registered) -> WorkerIdentity:
+        settings = self._settings
+        return WorkerIdentity(
+            control=settings.control_url,
+            fleet_slug=settings.fleet_slug,
+            stage=settings.stage,
+            worker_id=registered.worker_id,
+            key=registered.token,
+            heartbeat_seconds=registered.heartbeat_seconds,
+            asked_id=settings.worker_id,
+        )
+
+    def _is_ours(self, known: WorkerIdentity) -> bool:
+        settings = self._settings
+        place = (known.control, known.fleet_slug, known.stage)
+        same_id = settings.is_default_id or settings.worker_id in (known.worker_id, known.asked_id)
+        return same_id and place == (settings.control_url, settings.fleet_slug, settings.stage)
+
+
+async def upload_object_info(
+    store: httpx.AsyncClient, slot: OutputSlot, description: Description
+) -> None:
+    """Helps the control plane to convert workflows; that it fails hinders no job."""
+    data = await asyncio.to_thread(object_info_bytes, description.object_info)
+    try:
+        answer = await store.put(slot.url, content=data, headers=slot.headers)
+    except httpx.TransportError as error:
+        logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
+        return
+    if not answer.is_success:
+        logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

@@ -1,0 +1,139 @@
+"""Settings of a worker, from its command or its environment, and the ids and names that it makes."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID, uuid5
+
+from comfyfleet.api.values import NAME_CHARACTERS_MAX
+from comfyfleet.api.worker import CONCURRENCY_MAX
+from comfyfleet.comfy import BackendLimits, ServerSettings
+from comfyfleet.comfy.backend import DEFAULT_BASE_URL
+from comfyfleet.errors import InvalidInput
+
+WORKER_ID_CHARACTERS_MAX = 200
+_NOT_IN_WORKER_ID = re.compile(r"[^A-Za-z0-9._:-]+")
+_NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def prompt_id_of(job_id: UUID, lease_number: int) -> str:
+    """The same for one lease, however often it is asked: a prompt is found again by it.
+
+    A new lease is another run. Lower-case, as newer ComfyUIs insist.
+    """
+    return str(uuid5(job_id, str(lease_number)))
+
+
+def default_worker_id(hostname: str, backend_url: str | None) -> str:
+    """Stable over restarts, and another one for each backend of a machine."""
+    parts = urlsplit(backend_url) if backend_url else None
+    beside = parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    where = ["cloud"] if parts is None else [] if beside else [parts.hostname or ""]
+    port = [str(parts.port)] if parts is not None and parts.port else []
+    text = "-".join([hostname, *where, *port])
+    plain = _NOT_IN_WORKER_ID.sub("-", text).strip("-._:")
+    return plain[:WORKER_ID_CHARACTERS_MAX] or "worker"
+
+
+def output_names(filenames: Sequence[str], primary: str | None) -> list[str]:
+    """One for each, all different; the first takes the slot that came with the lease."""
+    taken: list[str] = []
+    for number, filename in enumerate(filenames):
+        name = primary if number == 0 and primary else safe_name(filename)
+        taken.append(name if name not in taken else f"{number + 1}-{name}"[:NAME_CHARACTERS_MAX])
+    return taken
+
+
+def safe_name(text: str) -> str:
+    return _NOT_IN_NAME.sub("_", text).strip(".")[-NAME_CHARACTERS_MAX + 20 :] or "file"
+
+
+HEARTBEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS_MAX = 300.0
+GRACE_SECONDS = 60.0
+STALL_SECONDS = 300.0
+CACHE_BYTES = 10 * 1024**3
+# A run's own limit comes with its job.
+FOLLOW_SECONDS_MAX = 7 * 24 * 3600.0
+LOOK_SECONDS = 2.0
+RETRIES_MAX = 5
+CANCEL_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """`backend_url`: a ComfyUI; None is Comfy Cloud. `secret` is left out of every text."""
+
+    control_url: str
+    fleet_slug: str
+    stage: str
+    worker_id: str
+    state: Path
+    backend_url: str | None = None
+    is_default_id: bool = False
+    secret: str = field(default="", repr=False)
+    max_concurrency: int = 1
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    capabilities: tuple[str, ...] = ()
+    workflow_slugs: tuple[str, ...] = ()
+    grace_seconds: float = GRACE_SECONDS
+    stall_seconds: float = STALL_SECONDS
+    cache_bytes: int = CACHE_BYTES
+    comfyui_command: str | None = None
+    comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
+    backend_folder: Path | None = None  # holds the backend's input, output and temp
+    max_retries: int = RETRIES_MAX
+
+    @property
+    def place(self) -> str:
+        """Where the backend is, for people: without a key that may stand in its address."""
+        if self.backend_url is None:
+            return "Comfy Cloud"
+        scheme, _, rest = self.backend_url.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    @property
+    def is_cloud(self) -> bool:
+        return self.backend_url is None
+
+    def server(self, limits: BackendLimits) -> ServerSettings:
+        return ServerSettings(self.backend_url or DEFAULT_BASE_URL, limits)
+
+    @property
+    def limits(self) -> BackendLimits:
+        return BackendLimits(
+            job_seconds=FOLLOW_SECONDS_MAX,
+            max_retries=self.max_retries,
+            poll_seconds=LOOK_SECONDS,
+            stall_seconds=self.stall_seconds,
+            cancel_seconds=CANCEL_SECONDS,
+        )
+
+    @property
+    def probe_limits(self) -> BackendLimits:
+        """Of a look whether it answers at all."""
+        return BackendLimits(max_retries=0, answer_seconds=10.0, connect_seconds=5.0)
+
+
+def concurrency_from(environ: Mapping[str, str]) -> int:
+    name = "COMFYFLEET_MAX_CONCURRENCY"
+    text = environ.get(name) or "1"
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= CONCURRENCY_MAX):
+        raise InvalidInput(f"{name} is {text!r}; it takes a whole number, 1 to {CONCURRENCY_MAX}")
+    return int(text)
+
+
+def heartbeat_seconds_from(environ: Mapping[str, str]) -> float:
+    name = "COMFYFLEET_HEARTBEAT_SECONDS"
+    text = environ.get(name) or f"{HEARTBEAT_SECONDS:g}"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= HEARTBEAT_SECONDS_MAX:
+        raise InvalidInput(
+            f"{name} is {text!r}; it takes seconds above 0, at most {HEARTBEAT_SECONDS_MAX:g}"
+        )
+    return seconds

@@ -1,0 +1,76 @@
+"""Why and until when a worker stops: signals, and notices that its machine will be taken away."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+from comfyfleet.worker.platform import Notices
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Advice to leave has no deadline; a spot notice that follows it has.
+# Of the time that a notice leaves: to hand back what isn't done, and to deregister.
+RESERVE_SECONDS = 8.0
+RESERVE_PART_MAX = 0.25
+# Who is asked to stop a second time waits no longer than that for anybody.
+HURRY_SECONDS = 2.0
+UNTOLD_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
+ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
+
+
+class StopRequest:
+    """Not asked for yet, or asked for with a reason and a deadline, which can only come nearer."""
+
+    def __init__(self, changed: Callable[[], None] = lambda: None, *, is_told: bool = True) -> None:
+        """`is_told`: the log has a line for it."""
+        self.reason: ShutdownReason | None = None
+        self.deadline = float("inf")  # of the monotonic clock
+        self.hurry_until = float("inf")
+        self.reserve_seconds = RESERVE_SECONDS
+        self.changed = changed
+        self._is_told = is_told
+
+    @property
+    def asked(self) -> bool:
+        return self.reason is not None
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def seconds_to(self, deadline: float) -> float:
+        """Until a deadline of the monotonic clock, or until now that there is a hurry."""
+        return min(deadline, self.hurry_until) - time.monotonic()
+
+    def ask(self, reason: ShutdownReason, seconds: float) -> None:
+        if self.asked and seconds <= 0:
+            self.hurry_until = min(self.hurry_until, time.monotonic() + HURRY_SECONDS)
+        self.reason = reason if self.reason in (None, "rebalance") else self.reason
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, seconds))
+        self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))
+        if self._is_told:
+            extra = {"reason": reason, "seconds": round(seconds)}
+            logger.info("stopping: no more jobs are taken", extra=extra)
+        self.changed()
+
+
+async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
+    async for notice in notices.notices():
+        seconds = UNTOLD_SECONDS[notice.kind]
+        if notice.at is not None:
+            seconds = (notice.at - datetime.now(UTC)).total_seconds()
+        stop.ask(notice.kind, seconds)
+
+
+def stop_on_signals(stop: StopRequest, grace_seconds: float) -> None:
+    """The second one means: now."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(
+            number, lambda: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds)
+        )

@@ -1,0 +1,561 @@
+"""A worker: leases jobs as its backend can take them, and leaves in order."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.api.values import OutputSlot
+from comfyfleet.api.worker import (
+    BackendFacts,
+    Complete,
+    HeartbeatAnswer,
+    HeldLease,
+    Poll,
+    Polled,
+    Reading,
+)
+from comfyfleet.comfy import Backend, Description
+from comfyfleet.errors import FleetError, NotOffered, Unauthenticated, Unavailable, WorkerRevoked
+from comfyfleet.worker.backend_facts import backend_facts
+from comfyfleet.worker.control_client import ControlClient, FinalReport
+from comfyfleet.worker.failures import OUT_OF_MEMORY, BackendFault
+from comfyfleet.worker.health import BackendHealth
+from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.journal import JournalEntry
+from comfyfleet.worker.lease_runner import (
+    ActiveLease,
+    LeaseDeps,
+    LeasePhase,
+    LeaseRunner,
+    StopReason,
+)
+from comfyfleet.worker.managed_process import ManagedProcess
+from comfyfleet.worker.platform import Platform
+from comfyfleet.worker.registration import RegistrationClient, upload_object_info
+from comfyfleet.worker.settings import WorkerSettings
+from comfyfleet.worker.shutdown import StopRequest, stop_on_notices
+
+logger = logging.getLogger(__name__)
+
+# Less than the minute after which many proxies cut a silent connection.
+WAIT_SECONDS = 50.0
+EMPTY_PAUSE_SECONDS = 1.0
+# So long a prefetch waits for the last word of a lease whose outputs go up.
+TOGETHER_SECONDS = 1.0
+# So long a poll that waits to prefetch waits on when its backend is idle: the last word that follows may
+# make it the poll of an idle worker. After that it is told by another poll.
+RELIEF_SECONDS = 0.25
+# How often a backend is asked what it has: a long list takes it a while, so that is then done less.
+FACTS_SECONDS = 60.0
+CLOUD_FACTS_SECONDS = 900.0
+FACTS_SHARE = 1 / 100
+# To hand back what isn't done, however late the notice came.
+HAND_BACK_SECONDS_MAX = 10.0
+DEREGISTER_SECONDS_MAX = 15.0
+
+
+@dataclass(slots=True)
+class JobCounts:
+    """What came of jobs, over all workers that are given the same counts."""
+
+    finished: int = 0
+    out_of_memory: int = 0
+
+
+class Worker:
+    """One prompt runs, one waits behind it in the backend, and outputs of those before go up."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        control: ControlClient,
+        deps: LeaseDeps,
+        platform: Platform,
+        *,
+        probe: Backend,
+        owned: ManagedProcess | None = None,
+        counts: JobCounts | None = None,
+    ) -> None:
+        self.stop = StopRequest(self._wake)
+        self.models = deps.models
+        self._counts = counts or JobCounts()
+        self._has_begun = False
+        self._settings = settings
+        self._control = control
+        self._deps = deps
+        self._platform = platform
+        self._owned = owned
+        self._registration = RegistrationClient(settings, control, deps.journal)
+        self._health = BackendHealth(
+            probe,
+            place=settings.place,
+            folder=settings.state,
+            owned=owned,
+            changed=self._wake,
+            recovered=self._recover,
+        )
+        self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._facts: BackendFacts | None = None
+        self._told_facts: BackendFacts | None = None
+        self._polled_facts: BackendFacts | None = None  # as they were when the poll began
+        self._polled_load = 0  # as it was then
+        self._is_polling = False
+        self._is_asking = False  # for a job: by a poll, or with the last word of a lease
+        self._told_reason: str | None = None  # why there was no job, as the log has it
+        self._description: Description | None = None  # until it is uploaded
+        self._aside: set[asyncio.Task[None]] = set()
+        self._revoked: WorkerRevoked | None = None
+
+    async def work(self) -> None:
+        """Until told to stop. Raises WorkerRevoked if it was sent away, and Unauthenticated or
+        InvalidInput if it may not register."""
+        side = [asyncio.create_task(stop_on_notices(self._platform.notices, self.stop))]
+        try:
+            if await self._unless_stopped(self._begin()):
+                side.append(asyncio.create_task(self._health.watch(self._is_idle)))
+                side.append(asyncio.create_task(self._refresh_facts()))
+                await self._lease_jobs()
+            await self._leave()
+        except FleetError:
+            # Nobody will take its results any more; what runs must not run on for nobody.
+            self.stop.ask("shutdown", 0)
+            await self._leave()
+            raise
+        else:
+            if self._revoked is not None:
+                raise self._revoked
+        finally:
+            for each in [*side, *self._aside, *self._lease_runners.values()]:
+                each.cancel()
+            # One that is just being started by them must be known before it can be stopped.
+            await asyncio.gather(*side, return_exceptions=True)
+            if self._owned is not None:
+                await self._stop_process(self._owned)
+
+    async def _begin(self) -> bool:
+        journal = self._deps.journal
+        await asyncio.to_thread(journal.open)
+        self._registration.check_secret()
+        await self._health.wait_until_ready()
+        await self._describe()
+        if not self._registration.take_up():
+            await self._register()
+        for entry in await asyncio.to_thread(journal.entries):
+            self._take(entry, resumes=True)
+        self._has_begun = True
+        return True
+
+    async def _register(self) -> None:
+        facts = self._facts
+        registered = await self._registration.register(facts)
+        self._told_facts = facts
+        await self._upload(registered.object_info_upload)
+
+    async def _upload(self, slot: OutputSlot | None) -> None:
+        """Once for each change of what the backend can do."""
+        description, self._description = self._description, None
+        if slot is not None and description is not None:
+            await upload_object_info(self._deps.store, slot, description)
+
+    # Leasing
+
+    async def _lease_jobs(self) -> None:
+        failures = 0
+        while not self.stop.asked:
+            await self._until(lambda: self.stop.asked or self._may_poll())
+            if self.stop.asked:
+                return
+            with self._asking():
+                polled = await self._unless_stopped(self._poll(failures), self._polls_as_another)
+                # What comes is told as held before anything else asks.
+                await self._take_from(polled)
+            failures = 0 if polled is not None else failures + 1
+
+    async def _take_from(self, polled: Polled | None) -> None:
+        if polled is not None and polled.job is not None:
+            await asyncio.to_thread(self._deps.journal.write, JournalEntry(polled.job))
+            self._take(JournalEntry(polled.job))
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """For one job at a time, by a poll or with a last word."""
+        self._is_asking = True
+        self._polled_facts, self._polled_load = self._facts, self._load()
+        try:
+            yield
+        finally:
+            self._is_asking = False
+            self._wake()
+
+    async def _end(self, report: FinalReport) -> None:
+        """Until it is heard. A result asks for the next job in the same breath, if there is room."""
+        may_ask = self._has_room() and not self._is_asking and not self.stop.asked
+        if may_ask and isinstance(report, Complete):
+            with contextlib.suppress(Unavailable, Unauthenticated):
+                await self._end_and_poll(report)
+                return
+        answer = await self._control.end(report)
+        if answer.polls_on and self._is_polling:
+            # This lease is still among them.
+            self._polled_load = min(self._polled_load, len(self._lease_runners) - 1)
+
+    async def _end_and_poll(self, report: Complete) -> None:
+        with self._asking():
+            message = await self._poll_message(wait_seconds=0, ended=report.lease_token)
+            answer = await self._control.say(report.model_copy(update={"poll": message}))
+            if answer.next is not None:
+                self._apply_answer(answer.next)
+                await self._take_from(answer.next)
+
+    def _may_poll(self) -> bool:
+        """A prefetch waits a moment for a result that is on its way: the two then go together."""
+        is_prefetch = self._load() >= self._settings.max_concurrency
+        waits = is_prefetch and self._is_ending(TOGETHER_SECONDS)
+        return self._has_room() and not self._is_asking and not waits
+
+    def _is_ending(self, seconds: float) -> bool:
+        """A result is on its way, and has been for less than so long."""
+        since = time.monotonic() - seconds
+        return any(each.lease.delivers_since > since for each in self._lease_runners)
+
+    def _polls_as_another(self) -> bool:
+        """What the backend has, and that it is idle, decide what it is given: told at once."""
+        most = self._settings.max_concurrency
+        is_idle_now = self._load() < most <= self._polled_load
+        is_other = self._facts is not self._polled_facts
+        return self._is_polling and (
+            is_other or (is_idle_now and not self._is_ending(RELIEF_SECONDS))
+        )
+
+    def _has_room(self) -> bool:
+        """For one more than run; and those that deliver must not pile up behind a slow line."""
+        delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
+        return (
+            self._health.ill is None
+            and self._load() <= self._settings.max_concurrency
+            and delivering <= self._settings.max_concurrency + 1
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes jobs."""
+        return self._has_begun and self._health.ill is None and not self.stop.asked
+
+    @property
+    def waiting(self) -> int:
+        """How many leases wait behind those that may run; negative: how many more could run."""
+        return self._load() - self._settings.max_concurrency
+
+    @property
+    def is_idle(self) -> bool:
+        return self._load() == 0
+
+    def _load(self) -> int:
+        """Leases whose prompt has not ended."""
+        return sum(each.lease.phase is not LeasePhase.DELIVERING for each in self._lease_runners)
+
+    async def _poll(self, failures: int) -> Polled | None:
+        asked, key = time.monotonic(), self._control.key
+        try:
+            message = await self._poll_message()
+            self._is_polling = True
+            polled = await self._control.poll(message)
+        except WorkerRevoked as error:
+            self._stop_revoked(error)
+            return None
+        except Unauthenticated as error:
+            self._is_polling = False
+            if key != self._control.key:
+                return None  # the new one came with another answer meanwhile
+            logger.warning("the key is no longer taken", extra={"reason": error.message})
+            await self._describe()
+            await self._register()
+            return None
+        except FleetError as error:
+            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            logger.log(level, "a poll was not answered", extra={"reason": error.message})
+            await self._deps.runtime.back_off(min(failures + 1, 6))
+            return None
+        finally:
+            self._is_polling = False
+        self._apply_answer(polled)
+        if polled.job is None and polled.reason != self._told_reason:
+            self._told_reason = polled.reason
+            logger.info("no jobs: %s", polled.reason)
+        if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
+            # Answered before its time: draining, paused, or nothing assigned.
+            await asyncio.sleep(EMPTY_PAUSE_SECONDS)
+        return polled
+
+    def _apply_answer(self, polled: Polled) -> None:
+        self._told_facts = self._polled_facts
+        if polled.object_info_upload is not None:
+            self._do_aside(self._upload(polled.object_info_upload))
+        self._apply_new_key(polled.new_token)
+        if polled.drain:
+            self._hand_back_unstarted(StopReason.DRAIN)
+
+    async def _poll_message(
+        self, wait_seconds: float = WAIT_SECONDS, ended: UUID | None = None
+    ) -> Poll:
+        reading = await self._platform.machine.read()
+        jobs = [each.lease.job for each in self._lease_runners]
+        held = [job for job in jobs if job.lease_token != ended]
+        facts, self._polled_load = self._polled_facts, self._load()
+        return Poll(
+            worker_id=self._registration.worker_id,
+            is_brief=True,
+            capabilities=self._settings.capabilities,
+            current_load=self._polled_load,
+            max_concurrency=self._settings.max_concurrency,
+            providers=(self._registration.provider,),
+            wait_seconds=wait_seconds,
+            held=tuple(
+                HeldLease(dispatch_id=job.dispatch_id, lease_token=job.lease_token) for job in held
+            ),
+            models_loaded=self.models.keys,
+            model_set=self.models.set_key,
+            reading=reading,
+            backend=None if facts is self._told_facts else facts,
+        )
+
+    def _take(self, entry: JournalEntry, *, resumes: bool = False) -> None:
+        job = entry.job
+        if any(each.lease.job.lease_token == job.lease_token for each in self._lease_runners):
+            return
+        lease = ActiveLease(entry, self._moved)
+        lease.resumes = resumes
+        lease_runner = LeaseRunner(
+            lease, self._control, self._deps, self._heartbeat_loop_of, self._on_fault, self._end
+        )
+        logger.info("a lease was taken", extra={**lease_runner.ids, "attempt": job.attempt})
+        self._platform.protection.busy()
+        # Now, not when it runs: what is asked for next will run after it.
+        self.models.used(job)
+        held = asyncio.create_task(lease_runner.run())
+        self._lease_runners[lease_runner] = held
+        held.add_done_callback(lambda held: self._forget_runner(lease_runner, held))
+
+    def _forget_runner(self, lease_runner: LeaseRunner, held: "asyncio.Task[None]") -> None:
+        del self._lease_runners[lease_runner]
+        self._counts.finished += isinstance(lease_runner.lease.entry.report, Complete)
+        if not held.cancelled() and (error := held.exception()) is not None:
+            logger.error("a lease was dropped", extra=lease_runner.ids, exc_info=error)
+        if not self._lease_runners:
+            self._platform.protection.idle()
+        self._wake()
+
+    # What leases tell
+
+    def _heartbeat_loop_of(self, lease_runner: LeaseRunner) -> HeartbeatLoop:
+        return HeartbeatLoop(
+            self._control,
+            lease_runner.lease.job,
+            seconds=self._registration.heartbeat_seconds,
+            reading=self._read,
+            heard=lambda answer: self._heard(lease_runner, answer),
+            lost=lambda error: self._lost(lease_runner, error),
+        )
+
+    def _lost(self, lease_runner: LeaseRunner, error: FleetError) -> None:
+        lease_runner.stop(StopReason.LOST)
+        if isinstance(error, WorkerRevoked):
+            self._stop_revoked(error)
+
+    def _stop_revoked(self, error: WorkerRevoked) -> None:
+        """Nobody will take its results any more; what runs must not run on for nobody."""
+        if self._revoked is None:
+            logger.warning("this worker was revoked: it stops", extra={"reason": error.message})
+            self._revoked = error
+            for lease_runner in self._lease_runners:
+                lease_runner.stop(StopReason.LOST)
+            self.stop.ask("shutdown", 0)
+
+    def _apply_new_key(self, key: str | None) -> None:
+        if key is not None and key != self._control.key:
+            self._registration.take_new_key(key)
+
+    async def _read(self) -> Reading | None:
+        return await self._platform.machine.read()
+
+    def _heard(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
+        self._apply_new_key(answer.new_token)
+        if answer.cancelled:
+            lease_runner.stop(StopReason.CANCELLED)
+        elif answer.recall and self._is_unstarted(lease_runner):
+            lease_runner.stop(StopReason.RECALL)
+        if answer.drain:
+            self._hand_back_unstarted(StopReason.DRAIN)
+
+    def _hand_back_unstarted(self, why: StopReason) -> None:
+        for lease_runner in [each for each in self._lease_runners if self._is_unstarted(each)]:
+            lease_runner.stop(why)
+
+    def _is_unstarted(self, lease_runner: LeaseRunner) -> bool:
+        """Surely: one that waits alone in the backend may begin at any moment."""
+        phase = lease_runner.lease.phase
+        others_run = sum(each.lease.phase is LeasePhase.RUNNING for each in self._lease_runners)
+        return phase is LeasePhase.PREPARING or (
+            phase is LeasePhase.QUEUED and others_run >= self._settings.max_concurrency
+        )
+
+    # The backend
+
+    def _on_fault(self, fault: BackendFault, detail: str) -> None:
+        self._counts.out_of_memory += fault.reason == OUT_OF_MEMORY.reason
+        if fault.changes_lists:
+            self._do_aside(self._describe())
+        if fault.frees:
+            self._do_aside(self._free())
+        self._health.note(fault, detail)
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        doing = asyncio.create_task(work)
+        self._aside.add(doing)
+        doing.add_done_callback(self._aside.discard)
+
+    async def _free(self) -> None:
+        self.models.clear()
+        try:
+            await self._deps.backend.free()
+        except FleetError as error:
+            logger.warning("memory was not freed", extra={"reason": error.message})
+
+    async def _recover(self) -> None:
+        self.models.clear()
+        await self._describe()
+
+    async def _describe(self) -> None:
+        """Notes what the backend is and has; a change wakes who waits, and is told."""
+        description: Description | None = None
+        try:
+            description = await self._deps.backend.describe()
+            facts = await asyncio.to_thread(
+                backend_facts, description, is_cloud=self._settings.is_cloud
+            )
+            if self._deps.files is not None:
+                await asyncio.to_thread(self._deps.files.learn, description.object_info)
+        except NotOffered:
+            facts = BackendFacts(kind="Comfy Cloud")
+        except FleetError as error:
+            logger.warning("the backend did not describe itself", extra={"reason": error.message})
+            return
+        if facts != self._facts:
+            self._facts, self._description = facts, description
+            self._wake()
+
+    async def _refresh_facts(self) -> None:
+        """Node packs and models come and go while a ComfyUI runs."""
+        usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
+        took = 0.0
+        while True:
+            await asyncio.sleep(max(usual, took / FACTS_SHARE))
+            began = time.monotonic()
+            await self._describe()
+            took = time.monotonic() - began
+
+    def _is_idle(self) -> bool:
+        """A cloud is not asked every few seconds whether it is still there."""
+        in_backend = any(each.lease.in_backend for each in self._lease_runners)
+        return not in_backend and not self._settings.is_cloud
+
+    # Leaving
+
+    async def _leave(self) -> None:
+        why = StopReason(self.stop.reason or "shutdown")
+        self._hand_back_unstarted(why)
+        self._log_waiting()
+        await self._finish(lambda: self.stop.seconds_left - self.stop.reserve_seconds)
+        why = StopReason(self.stop.reason or "shutdown")
+        for lease_runner in [*self._lease_runners]:
+            lease_runner.stop(why)
+        deadline = time.monotonic() + HAND_BACK_SECONDS_MAX
+        await self._finish(lambda: self.stop.seconds_to(deadline))
+        told = await self._deregister(time.monotonic() + DEREGISTER_SECONDS_MAX)
+        if told:
+            await asyncio.to_thread(self._deps.journal.forget_identity)
+        logger.info(
+            "stopped", extra={"deregistered": told, "leases_left": len(self._lease_runners)}
+        )
+
+    def _log_waiting(self) -> None:
+        count = sum(each.halted is None for each in self._lease_runners)
+        if count and self.stop.seconds_left > 0:
+            logger.warning(
+                "waiting up to %.0f s for what still runs (jobs: %d); a second Ctrl-C ends it now",
+                self.stop.seconds_left,
+                count,
+            )
+
+    async def _deregister(self, deadline: float) -> bool:
+        """Whether it was heard. A second signal cuts this short, too."""
+        if self._control.key is None or self._revoked is not None:
+            return False
+        saying = asyncio.create_task(self._control.deregister(self._registration.worker_id))
+        saying.add_done_callback(lambda _: self._wake())
+        await self._wait_for(saying.done, lambda: self.stop.seconds_to(deadline))
+        if not saying.done():
+            saying.cancel()
+            return False
+        return saying.result()
+
+    async def _stop_process(self, owned: ManagedProcess) -> None:
+        """In order; a second signal cuts this short, too."""
+        stopping = asyncio.create_task(owned.stop())
+        stopping.add_done_callback(lambda _: self._wake())
+        await self._wait_for(stopping.done, lambda: self.stop.seconds_to(float("inf")))
+        if not stopping.done():
+            owned.kill()
+        await stopping
+
+    async def _finish(self, seconds_left: Callable[[], float]) -> None:
+        """Until all leases have ended or time is up; the time may be cut short meanwhile."""
+        await self._wait_for(lambda: not self._lease_runners, seconds_left)
+
+    async def _wait_for(
+        self, is_done: Callable[[], bool], seconds_left: Callable[[], float]
+    ) -> None:
+        while not is_done() and (seconds := seconds_left()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(seconds, WAIT_SECONDS)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    # Waiting
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _moved(self) -> None:
+        self._wake()
+        for seconds in (RELIEF_SECONDS, TOGETHER_SECONDS):
+            asyncio.get_running_loop().call_later(seconds, self._wake)
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _unless_stopped(
+        self, doing: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
+    ) -> Any:
+        """None if a stop, an illness of the backend, or `until` comes first."""
+        work = asyncio.create_task(doing)
+        try:
+            while not (work.done() or self.stop.asked or self._health.ill or until()):
+                self._changed.clear()
+                waker = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({work, waker}, return_when=asyncio.FIRST_COMPLETED)
+                waker.cancel()
+        finally:
+            if not work.done():
+                work.cancel()
+        return await work if work.done() else None

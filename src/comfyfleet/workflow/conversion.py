@@ -1,0 +1,145 @@
+"""Converts a workflow to a prompt, pass by pass, and names the inputs that subgraphs show on their instances as the
+artist sees them."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+from comfyfleet.workflow.edit import ExposedInput, Place
+from comfyfleet.workflow.emit import Emission, Patterns, emit, only_reachable
+from comfyfleet.workflow.group_nodes import expand_group_nodes
+from comfyfleet.workflow.model import DEFAULT_LIMITS, SUBGRAPH_INPUT_ID, Limits, Prompt
+from comfyfleet.workflow.node_inputs import Input
+from comfyfleet.workflow.object_info import NodeTypes
+from comfyfleet.workflow.parse import parse
+from comfyfleet.workflow.report import (
+    Warning,
+    refuse_missing_inputs,
+    refuse_unknown_types,
+    warnings_of,
+)
+from comfyfleet.workflow.resolve import Resolver, apply_primitives
+from comfyfleet.workflow.subgraphs import GraphScope, expand, unique_ids, wire_all
+from comfyfleet.workflow.text_patterns import Random
+from comfyfleet.workflow.wire import WiredNode, settle_types
+
+
+class ShownAt(NamedTuple):
+    """An instance that shows an input of a node inside it; `around` is the graph it stands in."""
+
+    around: GraphScope
+    instance: WiredNode
+    title: str
+    slot: Input
+    label: str
+
+    @property
+    def instance_id(self) -> str:
+        return f"{self.around.prefix}{self.instance.node.id}"
+
+
+def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[ExposedInput]:
+    """One for each input of the prompt that an instance shows, at each level that shows it."""
+    for scope in scopes:
+        if scope.instance is None:
+            continue
+        for node in scope.wired.nodes.values():
+            key = scope.prefix + node.node.id
+            inputs = prompt[key]["inputs"] if key in prompt else {}
+            for slot in node.inputs:
+                if slot.name not in inputs or isinstance(inputs[slot.name], list):
+                    continue
+                for shown in instances_showing(scope, slot):
+                    yield ExposedInput(
+                        shown.instance_id,
+                        shown.title,
+                        shown.slot.name,
+                        shown.label,
+                        Place(key, slot.name),
+                    )
+
+
+def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
+    """Innermost first; none if in the end a link feeds the input."""
+    found: list[ShownAt] = []
+    while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
+        instance, place = scope.instance, slot.link.origin_slot
+        if instance is None or scope.parent is None or place >= len(instance.inputs):
+            return []
+        ports, slot = scope.wired.graph.inputs, instance.inputs[place]
+        label = ports[place].label if place < len(ports) else ""
+        title = instance.node.title or scope.wired.graph.name
+        found.append(ShownAt(scope.parent, instance, title, slot, label or slot.name))
+        scope = scope.parent
+    return [] if slot.link is not None else found
+
+
+class Options(TypedDict, total=False):
+    """All beside the exact default. Time and chance come in from outside: without `now` date
+    patterns stay as they are, without `rng` the first of {a|b} is taken."""
+
+    now: datetime | None
+    rng: Random | None
+    # Nodes of a type that the server lacks: left out, or emitted as the editor does.
+    unknown: Literal["drop", "keep"]
+    # … or refused, all of them at once.
+    strict: bool
+    # Drop what no output node needs.
+    reachable_only: bool
+    # Choices that a server keeps outside of object_info, by route.
+    remote_choices: Mapping[str, list[Any]] | None
+    limits: Limits
+
+
+class Conversion(NamedTuple):
+    """`exposed` are the inputs of the prompt that subgraphs show under names of their own."""
+
+    prompt: Prompt
+    warnings: tuple[Warning, ...] = ()
+    exposed: tuple[ExposedInput, ...] = ()
+
+
+def convert(
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
+) -> Prompt:
+    """The prompt as a new dict; the workflow is never modified."""
+    prompt, _, _ = _convert(workflow, object_info, options)
+    return prompt
+
+
+def convert_with_report(
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
+) -> Conversion:
+    """Also tells what was left out and why, and what the server is likely to refuse."""
+    prompt, scopes, types = _convert(workflow, object_info, options)
+    warnings = tuple(warnings_of(prompt, scopes, types))
+    return Conversion(prompt, warnings, tuple(exposed_inputs(scopes, prompt)))
+
+
+def _convert(
+    workflow: Mapping[str, Any], object_info: Mapping[str, Any], options: Options
+) -> tuple[Prompt, list[GraphScope], NodeTypes]:
+    limits, now = options.get("limits", DEFAULT_LIMITS), options.get("now")
+    types = NodeTypes(object_info, options.get("remote_choices"))
+    parsed = unique_ids(parse(workflow, limits=limits))
+    parsed = expand_group_nodes(parsed, types, limits=limits)
+    graphs = {
+        key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
+    }
+    fill = Patterns(graphs, now).fill
+    graphs = {
+        key: apply_primitives(wired, partial(fill, graph_id=key)) for key, wired in graphs.items()
+    }
+    scopes = expand(graphs, limits)
+    if options.get("strict"):
+        refuse_unknown_types(scopes)
+    keep_unknown = options.get("unknown") == "keep"
+    patterns = Patterns(graphs, now)
+    resolver = Resolver(scopes, inline_values=not keep_unknown)
+    prompt = emit(scopes, Emission(resolver, patterns, limits, options.get("rng"), keep_unknown))
+    if options.get("strict"):
+        refuse_missing_inputs(prompt, scopes, types)
+    if options.get("reachable_only"):
+        prompt = only_reachable(prompt, types)
+    return prompt, scopes, types

@@ -1,0 +1,611 @@
+"""Finds the chains of a workflow: families of numbered parts that repeat each other and flow together."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from comfyfleet.errors import InvalidWorkflow
+from comfyfleet.workflow.edit.documents import JsonObject, graph_at, graph_paths, nodes_of
+from comfyfleet.workflow.edit.node_modes import Chain, Kind, Segment, dead_definitions
+from comfyfleet.workflow.edit.selectors import Canvas, name_of
+from comfyfleet.workflow.model import (
+    SUBGRAPH_INPUT_ID,
+    SUBGRAPH_OUTPUT_ID,
+    Mode,
+    Node,
+    Workflow,
+    WorkflowGraph,
+)
+from comfyfleet.workflow.node_behaviours import is_virtual
+from comfyfleet.workflow.node_inputs import Input
+from comfyfleet.workflow.object_info import NodeTypes
+from comfyfleet.workflow.parse import parse, parse_groups
+from comfyfleet.workflow.resolve import InputSource, Resolved, Resolver
+from comfyfleet.workflow.subgraphs import GraphScope
+from comfyfleet.workflow.wire import WiredGraph, WiredNode, settle_types, wire
+
+
+class End(NamedTuple):
+    """An input of a node."""
+
+    node: str
+    slot: int
+
+
+class Level(NamedTuple):
+    """`nodes` are those that are executed, and instances, in the order of the file; in a definition
+    its two ends, too. `order` has each after those that feed it; a cycle is cut somewhere."""
+
+    nodes: Mapping[str, WiredNode]
+    sources: Mapping[End, InputSource]
+    links: Mapping[End, int]  # the link that ends there, whatever it comes through
+    consumers: Mapping[str, tuple[End, ...]]
+    order: tuple[str, ...]
+
+    def inputs_of(self, node: str) -> Iterator[tuple[End, InputSource]]:
+        for slot in range(len(self.nodes[node].inputs)):
+            source = self.sources.get(End(node, slot))
+            if source is not None:
+                yield End(node, slot), source
+
+    def type_of(self, source: InputSource) -> str:
+        outputs = self.nodes[source.node_id].outputs
+        return outputs[source.slot] if 0 <= source.slot < len(outputs) else ""
+
+    def input_name(self, end: End) -> str:
+        return self.nodes[end.node].inputs[end.slot].name
+
+
+def read_level(
+    workflow: Workflow, graph_id: str, types: NodeTypes, *, all_on: bool = False
+) -> Level:
+    """`all_on` reads the graph as if nothing in it were switched off."""
+    graph = workflow.definitions[graph_id] if graph_id else workflow.root
+    if all_on:
+        graph = graph._replace(nodes=tuple(node._replace(mode=Mode.ALWAYS) for node in graph.nodes))
+    wired = settle_types(wire(graph, types, workflow.definitions))
+    nodes = {**wired.nodes, **_ends(wired.graph)}
+    # Without its definition an instance is a node like others: where a wire ends.
+    scope = GraphScope(
+        WiredGraph(graph, {key: node._replace(definition=None) for key, node in nodes.items()})
+    )
+    executed = {
+        key: node
+        for key, node in nodes.items()
+        if not node.node.is_inactive and not scope.wired.nodes[key].is_virtual
+    }
+    sources = dict(_sources(scope, executed))
+    links = {
+        End(key, slot): entry.link.id
+        for key, node in executed.items()
+        for slot, entry in enumerate(node.inputs)
+        if entry.link is not None
+    }
+    return Level(executed, sources, links, _consumers(sources), _in_order(executed, sources))
+
+
+def _ends(graph: WorkflowGraph) -> dict[str, WiredNode]:
+    if not graph.id:
+        return {}
+    outputs = tuple(
+        Input(
+            port.name,
+            port.type,
+            link=next((graph.links[key] for key in port.links if key in graph.links), None),
+        )
+        for port in graph.outputs
+    )
+    feeding = tuple(port.type for port in graph.inputs)
+    return {
+        SUBGRAPH_INPUT_ID: WiredNode(Node(SUBGRAPH_INPUT_ID, "input"), (), feeding),
+        SUBGRAPH_OUTPUT_ID: WiredNode(Node(SUBGRAPH_OUTPUT_ID, "output"), outputs, ()),
+    }
+
+
+def _sources(
+    scope: GraphScope, nodes: Mapping[str, WiredNode]
+) -> Iterator[tuple[End, InputSource]]:
+    resolver = Resolver([scope])
+    for key, node in nodes.items():
+        for slot, entry in enumerate(node.inputs):
+            found = _resolved(resolver, scope, key, slot) if entry.link else None
+            if isinstance(found, InputSource) and found.node_id in nodes:
+                yield End(key, slot), found
+
+
+def _resolved(resolver: Resolver, scope: GraphScope, node: str, slot: int) -> Resolved:
+    try:
+        return resolver.resolve(scope, scope.wired.nodes[node], slot)
+    except InvalidWorkflow:  # conversion says so, if it matters for what is executed
+        return None
+
+
+def _consumers(sources: Mapping[End, InputSource]) -> dict[str, tuple[End, ...]]:
+    found: dict[str, list[End]] = {}
+    for end, source in sources.items():
+        found.setdefault(source.node_id, []).append(end)
+    return {key: tuple(ends) for key, ends in found.items()}
+
+
+def _in_order(
+    nodes: Mapping[str, WiredNode], sources: Mapping[End, InputSource]
+) -> tuple[str, ...]:
+    waiting = dict.fromkeys(nodes, 0)
+    feeds: dict[str, list[str]] = {}
+    for end, source in sources.items():
+        waiting[end.node] += 1
+        feeds.setdefault(source.node_id, []).append(end.node)
+    ready = [key for key, count in waiting.items() if count == 0]
+    for key in ready:
+        for fed in feeds.get(key, ()):
+            waiting[fed] -= 1
+            if waiting[fed] == 0:
+                ready.append(fed)
+    done = set(ready)
+    return (*ready, *(key for key in nodes if key not in done))
+
+
+NUMBER = re.compile(r"[0-9]{1,9}")
+DECORATION = re.compile(r"[\s_#.:,;()\[\]{}/|–—-]+")
+NUMBERS_PER_TITLE_MAX = 4
+# Per graph, and segments of each. Real workflows have a handful of a few dozen.
+FAMILIES_MAX = 100
+SEGMENTS_MAX = 1_000
+NODES_EXAMINED_MAX = 2_000_000  # all nodes of the graph, once for each family
+
+
+class Family(NamedTuple):
+    kind: Kind
+    name: str
+    segments: tuple[Segment, ...]
+
+
+class _Thing(NamedTuple):
+    """A group, an instance or a node: something with a title."""
+
+    kind: Kind
+    title: str
+    nodes: tuple[str, ...]
+
+
+def find_families(graph: WorkflowGraph, saved: JsonObject, workflow: Workflow) -> list[Family]:
+    """The largest first."""
+    families = [
+        *_families(_groups(graph, saved)),
+        *_families(_titled_nodes(graph, workflow)),
+    ]
+    families = [family for family in families if len(family.segments) <= SEGMENTS_MAX]
+    families.sort(key=lambda family: -len(family.segments))
+    return families[: min(FAMILIES_MAX, NODES_EXAMINED_MAX // max(1, len(graph.nodes)))]
+
+
+def base_of(title: str) -> str:
+    """A title without its numbers, to compare those of repeated nodes."""
+    return tidy(NUMBER.sub(" ", title)).casefold()
+
+
+def _groups(graph: WorkflowGraph, saved: JsonObject) -> list[_Thing]:
+    """The smallest first: what lies in two of them belongs to the inner one."""
+    groups = [group for group in parse_groups(saved) if NUMBER.search(group.title)]
+    groups.sort(key=lambda group: abs(group.bounding[2] * group.bounding[3]))
+    canvas = Canvas(nodes_of(saved) if groups else ())
+    return [
+        _Thing(
+            "group",
+            group.title,
+            tuple(graph.nodes[index].id for index in canvas.inside(group)),
+        )
+        for group in groups
+    ]
+
+
+def _titled_nodes(graph: WorkflowGraph, workflow: Workflow) -> Iterator[_Thing]:
+    for node in graph.nodes:
+        if node.type in workflow.definitions:
+            yield _Thing("instance", name_of(node, workflow), (node.id,))
+        elif node.title and not is_virtual(node.type):
+            yield _Thing("title", node.title, (node.id,))
+
+
+def _families(things: Iterable[_Thing]) -> Iterator[Family]:
+    found: dict[str, list[tuple[int, _Thing]]] = {}
+    names: dict[str, str] = {}
+    for thing in things:
+        for name, number in _numbered(thing.title):
+            names.setdefault(name.casefold(), name)
+            found.setdefault(name.casefold(), []).append((number, thing))
+    for key, members in found.items():
+        if len({number for number, _ in members}) > 1:
+            kinds = {thing.kind for _, thing in members}
+            kind: Kind = kinds.pop() if len(kinds) == 1 else "title"
+            yield Family(kind, names[key], tuple(_segments(members)))
+
+
+def _segments(members: Sequence[tuple[int, _Thing]]) -> Iterator[Segment]:
+    """In the order of the numbers. A node belongs to the first of several."""
+    titles: dict[int, str] = {}
+    owners: dict[str, int] = {}
+    for number, thing in members:
+        titles.setdefault(number, thing.title)
+        for node in thing.nodes:
+            owners.setdefault(node, number)
+    nodes: dict[int, list[str]] = {number: [] for number in sorted(titles)}
+    for node, number in owners.items():
+        nodes[number].append(node)
+    for number, own in nodes.items():
+        yield Segment(number, titles[number], tuple(own))
+
+
+def _numbered(title: str) -> Iterator[tuple[str, int]]:
+    """The names of families that a title may belong to, and its number there."""
+    for match in _first(NUMBER.finditer(title)):
+        name = tidy(title[: match.start()])
+        if not any(character.isalpha() for character in name):
+            name = tidy(title[match.end() :])
+        if any(character.isalpha() for character in name):
+            yield name, int(match.group())
+
+
+def _first(matches: Iterable[re.Match[str]]) -> Sequence[re.Match[str]]:
+    return [match for match, _ in zip(matches, range(NUMBERS_PER_TITLE_MAX), strict=False)]
+
+
+def tidy(text: str) -> str:
+    """A name without what decorates the number beside it."""
+    return DECORATION.sub(" ", text).strip()
+
+
+Owners = Mapping[str, int]  # the segment that a node belongs to; the rest of the graph has none
+
+
+def owners_of(level: Level, segments: Sequence[Collection[str]]) -> dict[str, int]:
+    """A node that feeds an earlier segment, too, is not part of its own: a loader, say, that only
+    happens to stand there. It belongs to the rest."""
+    owners = {
+        node: index
+        for index, nodes in reversed(list(enumerate(segments)))
+        for node in nodes
+        if node in level.nodes
+    }
+    earliest: dict[str, int] = {}
+    for node in reversed(level.order):
+        fed = [earliest[end.node] for end in level.consumers.get(node, ()) if end.node in earliest]
+        earliest[node] = min([owners.get(node, len(segments)), *fed])
+    return {node: index for node, index in owners.items() if earliest[node] == index}
+
+
+def gathered(level: Level, owners: Owners) -> dict[str, int]:
+    """For each node the segments whose output reaches it through nodes of the rest only."""
+    masks: dict[str, int] = {}
+    for node in level.order:
+        mask = 0
+        for _, source in level.inputs_of(node):
+            mask |= mask_of(source.node_id, owners, masks)
+        masks[node] = mask
+    return masks
+
+
+def needed_by(level: Level, owners: Owners) -> dict[str, int]:
+    """For each node the segments that it reaches through nodes of the rest only."""
+    masks: dict[str, int] = {}
+    for node in reversed(level.order):
+        mask = 0
+        for end in level.consumers.get(node, ()):
+            mask |= mask_of(end.node, owners, masks)
+        masks[node] = mask
+    return masks
+
+
+def mask_of(node: str, owners: Owners, masks: Mapping[str, int]) -> int:
+    """The segment of a node, or for one of the rest those that are behind it."""
+    owner = owners.get(node)
+    return masks.get(node, 0) if owner is None else 1 << owner
+
+
+def behind(level: Level, owners: Owners) -> dict[str, int]:
+    """For each node all segments that it depends on in any way, without its own."""
+    masks: dict[str, int] = {}
+    for node in level.order:
+        mask = 0
+        for _, source in level.inputs_of(node):
+            mask |= masks.get(source.node_id, 0) | mask_of(source.node_id, owners, {})
+        masks[node] = mask
+    return {
+        node: mask & ~(1 << owners[node]) if node in owners else mask
+        for node, mask in masks.items()
+    }
+
+
+def leading_out(level: Level, owners: Owners) -> set[str]:
+    """Nodes of the rest that lead to something other than segments: a saver, or a node that
+    gathers. The others only hand over from one segment to the next."""
+    found: set[str] = set()
+    for node in reversed(level.order):
+        ends = level.consumers.get(node, ())
+        if node not in owners and (not ends or any(end.node in found for end in ends)):
+            found.add(node)
+    return found
+
+
+ROUNDS = 4  # how far around a node is looked
+Looks = Mapping[str, Hashable]
+
+
+def counterparts(level: Level, ours: Collection[str], theirs: Collection[str]) -> dict[str, str]:
+    """Each of ours that has one, by its counterpart among theirs."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for looks in reversed(_rounds(level, ours, theirs)):
+        waiting: dict[Hashable, list[str]] = {}
+        for node in theirs:
+            if node not in taken:
+                waiting.setdefault(looks[node], []).append(node)
+        for node in ours:
+            same = waiting.get(looks[node])
+            if node not in found and same:
+                found[node] = same.pop(0)
+                taken.add(found[node])
+    return found
+
+
+def follow(
+    level: Level, pairs: Mapping[str, str], ours: Collection[str], theirs: Collection[str]
+) -> dict[str, str]:
+    """Pairs, and those further on: nodes outside that follow one segment only, such as its saver.
+    `ours` and `theirs` are those that may be paired."""
+    found = dict(pairs)
+    taken = set(found.values())
+    pending = list(pairs.items())
+    for one, other in pending:
+        candidates = [end for end in level.consumers.get(other, ()) if end.node in theirs]
+        for end in level.consumers.get(one, ()):
+            if end.node in found or end.node not in ours:
+                continue
+            same = [
+                twin.node
+                for twin in candidates
+                if twin.node not in taken and _way(level, twin) == _way(level, end)
+            ]
+            if same:
+                found[end.node] = _likest(level, end.node, same)
+                taken.add(found[end.node])
+                pending.append((end.node, found[end.node]))
+    return found
+
+
+def corresponding_output(level: Level, source: InputSource, node: str) -> InputSource | None:
+    """The same output of a counterpart. Instances may have differing definitions."""
+    ours, theirs = level.nodes[source.node_id], level.nodes[node]
+    if ours.definition == theirs.definition and source.slot < len(theirs.outputs):
+        return InputSource(node, source.slot)
+    wanted = level.type_of(source)
+    place = ours.outputs[: source.slot].count(wanted)
+    fitting = [slot for slot, output in enumerate(theirs.outputs) if output == wanted]
+    return InputSource(node, fitting[min(place, len(fitting) - 1)]) if fitting else None
+
+
+def kind_of(level: Level, node: str) -> Hashable:
+    """The class of a node; for an instance, whose definition may be one of many copies, what it
+    puts out."""
+    wired = level.nodes[node]
+    return wired.node.type if wired.definition is None else ("subgraph", wired.outputs)
+
+
+def _rounds(level: Level, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
+    """How nodes look from ever closer; equal values look alike."""
+    # One node that feeds both segments tells their nodes apart: the model of one sampler, say.
+    shared = _feeding(level, ours) & _feeding(level, theirs)
+    segments: Owners = {**dict.fromkeys(ours, 0), **dict.fromkeys(theirs, 1)}
+    kinds = {node: (kind_of(level, node), _purpose(level, node)) for node in segments}
+    titles = {node: base_of(level.nodes[node].node.title) for node in segments}
+    rounds: list[Looks] = [kinds, {node: (kinds[node], titles[node]) for node in segments}]
+    for _ in range(ROUNDS):
+        rounds.append(_numbers(_Surroundings(level, segments, shared, rounds[-1])))
+    return rounds
+
+
+def _feeding(level: Level, nodes: Collection[str]) -> set[str]:
+    return {source.node_id for node in nodes for _, source in level.inputs_of(node)}
+
+
+def _purpose(level: Level, node: str) -> Hashable:
+    """For a node without outputs what feeds it: a saver may stand for its segment or for the whole."""
+    if level.nodes[node].outputs:
+        return None
+    return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))
+
+
+class _Surroundings(NamedTuple):
+    """What is seen from a node: the looks of its neighbours so far."""
+
+    level: Level
+    segments: Owners
+    shared: Collection[str]
+    looks: Looks
+
+    def above(self, node: str) -> Iterator[Hashable]:
+        for end, source in self.level.inputs_of(node):
+            yield self.level.input_name(end), source.slot, self._label(source.node_id, node)
+
+    def below(self, node: str) -> Iterator[Hashable]:
+        for end in self.level.consumers.get(node, ()):
+            if self.segments.get(end.node) == self.segments[node]:
+                slot = self.level.sources[end].slot
+                yield slot, self.level.input_name(end), self.looks[end.node]
+
+    def _label(self, other: str, node: str) -> Hashable:
+        if self.segments.get(other) == self.segments[node]:
+            return self.looks[other]
+        return other if other in self.shared else kind_of(self.level, other)
+
+
+def _numbers(seen: _Surroundings) -> Looks:
+    """One round further. Looks become numbers, or they would grow with each round."""
+    numbers: dict[Hashable, int] = {}
+    result = {}
+    for node in seen.segments:
+        around = (seen.looks[node], frozenset(seen.above(node)), frozenset(seen.below(node)))
+        result[node] = numbers.setdefault(around, len(numbers))
+    return result
+
+
+def _way(level: Level, end: End) -> Hashable:
+    """Through which output, into which input of what."""
+    return level.sources[end].slot, kind_of(level, end.node), level.input_name(end)
+
+
+def _likest(level: Level, node: str, candidates: list[str]) -> str:
+    title = base_of(level.nodes[node].node.title)
+    same = [other for other in candidates if base_of(level.nodes[other].node.title) == title]
+    return (same or candidates)[0]
+
+
+KINDS = ("group", "instance", "title")
+LIKENESS_MIN = 0.5  # of two segments in a row: how much of the smaller one is in the larger
+
+
+class _Candidate(NamedTuple):
+    family: Family
+    owners: Mapping[str, int]
+    before: Mapping[str, int]  # segments that reach a node, and
+    behind: Mapping[str, int]  # segments that a node reaches
+    is_direct: bool  # each segment feeds the next; else they are only gathered by something
+
+
+def find_segments(document: dict[str, Any]) -> tuple[Chain, ...]:
+    """All chains of numbered segments, those of the root graph first."""
+    return chains_of(document, parse(document), NodeTypes({}))
+
+
+def chains_of(document: JsonObject, workflow: Workflow, types: NodeTypes) -> tuple[Chain, ...]:
+    paths = graph_paths(document)
+    dead = dead_definitions(workflow)
+    found: list[Chain] = []
+    for graph in (workflow.root, *workflow.definitions.values()):
+        families = find_families(graph, graph_at(document, paths[graph.id]), workflow)
+        if families:
+            level = read_level(workflow, graph.id, types, all_on=True)
+            chains = _chains(families, level)
+            found.extend(_chain(family, graph, dead) for family in chains)
+    return tuple(found)
+
+
+def _chains(families: Sequence[Family], level: Level) -> Iterator[Family]:
+    candidates = [
+        candidate for family in families if (candidate := _candidate(family, level)) is not None
+    ]
+    candidates.sort(key=lambda one: _rank(one, level))
+    accepted: list[_Candidate] = []
+    for candidate in candidates:
+        around = next((one for one in accepted if _contains(one, candidate)), None)
+        if around is None:
+            accepted.append(candidate)
+        else:
+            accepted[accepted.index(around)] = around._replace(family=_merged(around, candidate))
+    return (candidate.family for candidate in accepted)
+
+
+def _candidate(family: Family, level: Level) -> _Candidate | None:
+    owners = owners_of(level, [segment.nodes for segment in family.segments])
+    nodes: list[list[str]] = [[] for _ in family.segments]
+    for node, index in owners.items():
+        nodes[index].append(node)
+    if not all(nodes) or not _are_alike(nodes, level):
+        return None
+    before = gathered(level, owners)
+    is_direct = _is_direct(nodes, owners, before, level)
+    if not is_direct and (family.kind == "title" or not _is_gathered(nodes, before, level)):
+        return None
+    return _Candidate(family, owners, before, needed_by(level, owners), is_direct)
+
+
+def _are_alike(segments: Sequence[Sequence[str]], level: Level) -> bool:
+    """At least half of the pairs of neighbours: the first and the last may differ from the rest."""
+    kinds = [Counter(kind_of(level, node) for node in nodes) for nodes in segments]
+    alike = sum(_likeness(one, other) >= LIKENESS_MIN for one, other in pairwise(kinds))
+    return 2 * alike >= len(kinds) - 1
+
+
+def _likeness(one: Counter[Hashable], other: Counter[Hashable]) -> float:
+    return (one & other).total() / min(one.total(), other.total())
+
+
+def _is_direct(
+    segments: Sequence[Sequence[str]],
+    owners: Mapping[str, int],
+    before: Mapping[str, int],
+    level: Level,
+) -> bool:
+    """Is each segment fed by the one before it?"""
+    for index in range(1, len(segments)):
+        feeding = 0
+        for node in segments[index]:
+            for _, source in level.inputs_of(node):
+                feeding |= mask_of(source.node_id, owners, before)
+        if not feeding >> (index - 1) & 1:
+            return False
+    return True
+
+
+def _is_gathered(
+    segments: Sequence[Sequence[str]], before: Mapping[str, int], level: Level
+) -> bool:
+    """Are they more than a few loaders, and does some node gather each two neighbours?"""
+    if not all(any(_is_fed(node, level) for node in nodes) for nodes in segments):
+        return False
+    masks = {mask for node, mask in before.items() if node != SUBGRAPH_OUTPUT_ID}
+    return all(any(mask >> index & 3 == 3 for mask in masks) for index in range(len(segments) - 1))
+
+
+def _is_fed(node: str, level: Level) -> bool:
+    return next(level.inputs_of(node), None) is not None
+
+
+def _rank(candidate: _Candidate, level: Level) -> tuple[bool, int, int, int]:
+    """Which of two names the same parts better: by flow, by kind, by how much it takes in."""
+    first = next(index for index, node in enumerate(level.order) if node in candidate.owners)
+    kind = KINDS.index(candidate.family.kind)
+    return not candidate.is_direct, kind, -len(candidate.owners), first
+
+
+def _contains(around: _Candidate, candidate: _Candidate) -> bool:
+    """Is every node of the candidate in a segment, or fed by only one, or feeding only one?"""
+    return all(
+        node in around.owners
+        or around.before[node].bit_count() == 1
+        or around.behind[node].bit_count() == 1
+        for node in candidate.owners
+    )
+
+
+def _merged(around: _Candidate, candidate: _Candidate) -> Family:
+    """Nodes with titles of their own that follow the segment of the same number belong to it."""
+    ours, theirs = around.family, candidate.family
+    numbers = [segment.number for segment in ours.segments]
+    if theirs.kind != "title" or numbers != [segment.number for segment in theirs.segments]:
+        return ours
+    segments = []
+    for index, (segment, more) in enumerate(zip(ours.segments, theirs.segments, strict=True)):
+        if any(around.before.get(node, 0) != 1 << index for node in more.nodes):
+            return ours
+        segments.append(segment._replace(nodes=tuple(dict.fromkeys(segment.nodes + more.nodes))))
+    return ours._replace(segments=tuple(segments))
+
+
+def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
+    nodes = {node.id: node for node in graph.nodes}
+    on: list[Segment] = []
+    off: list[Segment] = []
+    for segment in family.segments:
+        members = [nodes[node] for node in segment.nodes]
+        (on if _makes_something(members, dead) else off).append(segment)
+    return Chain(family.kind, family.name, tuple(on), tuple(off), graph.id)
+
+
+def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
+    """Loaders that were left on don't count: only nodes that are fed by others do, if there are any."""
+    executed = [node for node in nodes if not is_virtual(node.type)]
+    fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
+    return any(not node.is_inactive and node.type not in dead for node in fed or executed)

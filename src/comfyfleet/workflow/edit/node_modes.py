@@ -1,0 +1,328 @@
+"""Bypasses, mutes and enables nodes by id, title or group, and finds instances in which nothing is left on."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.workflow.edit.documents import (
+    JsonObject,
+    count_instances,
+    graph_at,
+    graph_paths,
+    nodes_of,
+    with_all_inside,
+    with_graph,
+    with_nodes,
+    with_own_definition,
+)
+from comfyfleet.workflow.edit.selectors import (
+    Meaning,
+    Selection,
+    SelectorIndex,
+    Spot,
+    name_of,
+    place_of,
+)
+from comfyfleet.workflow.model import DEFAULT_LIMITS, Limits, Mode, Node, Workflow, WorkflowGraph
+from comfyfleet.workflow.node_behaviours import is_virtual
+from comfyfleet.workflow.parse import parse
+from comfyfleet.workflow.subgraphs import innermost_first
+
+
+class Switched(NamedTuple):
+    """A new document; what was done, and what a person should know about it, in words."""
+
+    document: dict[str, Any]
+    done: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class DeadShell(NamedTuple):
+    """An instance that can make nothing, for everything in its definition is switched off."""
+
+    id: str  # as in a prompt: `57`, or `57:3` inside instance 57
+    title: str
+    definition: str
+
+
+class Segment(NamedTuple):
+    """One of several parts that repeat. `nodes` are ids as saved, in the order of the file."""
+
+    number: int
+    title: str
+    nodes: tuple[str, ...]
+
+
+Kind = Literal["group", "instance", "title"]
+
+
+class Chain(NamedTuple):
+    """Numbered segments, each fed by the one before it or gathered with it.
+
+    `segments` are those that make something, in the order of their numbers. `off` are those that are
+    switched off already, or dead shells: they don't count. `graph` is the definition that holds the
+    chain, by id; empty for the root graph.
+    """
+
+    kind: Kind
+    name: str
+    segments: tuple[Segment, ...]
+    off: tuple[Segment, ...] = ()
+    graph: str = ""
+
+
+def dead_shells(
+    document: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS
+) -> tuple[DeadShell, ...]:
+    """Whether the instance itself is on doesn't matter: it can make nothing either way."""
+    workflow = parse(document, limits=limits)
+    dead = dead_definitions(workflow)
+    worth_entering = _leading_to(dead, workflow)
+    found: list[DeadShell] = []
+    pending: list[tuple[WorkflowGraph, str, int]] = [(workflow.root, "", 0)]
+    budget = limits.nodes_max
+    while pending:
+        graph, prefix, depth = pending.pop()
+        budget -= len(graph.nodes)
+        if budget < 0 or depth > limits.subgraph_depth_max:
+            raise LimitExceeded(f"more than {limits.nodes_max} nodes when subgraphs are expanded")
+        inner = []
+        for node in graph.nodes:
+            if node.type in dead:
+                definition = workflow.definitions[node.type].name
+                found.append(DeadShell(prefix + node.id, name_of(node, workflow), definition))
+            elif node.type in worth_entering:
+                inner.append((workflow.definitions[node.type], f"{prefix}{node.id}:", depth + 1))
+        pending.extend(reversed(inner))
+    return tuple(found)
+
+
+def dead_definitions(workflow: Workflow) -> frozenset[str]:
+    """Ids of definitions with nodes to execute, all of which are muted or bypassed. An inner
+    instance is as dead as its own definition."""
+    dead: set[str] = set()
+    for graph in innermost_first(workflow):
+        nodes = [node for node in graph.nodes if not is_virtual(node.type)]
+        if nodes and all(node.is_inactive or node.type in dead for node in nodes):
+            dead.add(graph.id)
+    return frozenset(dead)
+
+
+def _leading_to(dead: frozenset[str], workflow: Workflow) -> frozenset[str]:
+    """Living definitions that have a dead instance somewhere inside."""
+    leading: set[str] = set()
+    for graph in innermost_first(workflow):
+        if graph.id not in dead and any(_is_in(node, dead, leading) for node in graph.nodes):
+            leading.add(graph.id)
+    return frozenset(leading)
+
+
+def _is_in(node: Node, *ids: frozenset[str] | set[str]) -> bool:
+    return any(node.type in some for some in ids)
+
+
+NODES_LISTED_MAX = 12  # in one message
+IN_WORDS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
+
+
+class _Wish(NamedTuple):
+    selector: str
+    selection: Selection
+    mode: Mode
+
+
+def switch(
+    document: dict[str, Any],
+    *,
+    bypass: Iterable[str] = (),
+    mute: Iterable[str] = (),
+    enable: Iterable[str] = (),
+) -> Switched:
+    """All selectors (see `selectors`) are looked up first: if one is wrong, nothing is changed.
+
+    Where two contradict each other, an id wins over a title and a title over a group: so all of a
+    group but one node can be switched. A node named through its instance (`57:3`) changes in that
+    instance only, which gets its own copy of the definition if it shares it with others. A title
+    or a group in a definition means it in all instances. A dead shell that is enabled is enabled
+    with all that is in it, unless nodes in it are named: else it could still make nothing.
+    """
+    workflow = parse(document)
+    catalogue = SelectorIndex(document, workflow)
+    wishes = _wishes(catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable})
+    result = _revived(document, wishes, workflow)
+    for wish in sorted(wishes, key=lambda wish: wish.selection.meaning):
+        result = _fulfil(result, wish, workflow)
+    return result
+
+
+def enable_nodes(
+    document: dict[str, Any], graph: str, nodes: Collection[str], reason: str
+) -> Switched:
+    """Enables nodes of one graph, by their ids as saved; dead shells among them with all inside."""
+    workflow = parse(document)
+    within = workflow.definitions[graph] if graph else workflow.root
+    spots = [Spot(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
+    wish = _Wish(reason, Selection(Meaning.ID, tuple(spots)), Mode.ALWAYS)
+    return _fulfil(_revived(document, [wish], workflow), wish, workflow)
+
+
+def _wishes(catalogue: SelectorIndex, selectors: Mapping[Mode, Iterable[str]]) -> list[_Wish]:
+    wishes, problems = [], []
+    for mode, names in selectors.items():
+        for name in names:
+            try:
+                wishes.append(_Wish(name, catalogue.select(name), mode))
+            except InvalidInput as error:
+                problems.append(error.message)
+    problems.extend(_contradictions(wishes, catalogue.workflow))
+    if problems:
+        raise InvalidInput("\n".join(problems), problems=tuple(problems))
+    return wishes
+
+
+def _contradictions(wishes: list[_Wish], workflow: Workflow) -> list[str]:
+    first: dict[tuple[int, tuple[int, ...], Spot], _Wish] = {}
+    found = []
+    for wish in wishes:
+        for spot in wish.selection.spots:
+            key = (wish.selection.meaning, wish.selection.through, spot)
+            other = first.setdefault(key, wish)
+            if other.mode != wish.mode:
+                found.append(
+                    f"{_place(spot, workflow)} is to be {IN_WORDS[other.mode]} "
+                    f"({other.selector}) and {IN_WORDS[wish.mode]} ({wish.selector})"
+                )
+    return found
+
+
+def _revived(document: JsonObject, wishes: list[_Wish], workflow: Workflow) -> Switched:
+    """With all nodes enabled that are in the dead shells to be enabled."""
+    dead = dead_definitions(workflow)
+    enabling = [wish.selection for wish in wishes if wish.mode == Mode.ALWAYS]
+    named = {
+        selection.through[:end]
+        for selection in enabling
+        for end in range(len(selection.through) + 1)
+    }
+    done: list[str] = []
+    for selection in enabling:
+        for spot in selection.spots:
+            if _node(spot, workflow).type in dead and (*selection.through, spot.at) not in named:
+                document, graph, notes = _entered(document, selection.through)
+                graph = graph if selection.through else spot.graph
+                document = with_all_inside(document, graph, spot.at, Mode.ALWAYS, dead)
+                done += [*notes, f"enabled all that is in {_place(spot, workflow)}"]
+    return Switched(document, tuple(done))
+
+
+def _fulfil(result: Switched, wish: _Wish, workflow: Workflow) -> Switched:
+    document = result.document
+    if wish.selection.through:
+        edited, notes = _switch_inside(document, wish)
+    else:
+        edited, notes = _switch_all(document, wish), []
+    cautions = list(_cautions(edited, wish, workflow))
+    if edited is document:
+        cautions.insert(0, f"{wish.selector}: {IN_WORDS[wish.mode]} already")
+        return result._replace(warnings=_joined(result.warnings, cautions))
+    return Switched(
+        edited,
+        (*result.done, *notes, f"{IN_WORDS[wish.mode]} {_listed(wish.selection, workflow)}"),
+        _joined(result.warnings, cautions),
+    )
+
+
+def _switch_all(document: JsonObject, wish: _Wish) -> JsonObject:
+    """The same document if all nodes have that mode already."""
+    by_graph: dict[str, list[int]] = {}
+    for spot in wish.selection.spots:
+        by_graph.setdefault(spot.graph, []).append(spot.at)
+    for graph, indices in by_graph.items():
+        path = graph_paths(document)[graph]
+        nodes = nodes_of(graph_at(document, path))
+        changes = {index: {"mode": int(wish.mode)} for index in indices}
+        if any(nodes[index].get("mode", Mode.ALWAYS) != wish.mode for index in indices):
+            document = with_graph(document, path, partial(with_nodes, changes=changes))
+    return document
+
+
+def _switch_inside(document: JsonObject, wish: _Wish) -> tuple[JsonObject, list[str]]:
+    """The one node of the selection, in its own instance; and which instances got a copy."""
+    graphs = _graphs_on_the_way(document, wish.selection.through)
+    (spot,) = wish.selection.spots
+    if _saved_node(document, graphs[-1], spot.at).get("mode", Mode.ALWAYS) == wish.mode:
+        return document, []
+    document, graph, notes = _entered(document, wish.selection.through)
+    change = partial(with_nodes, changes={spot.at: {"mode": int(wish.mode)}})
+    return with_graph(document, graph_paths(document)[graph], change), notes
+
+
+def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject, str, list[str]]:
+    """Makes every instance on the way the only one of its definition; the graph at the end of it,
+    and which of them got a copy."""
+    notes, graph = [], ""
+    for index in through:
+        instance = _saved_node(document, graph, index)
+        document, graph = with_own_definition(document, graph, index)
+        if graph != instance["type"]:
+            notes.append(
+                f"gave instance {instance.get('id')} its own copy of its subgraph, "
+                "so that no other instance changes"
+            )
+    return document, graph, notes
+
+
+def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[str]:
+    """As they are now: an instance may have got a copy before."""
+    graphs = [""]
+    for index in through:
+        graphs.append(_saved_node(document, graphs[-1], index)["type"])
+    return graphs
+
+
+def _saved_node(document: JsonObject, graph: str, index: int) -> JsonObject:
+    return nodes_of(graph_at(document, graph_paths(document)[graph]))[index]
+
+
+def _cautions(document: JsonObject, wish: _Wish, workflow: Workflow) -> Iterator[str]:
+    selection = wish.selection
+    if not selection.through:
+        for graph in sorted({spot.graph for spot in selection.spots if spot.graph}):
+            count = count_instances(document, graph, graph_paths(document))
+            if count > 1:
+                name = workflow.definitions[graph].name
+                yield f'{wish.selector}: all {count} instances of subgraph "{name}" change'
+    for spot in selection.spots:
+        nested = spot.graph and _node(spot, workflow).type in workflow.definitions
+        if nested and wish.mode != Mode.ALWAYS:
+            yield (
+                f"{_place(spot, workflow)} is an instance inside a subgraph: the nodes in it are "
+                "still sent, as the editor does it; mute those that make something"
+            )
+    if wish.mode == Mode.ALWAYS:
+        graphs = _graphs_on_the_way(document, selection.through)
+        for graph, index in zip(graphs, selection.through, strict=False):
+            around = _saved_node(document, graph, index)
+            if around.get("mode") in (Mode.MUTED, Mode.BYPASSED):
+                where = f"instance {around.get('id')} around it"
+                yield f"{wish.selector}: enabled, but {where} is {IN_WORDS[Mode(around['mode'])]}"
+
+
+def _listed(selection: Selection, workflow: Workflow) -> str:
+    places = [_place(spot, workflow) for spot in selection.spots[:NODES_LISTED_MAX]]
+    more = len(selection.spots) - NODES_LISTED_MAX
+    return ", ".join(places) + (f" and {more} more" if more > 0 else "")
+
+
+def _joined(warnings: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*warnings, *more)))
+
+
+def _node(spot: Spot, workflow: Workflow) -> Node:
+    graph = workflow.definitions[spot.graph] if spot.graph else workflow.root
+    return graph.nodes[spot.at]
+
+
+def _place(spot: Spot, workflow: Workflow) -> str:
+    return place_of(_node(spot, workflow), workflow, workflow.definitions.get(spot.graph))

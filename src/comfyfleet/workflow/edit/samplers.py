@@ -1,0 +1,386 @@
+"""The nodes that sample, and where their texts, sizes, seeds and models come from. Known by the types that
+they take and give, never by class."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from comfyfleet.workflow.edit.addresses import Place, PromptEntry
+from comfyfleet.workflow.edit.prompt_flow import Flow, Origin, number_source, own_name, side_of
+from comfyfleet.workflow.node_inputs import input_spec
+
+PART_TYPES = ("NOISE", "GUIDER", "SAMPLER", "SIGMAS")
+
+
+class SamplerRole(NamedTuple):
+    """Inputs that mean the same: `seed` or `noise_seed`, whole numbers."""
+
+    names: Collection[str]
+    types: Collection[str]
+
+
+def conditioned(flow: Flow) -> list[PromptEntry]:
+    """Where conditioning ends: samplers and guiders; if there are none, whatever else takes it."""
+    # A prompt that shows something on the way but saves nothing needs no sampler, and yet has one.
+    ends = _takers(flow, flow.needed.values()) or _takers(flow, flow.entries.values())
+    sampling = [
+        entry for entry in ends if "GUIDER" in entry.outputs or flow.inputs_of(entry, "LATENT")
+    ]
+    # A sampler that no text reaches prepares something for the others, such as a depth map.
+    told = [
+        entry
+        for entry in sampling
+        if any(flow.inputs_of(one, "STRING") for one in encoders(flow, entry))
+    ]
+    return told or sampling or ends
+
+
+def encoders(flow: Flow, end: PromptEntry) -> Iterator[PromptEntry]:
+    """Where the conditioning of a sampler or guider comes from."""
+    for name in flow.linked(end, "CONDITIONING"):
+        yield from (one.entry for one in flow.ends(flow.origin(end, name), "CONDITIONING"))
+
+
+def _takers(flow: Flow, entries: Iterable[PromptEntry]) -> list[PromptEntry]:
+    return [
+        entry
+        for entry in entries
+        if flow.linked(entry, "CONDITIONING") and not {"CONDITIONING", "MODEL"} & {*entry.outputs}
+    ]
+
+
+def samplers(flow: Flow) -> list[PromptEntry]:
+    ends = conditioned(flow)
+    guiders = {entry.id for entry in ends if "GUIDER" in entry.outputs}
+    guided = [
+        entry
+        for entry in (flow.entries.values() if guiders else ())
+        for name in flow.linked(entry, "GUIDER")
+        if any(
+            origin.entry.id in guiders for origin in flow.chain(flow.origin(entry, name), "GUIDER")
+        )
+    ]
+    found = {entry.id: entry for entry in (*ends, *guided) if entry.id not in guiders}
+    return list(found.values())
+
+
+def parts(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
+    """The sampler and what gives it noise, guidance, steps and method."""
+    yield sampler
+    for kind in PART_TYPES:
+        for name in flow.linked(sampler, kind):
+            yield from (origin.entry for origin in flow.chain(flow.origin(sampler, name), kind))
+
+
+def models(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
+    """What its model comes from and passes through."""
+    for part in parts(flow, sampler):
+        for name in flow.linked(part, "MODEL"):
+            yield from (origin.entry for origin in flow.chain(flow.origin(part, name), "MODEL"))
+
+
+def places_in(flow: Flow, entry: PromptEntry, role: SamplerRole) -> list[Place]:
+    return [
+        Place(entry.id, name)
+        for name in flow.inputs_of(entry, *role.types)
+        if own_name(name) in role.names
+    ]
+
+
+def role_of_samplers(flow: Flow, role: SamplerRole) -> list[Place]:
+    """In samplers and their parts; else wherever an input is called so."""
+    found = [
+        place
+        for sampler in samplers(flow)
+        for part in parts(flow, sampler)
+        for place in places_in(flow, part, role)
+    ]
+    return unique(found or role_anywhere(flow, role))
+
+
+def role_anywhere(flow: Flow, role: SamplerRole) -> list[Place]:
+    return [place for entry in flow.needed.values() for place in places_in(flow, entry, role)]
+
+
+def latent_origins(flow: Flow, sampler: PromptEntry) -> Iterator[Origin]:
+    """What makes the latents that the sampler starts from, however many samplers lie between."""
+    for name in flow.linked(sampler, "LATENT"):
+        yield from flow.ends(flow.origin(sampler, name), "LATENT")
+
+
+def role_of_latents(flow: Flow, role: SamplerRole) -> list[Place]:
+    """In what makes the latents; without a sampler in whatever has a size, too."""
+    sampling = samplers(flow)
+    origins = (origin for sampler in sampling for origin in latent_origins(flow, sampler))
+    found = [place for origin in origins for place in places_in(flow, origin.entry, role)]
+    if sampling:
+        return unique(found)
+    return [place for entry in _sized(flow) for place in places_in(flow, entry, role)]
+
+
+def _sized(flow: Flow) -> Iterator[PromptEntry]:
+    for entry in flow.needed.values():
+        if {"width", "height"} <= {own_name(name) for name in flow.inputs_of(entry, "INT")}:
+            yield entry
+
+
+def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
+    """In what makes the latents and what encodes the texts; without a sampler in services that take a text."""
+    if not samplers(flow):
+        asked = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
+        return [place for entry in asked for place in places_in(flow, entry, role)]
+    texts = (one for entry in conditioned(flow) for one in encoders(flow, entry))
+    found = [place for entry in texts for place in places_in(flow, entry, role)]
+    return unique([*role_of_latents(flow, role), *found])
+
+
+def seeds(flow: Flow, role: SamplerRole) -> list[Place]:
+    """A sampler that goes on where another stopped adds no noise: its seed doesn't matter."""
+    found = role_of_samplers(flow, role)
+    noisy = [
+        place
+        for place in found
+        if flow.entries[place.node_id].inputs.get("add_noise") not in ("disable", False)
+    ]
+    return noisy or found
+
+
+def unique(places: Collection[Place]) -> list[Place]:
+    return list(dict.fromkeys(places))
+
+
+class LatentSize(NamedTuple):
+    width: Place
+    height: Place
+
+
+def size_places(flow: Flow) -> list[LatentSize]:
+    sampling = samplers(flow)
+    makers = [size for sampler in sampling for size in _made_for(flow, sampler)]
+    found = dict.fromkeys(makers or ([] if sampling else _only_size(flow)))
+    sizes = list(found)
+    mates = [mate for sampler in sampling for mate in _mates(flow, sampler) if mate not in found]
+    return [*sizes, *(mate for mate in mates if any(_alike(flow, mate, size) for size in sizes))]
+
+
+def _made_for(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
+    for origin in latent_origins(flow, sampler):
+        size = _size_of(flow, origin.entry) or _image_size(flow, origin.entry)
+        if size is not None:
+            yield _sources(flow, size)
+
+
+def _size_of(flow: Flow, entry: PromptEntry) -> LatentSize | None:
+    names = flow.inputs_of(entry, "INT")
+    for name in names:
+        prefix = name.removesuffix("width")
+        if prefix != name and prefix[-1:] in ("", ".") and f"{prefix}height" in names:
+            return LatentSize(Place(entry.id, name), Place(entry.id, f"{prefix}height"))
+    return None
+
+
+def _image_size(flow: Flow, entry: PromptEntry) -> LatentSize | None:
+    """Of the nearest node that gives the image its size; None if another sampler made the image."""
+    images = list(_images_behind(flow, entry, "IMAGE"))
+    if any(flow.linked(image, "LATENT") for image in images):
+        return None
+    return _nearest(flow, images)
+
+
+def _images_behind(flow: Flow, entry: PromptEntry, *kinds: str) -> Iterator[PromptEntry]:
+    for name in flow.linked(entry, "IMAGE"):
+        yield from (one.entry for one in flow.chain(flow.origin(entry, name), *kinds))
+
+
+def _nearest(flow: Flow, entries: Iterable[PromptEntry]) -> LatentSize | None:
+    sizes = (_size_of(flow, entry) for entry in entries)
+    return next((size for size in sizes if size), None)
+
+
+def _sources(flow: Flow, size: LatentSize) -> LatentSize:
+    """Where both numbers are written; if they are measured from an image, where that gets its size."""
+    sources = LatentSize(*(number_source(flow, place, scaled=True) for place in size))
+    origin = flow.origin(flow.entries[sources.width.node_id], sources.width.input)
+    if origin is None:
+        return sources
+    measured = _nearest(flow, _images_behind(flow, origin.entry, "IMAGE", "LATENT"))
+    if measured is None:
+        return sources
+    return LatentSize(*(number_source(flow, place, scaled=True) for place in measured))
+
+
+def _mates(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
+    """Schedulers and model settings that are told the size, too."""
+    told = (*parts(flow, sampler), *models(flow, sampler))
+    for entry in {entry.id: entry for entry in told}.values():
+        size = _size_of(flow, entry)
+        if size is not None:
+            yield _sources(flow, size)
+
+
+def _alike(flow: Flow, one: LatentSize, other: LatentSize) -> bool:
+    return [_value(flow, place) for place in one] == [_value(flow, place) for place in other]
+
+
+def _value(flow: Flow, place: Place) -> object:
+    return flow.entries[place.node_id].inputs.get(place.input)
+
+
+def _only_size(flow: Flow) -> list[LatentSize]:
+    """Without a sampler: the one node that has a size and makes its picture from nothing, or the one that has."""
+    sized = {
+        size: entry for entry in flow.needed.values() if (size := _size_of(flow, entry)) is not None
+    }
+    fresh = [size for size, entry in sized.items() if not flow.linked(entry, "IMAGE")]
+    few = fresh or list(sized)
+    return [_sources(flow, size) for size in few] if len(few) == 1 else []
+
+
+POSITIVE, NEGATIVE = "positive", "negative"
+# Texts beside the prompt that have a purpose of their own.
+_OTHER_TEXTS = frozenset({"lyrics", "system_prompt"})
+_TEXT_NAME = re.compile("text|prompt")
+# What services call the text that they are given; the first pattern that any input fits is taken.
+_ASKED = {
+    POSITIVE: (re.compile("prompt"), re.compile("^(text|description|script)$")),
+    NEGATIVE: (re.compile("negative.*(prompt|text)|^negative$"),),
+}
+# What titles call a text that a person rarely changes, and one that is there to be changed.
+_FIXED_TITLE = re.compile(r"system|template", re.IGNORECASE)
+_OWN_TITLE = re.compile(r"user|prompt|positive|negative", re.IGNORECASE)
+
+
+class Texts(NamedTuple):
+    positive: list[Place]
+    negative: list[Place]
+
+
+def prompt_texts(flow: Flow) -> Texts:
+    """Where to write the positive and the negative prompt."""
+    context = [_encoded(flow, entry) for entry in conditioned(flow)]
+    positive = unique([place for one in context for place in one.positive])
+    negative = unique([place for one in context for place in one.negative])
+    return Texts(
+        positive or _asked(flow, POSITIVE),
+        # A negative that is made from the positive text (zeroed out) has no text of its own.
+        [place for place in negative if place not in positive] or _asked(flow, NEGATIVE),
+    )
+
+
+def _encoded(flow: Flow, end: PromptEntry) -> Texts:
+    # What is called empty is to stay so.
+    names = [name for name in flow.linked(end, "CONDITIONING") if "empty" not in name]
+    context = {name: side_of(name) or _side_above(flow, flow.origin(end, name)) for name in names}
+    against = [name for name in names if context[name] == NEGATIVE]
+    toward = [name for name in names if context[name] == POSITIVE]
+    toward = toward or [name for name in names if name not in against]
+    negative = _texts_behind(flow, end, against, NEGATIVE)
+    positive = _texts_behind(flow, end, toward, POSITIVE)
+    # A guider with two positives gets the negative text for one of them.
+    return Texts([place for place in positive if place not in negative] or positive, negative)
+
+
+def _side_above(flow: Flow, start: Origin | None) -> str:
+    """An input that doesn't say its side may be fed by an output that does."""
+    context = (side_of(origin.name) for origin in flow.chain(start, "CONDITIONING"))
+    return next((side for side in context if side), "")
+
+
+def _texts_behind(flow: Flow, end: PromptEntry, names: Sequence[str], side: str) -> list[Place]:
+    return [
+        source
+        for name in names
+        for place in _encoder_texts(flow, flow.origin(end, name), side)
+        for source in text_sources(flow, place)
+    ]
+
+
+def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
+    """Texts of the encoders at the far end; of nodes on the way only if there are none."""
+    far = [
+        place
+        for origin in flow.ends(start, "CONDITIONING")
+        for place in _texts_of(flow, origin.entry, side)
+    ]
+    if far:
+        return far
+    near = (_texts_of(flow, origin.entry, side) for origin in flow.chain(start, "CONDITIONING"))
+    return next((places for places in near if places), [])
+
+
+def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
+    """All of its texts if it has several encoders; of texts for both sides those of this side."""
+    names = [name for name in flow.inputs_of(entry, "STRING") if own_name(name) not in _OTHER_TEXTS]
+    own = [name for name in names if side_of(own_name(name)) == side]
+    names = own or [name for name in names if not side_of(own_name(name))]
+    return [Place(entry.id, name) for name in _most_textual(flow, entry, names)]
+
+
+def _most_textual(flow: Flow, entry: PromptEntry, names: Sequence[str]) -> Sequence[str]:
+    options = {name: input_spec(name, flow.declared(entry)[name]).options for name in names}
+    for sign in ("dynamicPrompts", "multiline"):
+        found = [name for name in names if options[name].get(sign)]
+        if found:
+            return found
+    return [name for name in names if _TEXT_NAME.search(own_name(name))]
+
+
+def text_sources(flow: Flow, place: Place) -> list[Place]:
+    """Where the text is written that comes in there: behind a link, the piece that is the person's own."""
+    if not flow.is_linked(place):
+        return [place]
+    entry = flow.entries[place.node_id]
+    ranked: dict[int, list[Place]] = {}
+    for origin in flow.chain(flow.origin(entry, place.input), "STRING"):
+        for rank, piece in _pieces(flow, origin.entry):
+            ranked.setdefault(rank, []).append(piece)
+    if not ranked:
+        return [place]
+    best = min(ranked)
+    return _own_pieces(flow, unique(ranked[best])) if best == 0 else ranked[best][:1]
+
+
+def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
+    """Its texts, and how likely each is the prompt: a node that is nothing but a text goes first."""
+    alone = len(flow.declared(entry)) == 1
+    for name in flow.texts_in(entry):
+        if own_name(name) not in _OTHER_TEXTS:
+            rank = 0 if alone else 1 if _TEXT_NAME.search(own_name(name)) else 2
+            yield rank, Place(entry.id, name)
+
+
+def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
+    """Of several texts that are put together, the one whose title says so; else the last."""
+    titles = {place: flow.entries[place.node_id].title for place in places}
+    changed = [place for place in places if not _FIXED_TITLE.search(titles[place])] or places
+    named = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
+    return [named[-1]]
+
+
+def _asked(flow: Flow, side: str) -> list[Place]:
+    """Without a sampler: services that are given a text and make something of it."""
+    for pattern in _ASKED[side]:
+        found = [
+            (entry, Place(entry.id, name))
+            for entry in flow.needed.values()
+            for name in _asked_names(flow, entry, pattern, side)
+        ]
+        makers = [pair for pair in found if {*pair[0].outputs} - {"STRING"}] or found
+        if len(found) > 1 and all("CONDITIONING" in entry.outputs for entry, _ in makers):
+            return []  # encoders that feed nothing: nobody knows which is which
+        if makers:
+            return unique([own for _, place in makers for own in text_sources(flow, place)])
+    return []
+
+
+def _asked_names(flow: Flow, entry: PromptEntry, pattern: re.Pattern[str], side: str) -> list[str]:
+    if not entry.outputs:
+        return []
+    names = [
+        name
+        for name in flow.inputs_of(entry, "STRING")
+        if pattern.search(own_name(name))
+        and own_name(name) not in _OTHER_TEXTS
+        and side_of(own_name(name)) in ("", side)
+    ]
+    return [name for name in names if own_name(name) == "prompt"] or names

@@ -1,0 +1,535 @@
+"""Keeps the first segments of a chain and closes the chain behind them: a plan first, then a new document."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from comfyfleet.errors import InvalidInput
+from comfyfleet.workflow.conversion import convert
+from comfyfleet.workflow.edit.chains import (
+    End,
+    Level,
+    behind,
+    chains_of,
+    corresponding_output,
+    counterparts,
+    follow,
+    gathered,
+    leading_out,
+    mask_of,
+    owners_of,
+    read_level,
+    tidy,
+)
+from comfyfleet.workflow.edit.documents import (
+    JsonObject,
+    count_instances,
+    graph_paths,
+    with_all_inside,
+    with_graph,
+    with_links_moved,
+    with_nodes,
+    without_links,
+)
+from comfyfleet.workflow.edit.node_modes import Chain, Switched, enable_nodes
+from comfyfleet.workflow.edit.selectors import place_of
+from comfyfleet.workflow.model import (
+    ANY_TYPE,
+    SUBGRAPH_OUTPUT_ID,
+    Mode,
+    Workflow,
+    WorkflowGraph,
+    join_places,
+)
+from comfyfleet.workflow.node_behaviours import behaviour_of
+from comfyfleet.workflow.object_info import NodeTypes
+from comfyfleet.workflow.parse import parse
+from comfyfleet.workflow.resolve import InputSource
+
+
+def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
+    """By its name; with its kind in front (`group:Extend`) where two have the same."""
+    if not chains:
+        raise InvalidInput("this workflow has no chain of numbered segments")
+    matching = [chain for chain in chains if name is None or _is_called(chain, name)]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise InvalidInput(f"no chain is called {name}; there is {_listed(chains)}")
+    which = "name one" if name is None else "say its kind, too (group:NAME)"
+    raise InvalidInput(f"there are several chains, {which}: {_listed(matching)}")
+
+
+def check_count(chain: Chain, count: int) -> None:
+    there = len(chain.segments)
+    if count < 1:
+        raise InvalidInput("at least one segment must be kept")
+    if count > there + len(chain.off):
+        off = f" and {len(chain.off)} more that are off" if chain.off else ""
+        raise InvalidInput(f"there are no {count} segments: there is {described(chain)}{off}")
+
+
+def described(chain: Chain) -> str:
+    count = len(chain.segments)
+    return f'"{chain.name}" ({chain.kind}, {count} segment{"" if count == 1 else "s"})'
+
+
+def _is_called(chain: Chain, name: str) -> bool:
+    kind, _, rest = name.partition(":")
+    wanted = rest if kind == chain.kind else name
+    return tidy(wanted).casefold() == chain.name.casefold()
+
+
+def _listed(chains: Sequence[Chain]) -> str:
+    return ", ".join(described(chain) for chain in chains)
+
+
+class ClosingPlan(NamedTuple):
+    off: frozenset[str]
+    moves: dict[End, InputSource]  # inputs that get another source
+    cuts: frozenset[End]  # inputs that lose theirs, as they should
+    lost: tuple[End, ...]  # inputs for which no other source was found
+    staying: tuple[str, ...]  # nodes that stand in a segment that goes, and stay: others need them
+
+
+def plan_truncation(level: Level, segments: Sequence[Sequence[str]], keep: int) -> ClosingPlan:
+    """Keeps the first `keep` of the segments."""
+    closing = _Closing(level, segments, keep)
+    closing.run()
+    return closing.plan()
+
+
+class _Closing:
+    """The state of one decision, node by node in the order of execution."""
+
+    def __init__(self, level: Level, segments: Sequence[Sequence[str]], keep: int) -> None:
+        self.level = level
+        self.keep = keep
+        self.last = len(segments) - 1
+        self.members = segments
+        self.owners = owners_of(level, segments)
+        self._pairs: dict[int, dict[str, str]] = {}
+        self._release_tail()
+        self.nodes = _by_segment(self.owners, len(segments))
+        self.masks = gathered(level, self.owners)
+        self.following = self._followers()
+        self.leading_out = leading_out(level, self.owners)
+        self.behind = behind(level, self.owners)
+        followers = self._twins(self.last, self.last - 1)
+        self.followers = {node for node in followers if node not in self.owners}
+        self.off: set[str] = set()
+        self.passed: set[str] = set()  # off, and what came in is passed on
+        self.replacements: dict[InputSource, InputSource] = {}
+        self.moves: dict[End, InputSource] = {}
+        self.cuts: set[End] = set()
+        self.lost: list[End] = []
+        self.staying: set[str] = set()
+
+    def run(self) -> None:
+        for node in self.level.order:
+            owner = self.owners.get(node)
+            if owner is None:
+                self._decide(node)
+            elif owner >= self.keep:
+                self._switch_off(node, owner)
+        self._keep_what_stays()
+        self._drop_unneeded()
+
+    def plan(self) -> ClosingPlan:
+        ends = (*self.moves, *self.cuts)
+        unaffected = {end for end in ends if end.node in self.off}
+        return ClosingPlan(
+            off=frozenset(self.off),
+            moves={end: source for end, source in self.moves.items() if end not in unaffected},
+            cuts=frozenset(self.cuts - unaffected),
+            lost=tuple(end for end in self.lost if end.node not in self.off),
+            staying=tuple(
+                node
+                for nodes in self.members[self.keep :]
+                for node in nodes
+                if node in self.level.nodes and node not in self.off
+            ),
+        )
+
+    def _release_tail(self) -> None:
+        """What stands in the last segment, has no counterpart in the one before, and feeds none of
+        the nodes that have one, comes after the chain: the final saver, say."""
+        *_, before, own = _by_segment(self.owners, len(self.members))
+        known = counterparts(self.level, own, before)
+        feeding = set(known)
+        for node in reversed(self.level.order):
+            if any(end.node in feeding for end in self.level.consumers.get(node, ())):
+                feeding.add(node)
+        for node in own:
+            if node not in feeding:
+                del self.owners[node]
+
+    def _followers(self) -> dict[int, set[str]]:
+        """Nodes of the rest that follow one segment only, by the mask of it."""
+        found: dict[int, set[str]] = {}
+        for node, mask in self.masks.items():
+            if mask.bit_count() == 1 and node not in self.owners:
+                found.setdefault(mask, set()).add(node)
+        return found
+
+    def _twins(self, ours: int, theirs: int) -> dict[str, str]:
+        pairs = counterparts(self.level, self.nodes[ours], self.nodes[theirs])
+        followers = self.following.get(1 << ours, set())
+        others = self.following.get(1 << theirs, set()) & self.leading_out
+        return follow(self.level, pairs, followers, others)
+
+    def _counterpart(self, node: str, segment: int) -> str | None:
+        """In the last segment that is kept, or behind it."""
+        if segment not in self._pairs:
+            self._pairs[segment] = self._twins(segment, self.keep - 1)
+        return self._pairs[segment].get(node)
+
+    def _decide(self, node: str) -> None:
+        """About a node that is in no segment."""
+        mask = self.masks[node]
+        gone = [end for end, source in self.level.inputs_of(node) if source.node_id in self.off]
+        if gone and (node in self.followers or self._is_idle(node)):
+            self._switch_off(node, self.last)
+            return
+        surplus = {end for end in gone if self._is_surplus(end)}
+        missing = [end for end in gone if end not in surplus]
+        is_extra = not mask >> self.last & 1 and node != SUBGRAPH_OUTPUT_ID
+        if is_extra and any(not self._is_passed(end) for end in missing):
+            self._switch_off(node, self._first_gone(mask))
+            return
+        for end in missing:
+            self._move(end)
+        if surplus:
+            self._reduce(node, surplus)
+
+    def _is_idle(self, node: str) -> bool:
+        """Makes nothing and feeds nothing: the hand-over to a segment that was never added."""
+        node_type = self.level.nodes[node].type
+        known = node_type is not None and not node_type.is_output
+        return known and not self.level.consumers.get(node)
+
+    def _is_passed(self, end: End) -> bool:
+        return self.level.sources[end].node_id in self.passed
+
+    def _is_surplus(self, end: End) -> bool:
+        """Does another input of the node hold what the segment before brought? Then the node
+        gathers, and this input is not needed when its segment is gone."""
+        source = self.level.sources[end]
+        segment = self._first_gone(self._mask(source))
+        if segment is None or source.node_id in self.passed or end.node == SUBGRAPH_OUTPUT_ID:
+            return False
+        before = 1 << (segment - 1)
+        return any(
+            other != end and self._mask(candidate) & before and self._same_type(candidate, source)
+            for other, candidate in self.level.inputs_of(end.node)
+        )
+
+    def _first_gone(self, mask: int) -> int | None:
+        """The first segment of a mask that is not kept."""
+        gone = mask >> self.keep
+        return self.keep + (gone & -gone).bit_length() - 1 if gone else None
+
+    def _mask(self, source: InputSource) -> int:
+        return mask_of(source.node_id, self.owners, self.masks)
+
+    def _same_type(self, one: InputSource, other: InputSource) -> bool:
+        return self.level.type_of(one) == self.level.type_of(other)
+
+    def _move(self, end: End) -> None:
+        source = self.level.sources[end]
+        now = self._now(source)
+        if now is not None:
+            self.moves[end] = now
+        elif not self.behind[source.node_id] and source.node_id in self.owners:
+            self.staying.add(source.node_id)  # a loader: nothing that its segment made
+        else:
+            self.lost.append(end)
+
+    def _now(self, source: InputSource) -> InputSource | None:
+        return source if source.node_id not in self.off else self.replacements.get(source)
+
+    def _reduce(self, node: str, surplus: set[End]) -> None:
+        """Takes inputs from a node that gathers; with one left there is nothing to gather."""
+        kind = self.level.type_of(self.level.sources[min(surplus)])
+        left = [
+            now
+            for end, source in self.level.inputs_of(node)
+            if end not in surplus
+            and self.level.type_of(source) == kind
+            and (now := self._now(source)) is not None
+        ]
+        outputs = self._used_outputs(node)
+        if len(left) > 1 or (left and not any(self.level.type_of(out) == kind for out in outputs)):
+            self.cuts.update(surplus)
+            return
+        self.off.add(node)
+        self.passed.add(node)
+        for output in outputs:
+            if left and self.level.type_of(output) == kind:
+                self.replacements[output] = left[0]
+
+    def _used_outputs(self, node: str) -> list[InputSource]:
+        ends = self.level.consumers.get(node, ())
+        return list(dict.fromkeys(self.level.sources[end] for end in ends))
+
+    def _switch_off(self, node: str, segment: int | None) -> None:
+        self.off.add(node)
+        twin = None if segment is None else self._counterpart(node, segment)
+        for output in self._used_outputs(node):
+            found = corresponding_output(self.level, output, twin) if twin is not None else None
+            found = found or self._passing(node, output)
+            if found is not None:
+                self.replacements[output] = found
+
+    def _passing(self, node: str, output: InputSource) -> InputSource | None:
+        """Without a counterpart: what the node was given of the type that it gives. What comes
+        along the chain goes before what comes from elsewhere."""
+        if self.level.type_of(output) in (ANY_TYPE, ""):
+            return None
+        fitting = [
+            source
+            for _, source in self.level.inputs_of(node)
+            if self._same_type(source, output) and self._now(source) is not None
+        ]
+        fitting.sort(key=lambda source: not self._mask(source))
+        return self._now(fitting[0]) if fitting else None
+
+    def _keep_what_stays(self) -> None:
+        pending = list(self.staying)
+        for node in pending:
+            self.off.discard(node)
+            for _, source in self.level.inputs_of(node):
+                if source.node_id in self.off:
+                    pending.append(source.node_id)
+
+    def _drop_unneeded(self) -> None:
+        """Nodes of the rest that fed nothing but what is off: texts per segment, say. Where the
+        class is not known they stay on, for they might save something."""
+        needed = {source.node_id for source in self.moves.values()}
+        for node in reversed(self.level.order):
+            node_type = self.level.nodes[node].type
+            ends = self.level.consumers.get(node, ())
+            if node in self.owners or node in needed or node_type is None or node_type.is_output:
+                continue
+            if ends and all(self._lets_go(end) for end in ends):
+                self.off.add(node)
+
+    def _lets_go(self, end: End) -> bool:
+        return end.node in self.off or end in self.cuts or end in self.moves
+
+
+def _by_segment(owners: Mapping[str, int], count: int) -> list[list[str]]:
+    nodes: list[list[str]] = [[] for _ in range(count)]
+    for node, segment in owners.items():
+        nodes[segment].append(node)
+    return nodes
+
+
+# A node with this button has as many inputs as its first value says.
+GROWS_BY_BUTTON = "Update inputs"
+LAST_NUMBER = re.compile(r"[0-9]{1,6}$")
+
+
+class AppliedPlan(NamedTuple):
+    document: JsonObject
+    only_cut: JsonObject  # the document before, but without the links that are surplus
+    modes: Mapping[str, Mode]
+    moves: Mapping[End, InputSource]
+
+
+def apply_plan(
+    document: JsonObject,
+    workflow: Workflow,
+    graph_id: str,
+    plan: ClosingPlan,
+    *,
+    level: Level,
+    types: NodeTypes,
+) -> AppliedPlan:
+    """Moves a link only where bypassing everything that is off would not do the same."""
+    graph = workflow.definitions[graph_id] if graph_id else workflow.root
+    edited = partial(_edited, document, graph, level, plan)
+    bypassed = edited(dict.fromkeys(plan.off, Mode.BYPASSED), {})
+    found = read_level(parse(bypassed), graph_id, types).sources
+    moves = {end: source for end, source in plan.moves.items() if found.get(end) != source}
+    through = _passed_through(level, plan.off, plan.moves.keys() - moves.keys())
+    modes = {node: Mode.BYPASSED if node in through else Mode.MUTED for node in plan.off}
+    result = edited(modes, moves)
+    if graph_id:
+        # Inside a subgraph the nodes of an instance are sent even if it is off, as the editor does it.
+        for index, node in enumerate(graph.nodes):
+            if node.id in modes and node.type in workflow.definitions:
+                result = with_all_inside(
+                    result, graph_id, index, Mode.MUTED, workflow.definitions.keys()
+                )
+    return AppliedPlan(result, edited({}, {}), modes, moves)
+
+
+def _passed_through(level: Level, off: Collection[str], ends: Collection[End]) -> set[str]:
+    """What is off and feeds one of the inputs, through others that are off."""
+    found: set[str] = set()
+    pending = [level.sources[end].node_id for end in ends]
+    while pending:
+        node = pending.pop()
+        if node in off and node not in found:
+            found.add(node)
+            pending.extend(source.node_id for _, source in level.inputs_of(node))
+    return found
+
+
+def _edited(
+    document: JsonObject,
+    graph: WorkflowGraph,
+    level: Level,
+    plan: ClosingPlan,
+    modes: Mapping[str, Mode],
+    moves: Mapping[End, InputSource],
+) -> JsonObject:
+    changes: dict[int, dict[str, Any]] = {}
+    reduced = dict(_counts_of_inputs(level, plan.cuts))
+    for index, node in enumerate(graph.nodes):
+        if node.id in modes:
+            changes[index] = {"mode": int(modes[node.id])}
+        elif node.id in reduced and isinstance(node.values, list):
+            changes[index] = {"widgets_values": [reduced[node.id], *node.values[1:]]}
+    cuts = {level.links[end] for end in plan.cuts}
+    moved = {level.links[end]: source for end, source in moves.items()}
+
+    def edit(saved: JsonObject) -> JsonObject:
+        return with_links_moved(without_links(with_nodes(saved, changes), cuts), moved)
+
+    return with_graph(document, graph_paths(document)[graph.id], edit)
+
+
+def _counts_of_inputs(level: Level, cuts: Collection[End]) -> Iterator[tuple[str, int]]:
+    """How many inputs a node has from now on, if it says so itself."""
+    for node in {end.node for end in cuts}:
+        behaviour = behaviour_of(level.nodes[node].node.type)
+        if behaviour is None or GROWS_BY_BUTTON not in behaviour.buttons:
+            continue
+        names = [level.input_name(end) for end, _ in level.inputs_of(node) if end not in cuts]
+        numbers = [int(found.group()) for name in names if (found := LAST_NUMBER.search(name))]
+        if numbers:
+            yield node, max(numbers)
+
+
+NODES_LISTED_MAX = 12
+
+
+def keep_segments(
+    document: dict[str, Any],
+    count: int,
+    *,
+    chain: str | None = None,
+    object_info: Mapping[str, Any] | None = None,
+) -> Switched:
+    """Switches off all segments but the first `count`; what came after the chain is fed by the last
+    one that is kept. If fewer than `count` are on, the next ones that are off are switched on first.
+
+    Nodes that lead to what comes after the chain are bypassed, dead branches muted. A link is moved
+    only where a bypass would pass on nothing, or the wrong thing; nodes behind a moved link are
+    muted. Those that are never executed (reroutes, Set and Get, notes) are left as they are. Without
+    `object_info` the types of slots are those that were saved. Segments that are off already, and
+    dead shells, count only where they are needed. Raises InvalidInput where an input would be fed by nothing.
+    """
+    workflow = parse(document)
+    types = NodeTypes(object_info or {})
+    chosen = find_chain(chains_of(document, workflow, types), chain)
+    check_count(chosen, count)
+    if count > len(chosen.segments):
+        return _with_those_that_are_off(document, chosen, count, object_info)
+    if count == len(chosen.segments):
+        return Switched(document, (f"kept all of {described(chosen)}",))
+    level = read_level(workflow, chosen.graph, types)
+    plan = plan_truncation(level, [segment.nodes for segment in chosen.segments], count)
+    carried_out = apply_plan(document, workflow, chosen.graph, plan, level=level, types=types)
+    missing = _missing(carried_out, object_info or {})
+    if missing:
+        title = chosen.segments[count - 1].title
+        raise InvalidInput(
+            f'{described(chosen)} can\'t be closed behind "{title}": '
+            f"nothing would feed {', '.join(missing)}"
+        )
+    report = _Report(level, workflow)
+    return Switched(
+        carried_out.document,
+        tuple(_done(chosen, count, carried_out, report)),
+        tuple(_warnings(chosen, document, plan, report)),
+    )
+
+
+def _with_those_that_are_off(
+    document: JsonObject, chain: Chain, count: int, object_info: Mapping[str, Any] | None
+) -> Switched:
+    """All are switched on first, so that the chain is whole, then those behind the last go off."""
+    nodes = {node for segment in chain.off for node in segment.nodes}
+    enabled = enable_nodes(document, chain.graph, nodes, chain.name)
+    name = f"{chain.kind}:{chain.name}"
+    kept = keep_segments(enabled.document, count, chain=name, object_info=object_info)
+    first = sorted((*chain.segments, *chain.off), key=lambda segment: segment.number)[:count]
+    titles = ", ".join(f'"{segment.title}"' for segment in first if segment in chain.off)
+    return kept._replace(
+        done=(f"switched on {titles}", *kept.done),
+        warnings=(*enabled.warnings, *kept.warnings),
+    )
+
+
+def _missing(carried_out: AppliedPlan, object_info: Mapping[str, Any]) -> list[str]:
+    """Inputs of the prompt that had a link and have none any more."""
+    before = convert(carried_out.only_cut, object_info, unknown="keep")
+    after = convert(carried_out.document, object_info, unknown="keep")
+    return [
+        join_places(f"node {key} {entry['_meta']['title']}", f"input {name}")
+        for key, entry in after.items()
+        for name, value in before.get(key, entry)["inputs"].items()
+        if isinstance(value, list)
+        and not isinstance(entry["inputs"].get(name), list)
+        and not _is_optional(object_info, entry.get("class_type"), name)
+    ]
+
+
+def _is_optional(object_info: Mapping[str, Any], class_type: Any, name: str) -> bool:
+    declared = object_info.get(class_type)
+    inputs = declared.get("input") if isinstance(declared, dict) else None
+    return isinstance(inputs, dict) and name not in (inputs.get("required") or {})
+
+
+class _Report(NamedTuple):
+    """Names what a plan speaks of."""
+
+    level: Level
+    workflow: Workflow
+
+    def node(self, node: str) -> str:
+        return place_of(self.level.nodes[node].node, self.workflow)
+
+    def input(self, end: End) -> str:
+        return join_places(self.node(end.node), f"input {self.level.input_name(end)}")
+
+
+def _done(chain: Chain, count: int, carried_out: AppliedPlan, report: _Report) -> Iterator[str]:
+    first, last = chain.segments[0].title, chain.segments[count - 1].title
+    kept = f'"{first}"' if count == 1 else f'"{first}" to "{last}"'
+    yield f"kept {kept} of {described(chain)}"
+    for mode, word in ((Mode.BYPASSED, "bypassed"), (Mode.MUTED, "muted")):
+        nodes = [node for node in report.level.nodes if carried_out.modes.get(node) == mode]
+        if nodes:
+            more = len(nodes) - NODES_LISTED_MAX
+            listed = ", ".join(nodes[:NODES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+            yield f"{word} node{'' if len(nodes) == 1 else 's'} {listed}"
+    for end, source in carried_out.moves.items():
+        yield f"{report.input(end)} is now fed by {report.node(source.node_id)}"
+
+
+def _warnings(
+    chain: Chain, document: JsonObject, plan: ClosingPlan, report: _Report
+) -> Iterator[str]:
+    if chain.graph:
+        count = count_instances(document, chain.graph, graph_paths(document))
+        if count > 1:
+            yield f"the chain is in a subgraph with {count} instances: it changes in all of them"
+    for node in plan.staying:
+        yield f"{report.node(node)} stays on, though its segment goes: it is needed elsewhere"
+    for end in plan.lost:
+        yield f"{report.input(end)} is not fed any more"

@@ -1,0 +1,301 @@
+"""Which nodes a person means by an id, a title, or the title of a group (and which nodes a group holds)."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypeVar
+
+from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.workflow.edit.documents import JsonObject, graph_at, graph_paths, nodes_of
+from comfyfleet.workflow.model import (
+    Group,
+    Node,
+    Workflow,
+    WorkflowGraph,
+    graph_place,
+    join_places,
+    node_place,
+)
+from comfyfleet.workflow.parse import parse_groups
+from comfyfleet.workflow.subgraphs import unique_ids
+
+# The title is drawn above a node's position, and counts for its centre.
+TITLE_HEIGHT = 30.0
+# The editor draws these without a title.
+UNTITLED_TYPES = ("Reroute",)
+# A collapsed node is as wide as its title, which the editor measures in its own font. This is the
+# mean width of a character there; a centre is off by a few pixels at most.
+CHARACTER_WIDTH = 7.0
+# Real workflows stay a thousand times below this, even with many groups over many nodes.
+NODES_COMPARED_MAX = 20_000_000
+
+
+class Canvas:
+    """The nodes of one graph by where they are."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """`nodes` are as saved."""
+        centres = ((centre(node), index) for index, node in enumerate(nodes))
+        self._by_x = sorted((*middle, index) for middle, index in centres if middle is not None)
+        self._budget = NODES_COMPARED_MAX
+
+    def inside(self, group: Group) -> list[int]:
+        """Indices of nodes. The left and top edges belong to the rectangle, the others don't."""
+        left, top, width, height = group.bounding
+        first, end = (bisect_left(self._by_x, (x,)) for x in (left, left + width))
+        self._budget -= max(0, end - first)
+        if self._budget < 0:
+            raise LimitExceeded("too many groups over too many nodes")
+        within = self._by_x[first:end]
+        return sorted(index for _, y, index in within if top <= y < top + height)
+
+
+def centre(node: Mapping[str, Any]) -> tuple[float, float] | None:
+    """None for a node without a position."""
+    position, size = _pair(node.get("pos")), _pair(node.get("size")) or (0.0, 0.0)
+    if position is None:
+        return None
+    title_height = 0.0 if node.get("type") in UNTITLED_TYPES else TITLE_HEIGHT
+    width, height = size[0], size[1] + title_height
+    flags = node.get("flags")
+    if isinstance(flags, dict) and flags.get("collapsed"):
+        width, height = _collapsed_width(node, size[0]), TITLE_HEIGHT
+    return position[0] + width / 2, position[1] - title_height + height / 2
+
+
+def _collapsed_width(node: Mapping[str, Any], width: float) -> float:
+    title = str(node.get("title") or node.get("type") or "")
+    return min(width, 2 * TITLE_HEIGHT + CHARACTER_WIDTH * len(title))
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    """Positions and sizes are saved as a list, by older editors as an object with keys 0 and 1."""
+    if isinstance(value, dict):
+        value = [value.get("0"), value.get("1")]
+    if not isinstance(value, list) or len(value) < 2:
+        return None
+    first, second = value[0], value[1]
+    if not isinstance(first, int | float) or not isinstance(second, int | float):
+        return None
+    # A whole number in JSON may be longer than a float can hold.
+    return (float(first), float(second)) if max(abs(first), abs(second)) < 2**53 else None
+
+
+T = TypeVar("T")
+NAMES_COMPARED_MAX = 2_000  # for the closest ones in a message
+NAMES_OFFERED_MAX = 3
+NAME_CHARACTERS_MAX = 100
+LIKENESS_MIN = 0.5
+
+
+class Meaning(IntEnum):
+    """How a node was named; the more exact way wins where two contradict each other."""
+
+    GROUP = 0
+    TITLE = 1
+    ID = 2
+
+
+# `Extend 6-8`; people and editors write the dash in several ways.
+RANGE = re.compile(r"(.*\D)(\d{1,6})\s*[-\u2013\u2014]\s*(\d{1,6})\s*")
+PARTS_MAX = 1_000  # that one range may name
+PREFIXES = {"id": Meaning.ID, "title": Meaning.TITLE, "group": Meaning.GROUP}
+
+
+class Spot(NamedTuple):
+    """A node: the id of its graph, and at which index it is there."""
+
+    graph: str
+    at: int
+
+
+class Selection(NamedTuple):
+    """`through` are the indices of the instances that lead to the one node from the root graph, if
+    it was named through them; else every instance of its graph is meant."""
+
+    meaning: Meaning
+    spots: tuple[Spot, ...]
+    through: tuple[int, ...] = ()
+
+
+class SelectorIndex:
+    """Everything that can be named in a document."""
+
+    def __init__(self, document: JsonObject, workflow: Workflow) -> None:
+        self.workflow = workflow
+        self._ids = _ids_by_graph(workflow)
+        self._titles: dict[str, list[Spot]] = {}
+        self._groups: dict[str, list[tuple[str, Group]]] = {}
+        self._saved: dict[str, JsonObject] = {}
+        paths = graph_paths(document)
+        for graph in (workflow.root, *workflow.definitions.values()):
+            self._saved[graph.id] = graph_at(document, paths[graph.id])
+            for index, node in enumerate(graph.nodes):
+                spots = self._titles.setdefault(name_of(node, workflow), [])
+                spots.append(Spot(graph.id, index))
+            for group in parse_groups(self._saved[graph.id]):
+                self._groups.setdefault(group.title, []).append((graph.id, group))
+
+    def select(self, selector: str) -> Selection:
+        """Raises InvalidInput where that is nothing, or two things."""
+        prefix, _, name = selector.partition(":")
+        if prefix == "title":
+            spots = _named(self._titles, name) or _named(self._titles, name, fold=_folded)
+            found = Selection(Meaning.TITLE, tuple(spots)) if spots else None
+        elif prefix == "group":
+            groups = _named(self._groups, name) or _named(self._groups, name, fold=_folded)
+            found = self._in_groups(groups, selector) if groups else None
+        else:
+            found = self._by_id(name if prefix == "id" else selector)
+        if found is None and prefix in PREFIXES:
+            raise self._unknown(selector, PREFIXES[prefix])
+        return found or self._by_any_title(selector)
+
+    def _in_groups(self, groups: Sequence[tuple[str, Group]], selector: str) -> Selection:
+        spots = dict.fromkeys(
+            Spot(graph, index)
+            for graph, group in groups
+            for index in Canvas(nodes_of(self._saved[graph])).inside(group)
+        )
+        if not spots:
+            raise InvalidInput(f"{selector}: this group has no nodes in it")
+        return Selection(Meaning.GROUP, tuple(spots))
+
+    def _by_any_title(self, selector: str) -> Selection:
+        for fold in (str, _folded):
+            nodes = _named(self._titles, selector, fold=fold)
+            groups = _named(self._groups, selector, fold=fold)
+            if nodes and groups:
+                raise InvalidInput(
+                    f"{selector}: is the title of a node and of a group; "
+                    f"say title:{selector} or group:{selector}"
+                )
+            if nodes:
+                return Selection(Meaning.TITLE, tuple(nodes))
+            if groups:
+                return self._in_groups(groups, selector)
+        several = self._several(selector)
+        if several is None:
+            raise self._unknown(selector, None)
+        return several
+
+    def _several(self, selector: str) -> Selection | None:
+        """Parts that are named by a range of numbers or by a pattern, together."""
+        numbered = RANGE.fullmatch(selector)
+        if numbered is not None:
+            names = _numbered(numbered[1], int(numbered[2]), int(numbered[3]), selector)
+        elif "*" in selector or "?" in selector:
+            pattern, known = _folded(selector), dict.fromkeys((*self._titles, *self._groups))
+            names = [name for name in known if fnmatchcase(_folded(name), pattern)]
+        else:
+            return None
+        found = [self.select(name) for name in names]
+        if not found:
+            return None
+        spots = dict.fromkeys(spot for selection in found for spot in selection.spots)
+        return Selection(min(selection.meaning for selection in found), tuple(spots))
+
+    def _by_id(self, name: str) -> Selection | None:
+        graph: WorkflowGraph | None = self.workflow.root
+        indices: list[int] = []
+        for part in name.strip().split(":"):
+            if indices and graph is not None:
+                graph = self.workflow.definitions.get(graph.nodes[indices[-1]].type)
+            index = self._ids[graph.id].get(part) if graph else None
+            if index is None:
+                return None
+            indices.append(index)
+        if graph is None:
+            return None
+        return Selection(Meaning.ID, (Spot(graph.id, indices[-1]),), tuple(indices[:-1]))
+
+    def _unknown(self, selector: str, meaning: Meaning | None) -> InvalidInput:
+        names = {
+            Meaning.ID: [*self._ids[""], *self._inner_ids()],
+            Meaning.TITLE: list(self._titles),
+            Meaning.GROUP: list(self._groups),
+            None: [*self._titles, *self._groups, *self._ids[""]],
+        }[meaning]
+        what = {None: "no node or group", Meaning.GROUP: "no group"}.get(meaning, "no node")
+        wanted = selector if meaning is None else selector.partition(":")[2]
+        return InvalidInput(f"{selector}: {what} of that name{_closest(wanted, names)}")
+
+    def _inner_ids(self) -> Iterator[str]:
+        """Of nodes inside instances in the root graph: enough for a hint."""
+        for shown, index in self._ids[""].items():
+            definition = self.workflow.definitions.get(self.workflow.root.nodes[index].type)
+            for inner in self._ids[definition.id] if definition else ():
+                yield f"{shown}:{inner}"
+
+
+def _numbered(stem: str, first: int, last: int, selector: str) -> list[str]:
+    if not first <= last < first + PARTS_MAX:
+        raise InvalidInput(
+            f"{selector}: a range goes from a lower to a higher number, over at most {PARTS_MAX}"
+        )
+    return [f"{stem}{number}" for number in range(first, last + 1)]
+
+
+def name_of(node: Node, workflow: Workflow) -> str:
+    definition = workflow.definitions.get(node.type)
+    return node.title or (definition.name if definition else node.type)
+
+
+def place_of(node: Node, workflow: Workflow, graph: WorkflowGraph | None = None) -> str:
+    """As in other messages; but an instance by its name, for its type is an id."""
+    if node.type not in workflow.definitions:
+        return node_place(node, graph)
+    around = graph_place(graph) if graph else ""
+    return join_places(around, f'instance {node.id} "{name_of(node, workflow)}"')
+
+
+def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
+    """For each graph the index of a node by its id: as a prompt shows it, else as saved."""
+    shown = unique_ids(workflow)
+    found = {}
+    for saved, renamed in (
+        (workflow.root, shown.root),
+        *((graph, shown.definitions[key]) for key, graph in workflow.definitions.items()),
+    ):
+        indices = _kept_indices(saved, renamed)
+        ids = {node.id: index for node, index in zip(renamed.nodes, indices, strict=True)}
+        for index in indices:
+            ids.setdefault(saved.nodes[index].id, index)
+        found[saved.id] = ids
+    return found
+
+
+def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
+    """Of two nodes with one id in a definition only the first is shown."""
+    if len(saved.nodes) == len(shown.nodes):
+        return range(len(saved.nodes))
+    first: dict[str, int] = {}
+    for index, node in enumerate(saved.nodes):
+        first.setdefault(node.id, index)
+    return list(first.values())
+
+
+def _named(
+    names: Mapping[str, Sequence[T]], wanted: str, *, fold: Callable[[str], str] = str
+) -> list[T]:
+    """Everything of that name, as written; or as folded, for other capitals."""
+    wanted = fold(wanted)
+    return [thing for name, things in names.items() if fold(name) == wanted for thing in things]
+
+
+def _folded(name: str) -> str:
+    return name.strip().casefold()
+
+
+def _closest(wanted: str, names: Sequence[str]) -> str:
+    by_folded = {
+        _folded(name): name
+        for name in names[:NAMES_COMPARED_MAX]
+        if 0 < len(name) <= NAME_CHARACTERS_MAX
+    }
+    folded = _folded(wanted)[:NAME_CHARACTERS_MAX]
+    close = get_close_matches(folded, list(by_folded), NAMES_OFFERED_MAX, LIKENESS_MIN)
+    return f"; closest: {', '.join(by_folded[name] for name in close)}" if close else ""

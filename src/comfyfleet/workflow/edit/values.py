@@ -1,0 +1,491 @@
+"""Sets values by the name of their node and input, checked as ComfyUI's server would check them."""
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from comfyfleet.errors import FleetError, InvalidInput, InvalidValue, LimitExceeded
+from comfyfleet.workflow.edit.addresses import (
+    BRANCH_DEPTH_MAX,
+    LISTED_MAX,
+    Directory,
+    ExposedInput,
+    Place,
+    PromptEntry,
+    as_link,
+    find_places,
+    hint,
+    listed,
+    quoted,
+    read_entries,
+    shown_value,
+)
+from comfyfleet.workflow.files.reader import parse_json
+from comfyfleet.workflow.model import ANY_TYPE, ObjectInfo, Prompt
+from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO
+from comfyfleet.workflow.node_inputs import ABSENT, WIDGET_TYPES, InputSpec, drawn_type, input_spec
+from comfyfleet.workflow.object_info import DYNAMIC_COMBO, MATCH_TYPE, is_widget, widgets_of_spec
+from comfyfleet.workflow.widget_values import option_index
+
+# Choices that the declared list does not settle: the file may have come since, or lies in another folder.
+_OPEN_CHOICES = (
+    "image_upload", "animated_image_upload", "video_upload", "audio_upload", "file_upload", "remote",
+)  # fmt: skip
+
+
+def problem_with(declared: Any, value: Any) -> str | None:
+    """`declared` is an entry of `input.required` or `input.optional`: `[type or choices, options]`."""
+    spec = input_spec("", declared)
+    value = unwrapped(value)
+    coerce = _COERCIONS.get(spec.type)
+    if coerce is not None:
+        value, problem = _coerced(coerce, value, spec.type)
+        if problem:
+            return problem
+    return _range_problem(spec.options, value) or _choice_problem(spec, value)
+
+
+def unwrapped(value: Any) -> Any:
+    """Lists stand wrapped in a prompt, lest they be taken for links."""
+    return value["__value__"] if isinstance(value, dict) and "__value__" in value else value
+
+
+def choices_of(spec: InputSpec) -> list[Any] | None:
+    """What can be chosen, or None if it is no choice or the list doesn't settle it."""
+    if spec.type == DYNAMIC_COMBO:
+        options = spec.options.get("options")
+        branches = options if isinstance(options, list) else []
+        return [branch.get("key") for branch in branches if isinstance(branch, dict)]
+    if spec.choices is None or any(spec.options.get(name) for name in _OPEN_CHOICES):
+        return None
+    return spec.choices
+
+
+def takes_several(spec: InputSpec) -> bool:
+    return bool(spec.options.get("multiselect") or spec.options.get("multi_select"))
+
+
+_COERCIONS: Mapping[str, Callable[[Any], Any]] = {"INT": int, "FLOAT": float}
+_NUMBER_NAMES = {"INT": "a whole number", "FLOAT": "a number"}
+
+
+def _coerced(coerce: Callable[[Any], Any], value: Any, name: str) -> tuple[Any, str | None]:
+    try:
+        return coerce(value), None
+    except (TypeError, ValueError, OverflowError):
+        return value, f"{shown_value(value)} is not {_NUMBER_NAMES[name]}"
+
+
+def _range_problem(options: Mapping[str, Any], value: Any) -> str | None:
+    least, most = _bound(options, "min"), _bound(options, "max")
+    if least is None and most is None:
+        return None
+    if not isinstance(value, int | float):
+        return f"{shown_value(value)} is not a number"
+    if least is not None and value < least:
+        return f"{shown_value(value)} is below the minimum of {shown_value(least)}"
+    if most is not None and value > most:
+        return f"{shown_value(value)} is above the maximum of {shown_value(most)}"
+    return None
+
+
+def _bound(options: Mapping[str, Any], name: str) -> float | None:
+    bound = options.get(name)
+    is_number = isinstance(bound, int | float) and not (
+        isinstance(bound, float) and math.isnan(bound)
+    )
+    return bound if is_number else None
+
+
+def _choice_problem(spec: InputSpec, value: Any) -> str | None:
+    choices = choices_of(spec)
+    if choices is None:
+        return None
+    several = takes_several(spec) and isinstance(value, list)
+    wrong = [one for one in (value if several else [value]) if one not in choices]
+    if not wrong:
+        return None
+    if not choices:
+        return f"{shown_value(wrong[0])} can't be chosen: the server has nothing to choose from"
+    return f"{shown_value(wrong[0])} is not {_among(wrong[0], choices)}"
+
+
+def _among(wanted: Any, choices: Sequence[Any]) -> str:
+    names = [choice if isinstance(choice, str) else shown_value(choice) for choice in choices]
+    if len(names) <= LISTED_MAX:
+        return f"among the choices: {listed(map(quoted, names), len(names))}"
+    text = wanted if isinstance(wanted, str) else shown_value(wanted)
+    return f"among the {len(names)} choices{hint(text, names)}"
+
+
+_YES = ("true", "yes", "on", "1")
+_NO = ("false", "no", "off", "0")
+# Types whose values are texts, so that a colour such as 000000 is no number.
+_TEXT_TYPES = ("STRING", "MARKDOWN", "TEXTAREA", "COLOR")
+# The type that a value has where the server's declaration leaves it open.
+_TYPES_OF_VALUES: Mapping[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
+
+
+def read_value(declared: Any, value: Any, current: Any = None) -> Any:
+    """A text becomes a value of the declared type; any other value only has to be JSON.
+
+    `current` is the value until now, which tells the type where the declaration doesn't.
+    """
+    spec = input_spec("", declared if declared is not None else [ANY_TYPE])
+    if spec.type in (ANY_TYPE, MATCH_TYPE):
+        spec = input_spec("", [_type_of(current)])
+    is_choice = spec.type in ("COMBO", DYNAMIC_COMBO)
+    if not isinstance(value, str):
+        return _listed(spec, _json_copy(value)) if is_choice else _json_copy(value)
+    text = _encodable(value)
+    return (
+        _chosen(spec, text) if is_choice else _READERS.get(spec.widget_type, _read_json)(spec, text)
+    )
+
+
+def wrapped(value: Any) -> Any:
+    """A list would be taken for a link; the server unwraps it."""
+    return {"__value__": value} if isinstance(value, list) else value
+
+
+def _type_of(value: Any) -> str:
+    return _TYPES_OF_VALUES.get(type(unwrapped(value)), ANY_TYPE)
+
+
+def _json_copy(value: Any) -> Any:
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidValue("the value can't be written as JSON") from None
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidValue("the text holds half a character (a lone surrogate)") from None
+    return text
+
+
+def _read_int(_: InputSpec, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = _number(text)
+        if number is None or not number.is_integer():
+            raise InvalidValue(f"{shown_value(text)} is not a whole number") from None
+        return int(number)
+
+
+def _read_float(_: InputSpec, text: str) -> float:
+    number = _number(text)
+    if number is None:
+        raise InvalidValue(f"{shown_value(text)} is not a number")
+    return number
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_boolean(_: InputSpec, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _YES + _NO:
+        raise InvalidValue(f"{shown_value(text)} is neither true nor false")
+    return word in _YES
+
+
+def _read_text(_: InputSpec, text: str) -> str:
+    return text
+
+
+def _read_json(spec: InputSpec, text: str) -> Any:
+    try:
+        return parse_json(text, what="the value")
+    except FleetError:
+        if {ANY_TYPE, "STRING"}.isdisjoint(spec.type.split(",")):
+            raise InvalidValue(
+                f"{shown_value(text)} is not JSON, as {spec.type} wants it"
+            ) from None
+        return text
+
+
+def _chosen(spec: InputSpec, text: str) -> Any:
+    """The choice that is written so: choices can be numbers, too."""
+    if takes_several(spec) and text.lstrip().startswith("["):
+        return _read_json(spec, text)
+    choices = choices_of(spec) or ()
+    if text in choices:
+        return text
+    return next((choice for choice in choices if shown_value(choice) == text), text)
+
+
+def _listed(spec: InputSpec, value: Any) -> Any:
+    """The number 5 chooses "5", where that is how it is listed."""
+    choices = choices_of(spec) or ()
+    return shown_value(value) if value not in choices and shown_value(value) in choices else value
+
+
+_READERS: Mapping[str, Callable[[InputSpec, str], Any]] = {
+    "INT": _read_int,
+    "FLOAT": _read_float,
+    "BOOLEAN": _read_boolean,
+    **dict.fromkeys(_TEXT_TYPES, _read_text),
+}
+
+
+def has_branches(declared: Any) -> bool:
+    return input_spec("", declared).type == DYNAMIC_COMBO
+
+
+def rebranched_inputs(entry: PromptEntry, choice: str, key: Any) -> dict[str, Any]:
+    """The node's inputs with another choice: what the new branch lacks goes, what it adds gets its default.
+
+    Values that fit the new branch stay, so that another model of a service keeps the text it was given.
+    """
+    prefix = f"{choice}."
+    inputs = {**entry.inputs, choice: key}
+    for _ in range(BRANCH_DEPTH_MAX):  # a choice in the branch brings a branch, too
+        declared = entry._replace(inputs=inputs).declared()
+        renewed = {
+            name: value
+            for name, value in inputs.items()
+            if not name.startswith(prefix) or _fits(declared.get(name), value)
+        }
+        for name, spec in declared.items():
+            if name.startswith(prefix) and name not in renewed:
+                renewed.update(_default(name, spec))
+        if renewed == inputs:
+            break
+        inputs = renewed
+    return inputs
+
+
+def _fits(declared: Any, value: Any) -> bool:
+    if declared is None:
+        return False
+    return as_link(value) is not None or problem_with(declared, value) is None
+
+
+def _default(name: str, declared: Any) -> dict[str, Any]:
+    """What the editor fills in; nothing for an input that is a socket."""
+    spec = input_spec(name, declared)
+    if not is_widget(spec):
+        return {}
+    widget = next(iter(widgets_of_spec(spec)))
+    value = widget.choices[0] if widget.default is None and widget.choices else widget.default
+    return {name: wrapped(value)} if widget.sent and value is not ABSENT else {}
+
+
+class ValueChange(NamedTuple):
+    entry: PromptEntry
+    done: str
+    warning: str = ""
+
+
+def change_input(
+    entries: Mapping[str, PromptEntry], place: Place, value: Any, *, check: bool = True
+) -> ValueChange:
+    """Raises InvalidValue if the value doesn't fit, InvalidInput if the input takes no values."""
+    entry = entries[place.node_id]
+    declared = declared_at(entry, place.input)
+    value = _fitting(entry, place.input, declared, value, check=check)
+    inputs = _inputs_with(entry, place.input, declared, value)
+    return ValueChange(
+        entry._replace(inputs=inputs),
+        f"{entry.name}: {_set_in_words(entries, entry, place.input, value)}"
+        + _branch_in_words(entry.inputs, inputs, place.input),
+        "" if declared is not None else _unchecked(entry, place.input),
+    )
+
+
+def declared_at(entry: PromptEntry, name: str) -> Any:
+    """As the server declares the input; None if it doesn't."""
+    if entry.class_name == CUSTOM_COMBO and name == "choice":
+        # Its choices are inputs that stand beside it.
+        return [[value for key, value in entry.inputs.items() if key.startswith("option")]]
+    return entry.declared().get(name)
+
+
+def with_entries(
+    prompt: Mapping[str, Any], entries: Mapping[str, PromptEntry], changed: Collection[str]
+) -> Prompt:
+    """A new prompt; what was not changed is shared with the old one."""
+    return {
+        key: {**raw, "inputs": dict(entries[key].inputs)} if key in changed else raw
+        for key, raw in prompt.items()
+    }
+
+
+def _fitting(entry: PromptEntry, name: str, declared: Any, value: Any, *, check: bool) -> Any:
+    """The value as it may stand in the prompt."""
+    where = f"{entry.name}: {name}"
+    if check and _is_socket(entry, name, declared):
+        kind = input_spec(name, declared).type
+        raise InvalidInput(f"{where}: it takes {kind} from another node, and no value")
+    try:
+        fitting = _read(declared, value, entry.inputs.get(name), check=check)
+    except InvalidValue as error:
+        raise InvalidValue(f"{where}: {error.message}") from None
+    problem = problem_with(declared, fitting) if check else None
+    if problem:
+        raise InvalidValue(f"{where}: {problem}")
+    return wrapped(fitting)
+
+
+def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
+    try:
+        return read_value(declared, value, current)
+    except InvalidValue:
+        if check or not isinstance(value, str):
+            raise
+        return read_value(["STRING"], value)  # unchecked: a text that fits nothing stays a text
+
+
+def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:
+    """Neither drawn as a widget in the editor nor given a value so far."""
+    if declared is None or (name in entry.inputs and entry.link(name) is None):
+        return False
+    spec = input_spec(name, declared)
+    return {drawn_type(spec), *spec.type.split(",")}.isdisjoint({*WIDGET_TYPES, "*"})
+
+
+def _inputs_with(entry: PromptEntry, name: str, declared: Any, value: Any) -> dict[str, Any]:
+    if declared is not None and has_branches(declared):
+        return rebranched_inputs(entry, name, value)
+    inputs = {**entry.inputs, name: value}
+    if entry.class_name == CUSTOM_COMBO and name == "choice":
+        inputs["index"] = option_index(entry.inputs, value)
+    return inputs
+
+
+def _set_in_words(
+    entries: Mapping[str, PromptEntry], entry: PromptEntry, name: str, value: Any
+) -> str:
+    link = entry.link(name)
+    if link is not None:
+        origin = entries[link[0]].name if link[0] in entries else link[0]
+        return f"{name} {shown_value(value)}, instead of the link from {origin}"
+    if name not in entry.inputs:
+        return f"{name} {shown_value(value)}"
+    before = shown_value(entry.inputs[name])
+    if entry.inputs[name] == value:
+        return f"{name} {before}, as before"
+    return f"{name} {before} → {shown_value(value)}"
+
+
+def _branch_in_words(before: Mapping[str, Any], after: Mapping[str, Any], choice: str) -> str:
+    return "".join(
+        f"; {what}: {', '.join(names)}"
+        for what, names in (
+            (
+                "new",
+                [f"{name} {shown_value(after[name])}" for name in _only_in(after, before, choice)],
+            ),
+            ("gone", list(_only_in(before, after, choice))),
+        )
+        if names
+    )
+
+
+def _only_in(one: Mapping[str, Any], other: Mapping[str, Any], choice: str) -> Iterator[str]:
+    return (name for name in one if name.startswith(f"{choice}.") and name not in other)
+
+
+def _unchecked(entry: PromptEntry, name: str) -> str:
+    if not entry.info:
+        return f"{entry.name}: {name} is not checked, the server doesn't have this class"
+    return f"{entry.name}: {name} is not checked, the server doesn't declare it"
+
+
+ASSIGNMENTS_MAX = 10_000
+PROBLEMS_MAX = 20  # each searches all names for the closest
+_EXAMPLE = "write node.input=value, such as 3.seed=7"
+
+
+class Assignment(NamedTuple):
+    """`target` is `node.input`; a text as value is read by the declared type of the input."""
+
+    target: str
+    value: Any
+
+
+class Edit(NamedTuple):
+    """A prompt after values were set, and in words what was done."""
+
+    prompt: Prompt
+    done: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def parse_assignment(text: str) -> Assignment:
+    """`node.input=value`; everything behind the first `=` is the value, so a title can't hold one."""
+    target, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput(f"{quoted(text)} sets nothing: {_EXAMPLE}")
+    if "." not in target.strip(" ."):
+        raise InvalidInput(f"{quoted(text)} names no input: {_EXAMPLE}")
+    return Assignment(target.strip(), value)
+
+
+def find_input(
+    prompt: Mapping[str, Any],
+    object_info: ObjectInfo,
+    target: str,
+    exposed: Sequence[ExposedInput] = (),
+) -> tuple[Place, ...]:
+    """The input that `node.input` means in this prompt; several if a subgraph feeds several by it."""
+    entries = read_entries(prompt, object_info)
+    return find_places(Directory(entries, exposed), entries, target)
+
+
+def set_values(
+    prompt: Mapping[str, Any],
+    object_info: ObjectInfo,
+    assignments: Sequence[Assignment],
+    *,
+    check: bool = True,
+    exposed: Sequence[ExposedInput] = (),
+) -> Edit:
+    """All of them or none: what is wrong with several is said together. With `exposed`, inputs can
+    also be named as the subgraphs of the workflow show them."""
+    if len(assignments) > ASSIGNMENTS_MAX:
+        raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")
+    entries = read_entries(prompt, object_info)
+    directory = Directory(entries, exposed)
+    changes: list[ValueChange] = []
+    errors: list[InvalidInput] = []
+    for assignment in assignments:
+        if len(errors) == PROBLEMS_MAX:
+            break
+        try:
+            for place in find_places(directory, entries, assignment.target):
+                change = change_input(entries, place, assignment.value, check=check)
+                entries[place.node_id] = change.entry
+                changes.append(change)
+        except InvalidInput as error:
+            errors.append(error)
+    if errors:
+        raise all_in_one(errors)
+    return edit_of(with_entries(prompt, entries, {change.entry.id for change in changes}), changes)
+
+
+def all_in_one(errors: Sequence[InvalidInput]) -> InvalidInput:
+    problems = [error.message for error in errors]
+    if len(problems) == PROBLEMS_MAX:
+        problems.append("and perhaps more")
+    only_values = all(isinstance(error, InvalidValue) for error in errors)
+    kind = InvalidValue if only_values else InvalidInput
+    return kind("\n".join(problems), problems=problems)
+
+
+def edit_of(prompt: Prompt, changes: Sequence[ValueChange], warnings: Sequence[str] = ()) -> Edit:
+    own = [change.warning for change in changes if change.warning]
+    return Edit(prompt, tuple(change.done for change in changes), (*own, *warnings))

@@ -1,0 +1,373 @@
+"""Opens anything that ComfyUI saves: finds the workflow and the prompt in it, or says what the file is
+instead. Kinds are told by first bytes: names and extensions lie."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from comfyfleet.errors import InvalidInput, LimitExceeded, NoWorkflowFound
+from comfyfleet.workflow.files import containers, images
+from comfyfleet.workflow.files.reader import (
+    DEFAULT_LIMITS,
+    Budget,
+    Damaged,
+    FileLimits,
+    Span,
+    Text,
+    looks_like_json,
+    parse_json,
+    read,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# An SVG may have a licence as a comment in front of its first element.
+HEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file that can hold a workflow."""
+
+    kind: str
+    title: str
+    texts: Callable[[Span, Budget], Iterator[Text]]
+    is_it: Callable[[bytes], bool]
+    size: Callable[[Span], str] = lambda _: ""
+
+
+# The first that matches counts: AVIF is a narrower MP4, and safetensors has hardly a signature.
+FORMATS = (
+    Format("png", "PNG", images.png_texts, images.is_png, images.png_size),
+    Format("jpeg", "JPEG image", images.jpeg_texts, images.is_jpeg),
+    Format("webp", "WebP image", images.webp_texts, images.is_webp),
+    Format("avif", "AVIF or HEIF image", containers.avif_texts, containers.is_avif),
+    Format("mp4", "MP4 or MOV video", containers.mp4_texts, containers.is_mp4),
+    Format("webm", "WebM or Matroska video", containers.matroska_texts, containers.is_matroska),
+    Format("flac", "FLAC sound", containers.flac_texts, containers.is_flac),
+    Format("ogg", "Ogg or Opus sound", containers.ogg_texts, containers.is_ogg),
+    Format("mp3", "MP3 sound", containers.mp3_texts, containers.is_mp3),
+    Format("glb", "GLB model", containers.glb_texts, containers.is_glb),
+    Format("svg", "SVG drawing", containers.svg_texts, containers.is_svg),
+    Format(
+        "safetensors", "Safetensors file", containers.safetensors_texts, containers.is_safetensors
+    ),
+)
+
+
+def format_of(data: Span) -> Format | None:
+    head = data.peek(0, HEAD_BYTES)
+    return next((each for each in FORMATS if each.is_it(head)), None)
+
+
+WRAPPER_DEPTH_MAX = 8
+# Where others put them: the body of POST /prompt and a run in /history (`prompt`, `extra_data.extra_pnginfo`),
+# the answer of /api/jobs (`workflow.prompt`), the editor's graphToPrompt (`output`), queues that wrap the body in
+# `input`, and glTF (`asset.extras`).
+WRAPPER_KEYS = (
+    "workflow", "prompt", "output", "extra_pnginfo", "extra_data", "input", "asset", "extras",
+)  # fmt: skip
+# A queue entry and the `prompt` of a history item: [number, id, prompt, extra_data, outputs].
+QUEUE_ENTRY_PARTS = slice(2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    workflow: dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+
+    def __bool__(self) -> bool:
+        return self.workflow is not None or self.prompt is not None
+
+    def completed_by(self, other: "Pieces") -> "Pieces":
+        return Pieces(
+            workflow=other.workflow if self.workflow is None else self.workflow,
+            prompt=other.prompt if self.prompt is None else self.prompt,
+        )
+
+
+def is_workflow(value: Any) -> bool:
+    """A `nodes` list of typed nodes; those of glTF have no type. Whether it is a sound one is not asked here."""
+    nodes = value.get("nodes") if isinstance(value, dict) else None
+    return isinstance(nodes, list) and (not nodes or any(_has(node, "type") for node in nodes))
+
+
+def is_prompt(value: Any) -> bool:
+    """One node with a class is enough: whoever uses it can then say which of the others has none."""
+    return isinstance(value, dict) and any(_has(node, "class_type") for node in value.values())
+
+
+def is_history(value: Any) -> bool:
+    """Runs by id, as /history answers."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(_has(run, "prompt") and _has(run, "outputs") for run in value.values())
+    )
+
+
+def find_pieces(value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX) -> Pieces:
+    """The workflow and the prompt in a value, by their shape: some write a prompt under the key `workflow`."""
+    if is_workflow(value):
+        return Pieces(workflow=value)
+    if is_prompt(value):
+        return Pieces(prompt=value)
+    pieces = Pieces()
+    if depth > 0:
+        for inner in _inside(value, limits):
+            pieces = pieces.completed_by(find_pieces(inner, limits, depth=depth - 1))
+    return pieces
+
+
+def _inside(value: Any, limits: FileLimits) -> Iterable[Any]:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return [parse_json(value, what="a JSON text inside the JSON", limits=limits)]
+    if isinstance(value, list):
+        return value[QUEUE_ENTRY_PARTS]
+    if is_history(value) and len(value) == 1:
+        return list(value.values())
+    if isinstance(value, dict):
+        return [value[key] for key in WRAPPER_KEYS if key in value]
+    return []
+
+
+def _has(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and bool(value.get(key))
+
+
+KEYS_SHOWN_MAX = 12
+KEY_CHARACTERS_MAX = 40
+USER_COMMENT_BYTES_SEARCHED = 64 * 1024
+
+LOST = (
+    "It was saved without metadata, or lost it when it was converted or sent through a messenger: "
+    "look for the original file."
+)
+AGAIN = "Copy or download it again."
+EXPORT = "Use a file saved by ComfyUI's editor or by one of its save nodes."
+
+KNOWN_KEYS = {
+    "parameters": "an AUTOMATIC1111 prompt",
+    "invokeai_metadata": "by InvokeAI",
+    "sd-metadata": "by InvokeAI",
+    "fooocus_scheme": "by Fooocus",
+    "workflow": "not ComfyUI's",
+    "prompt": "not ComfyUI's",
+}
+
+OTHER_KINDS = (
+    (b"GIF8", "a GIF image, which has no place for a workflow"),
+    (b"BM", "a BMP image, which has no place for a workflow"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
+    (b"v/1\x01", "an OpenEXR image"),
+    (b"8BPS", "a Photoshop document"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"PK\x03\x04", "a ZIP archive (or a checkpoint, which is one)"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!", "a RAR archive"),
+    (b"%PDF", "a PDF document"),
+    (b"GGUF", "a GGUF model"),
+    (b"RIFF", "a WAV or AVI file, which ComfyUI saves without a workflow"),
+    (b"\xef\xbf\xbd", "a binary file that some program has ruined by treating it as text"),
+    (b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
+)
+
+
+def media_without_workflow(
+    title: str, texts: Sequence[Text], damage: str | None
+) -> NoWorkflowFound:
+    keys = list(dict.fromkeys(_shown(_key(text)) for text in texts))
+    has = (
+        f"it has the text keys: {_listed([_with_origin(key) for key in keys])}"
+        if keys
+        else "it has no text metadata at all"
+    )
+    state = f"; the file is {damage}" if damage else ""
+    hint = AGAIN if damage else LOST
+    return NoWorkflowFound(
+        f"{title} without ComfyUI metadata; {has}{state}. {hint}", keys=keys, damage=damage
+    )
+
+
+def _key(text: Text) -> str:
+    """AUTOMATIC1111 calls its text `parameters` in a PNG and leaves it without a name in EXIF."""
+    if text.key == "UserComment" and isinstance(text.value, Span):
+        start = text.value.peek(0, USER_COMMENT_BYTES_SEARCHED)
+        if b"Steps: " in start.replace(b"\0", b""):
+            return "parameters"
+    return text.key
+
+
+def json_without_workflow(value: Any) -> NoWorkflowFound:
+    return NoWorkflowFound(f"The file is {_json_kind(value)}. {EXPORT}")
+
+
+def other_without_workflow(data: Span) -> NoWorkflowFound:
+    return NoWorkflowFound(f"The file is {_other_kind(data.peek(0, HEAD_BYTES))}. {EXPORT}")
+
+
+def _other_kind(head: bytes) -> str:
+    if not head:
+        return "empty"
+    if not head.strip(b"\0"):
+        return "nothing but zero bytes, as an interrupted download leaves"
+    known = next((words for magic, words in OTHER_KINDS if head.startswith(magic)), None)
+    return known or _unknown_kind(head)
+
+
+def _unknown_kind(head: bytes) -> str:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page, not the file that the page shows; use the page's download link"
+    if start.startswith(b"<"):
+        return "an XML document"
+    if b"\0" in head:
+        return "of a kind that we don't know"
+    return f"neither JSON nor media; it begins with {head[:20].decode('latin-1')!a}"
+
+
+def _json_kind(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "JSON, but a list or a single value instead of a workflow"
+    if not value:
+        return "an empty JSON object"
+    if isinstance(value.get("templates"), list):
+        return "a file of node templates"
+    if is_history(value):
+        return f"a history of {len(value)} runs; keep only one of them in it"
+    if "error" in value:
+        return f"an error answer of a server: {_shown(str(value['error']))}"
+    if all(
+        isinstance(each, dict) and "input" in each and "output" in each for each in value.values()
+    ):
+        return "a list of node definitions (/object_info)"
+    return f"JSON, but neither a workflow nor a prompt; it has the keys: {_listed([_shown(key) for key in value])}"
+
+
+def _listed(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - KEYS_SHOWN_MAX:,} more" if len(keys) > KEYS_SHOWN_MAX else ""
+    return ", ".join(keys[:KEYS_SHOWN_MAX]) + more
+
+
+def _with_origin(key: str) -> str:
+    return f"{key} ({KNOWN_KEYS[key.lower()]})" if key.lower() in KNOWN_KEYS else key
+
+
+def _shown(key: str) -> str:
+    """Keys are as hostile as the rest: no control characters, no novels."""
+    clean = "".join(
+        character if character.isprintable() else "?" for character in key[: KEY_CHARACTERS_MAX + 1]
+    )
+    return clean if len(clean) <= KEY_CHARACTERS_MAX else clean[: KEY_CHARACTERS_MAX - 1] + "…"
+
+
+# Texts under other keys that are tried when neither a workflow nor a prompt is found under its own.
+OTHER_TEXTS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a file held. At least one of workflow and prompt is there; notes say what could not be read."""
+
+    kind: str
+    workflow: dict[str, Any] | None
+    prompt: dict[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+
+def open_document(data: "ReadableBuffer", *, limits: FileLimits = DEFAULT_LIMITS) -> Opened:
+    """Find the workflow and the prompt in the bytes of a file; a large file is best given as an mmap.
+
+    Raises NoWorkflowFound (it says what was found instead), InvalidInput or LimitExceeded, whatever the bytes.
+    """
+    with memoryview(data) as buffer, buffer.cast("B") as view:
+        return _open(Span(view, 0, len(view)), limits)
+
+
+def _open(data: Span, limits: FileLimits) -> Opened:
+    found = format_of(data)
+    if found:
+        return _open_media(found, data, limits)
+    if looks_like_json(Text("", data)) or data.peek(0, 64).lstrip().startswith(b"["):
+        return _open_json(data, limits)
+    raise other_without_workflow(data)
+
+
+def _open_json(data: Span, limits: FileLimits) -> Opened:
+    value = parse_json(data.copy(limits), what="the file", limits=limits)
+    pieces = find_pieces(value, limits)
+    if not pieces:
+        raise json_without_workflow(value)
+    return Opened("json", pieces.workflow, pieces.prompt)
+
+
+def _open_media(found: Format, data: Span, limits: FileLimits) -> Opened:
+    texts, damage = _collect(found, data, limits)
+    pieces, problems = _find_in(texts, limits)
+    if pieces:
+        notes = [problem.message for problem in problems] + (
+            [f"The file is {damage}."] if damage else []
+        )
+        return Opened(found.kind, pieces.workflow, pieces.prompt, tuple(notes))
+    if problems:
+        raise problems[0]
+    raise media_without_workflow(found.title + found.size(data), texts, damage)
+
+
+def _collect(found: Format, data: Span, limits: FileLimits) -> tuple[list[Text], str | None]:
+    """The texts of a file, and how it is damaged if it is: a cut-off video may have its metadata in front."""
+    texts: list[Text] = []
+    try:
+        for text in found.texts(data, Budget(limits)):
+            if len(texts) >= limits.texts:
+                raise LimitExceeded(
+                    f"The file has more than {limits.texts:,} texts.", limit=limits.texts
+                )
+            texts.append(text)
+    except Damaged as error:
+        return texts, error.message
+    return texts, None
+
+
+def _find_in(texts: Sequence[Text], limits: FileLimits) -> tuple[Pieces, list[InvalidInput]]:
+    problems: list[InvalidInput] = []
+    # Of texts with equal keys the last one counts, as in the editor.
+    named = {text.key.lower(): text for text in texts if text.is_workflow_or_prompt}
+    workflow, prompt = (
+        _pieces_of(named.get(key), limits, problems) for key in ("workflow", "prompt")
+    )
+    pieces = Pieces(workflow.completed_by(prompt).workflow, prompt.completed_by(workflow).prompt)
+    for text in _others(texts, limits):
+        pieces = pieces or _pieces_of(text, limits, problems)
+    return pieces, problems
+
+
+def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
+    """JSON under other keys, such as comments. Texts may overlap, so their sizes are limited together."""
+    others = [text for text in texts if not text.is_workflow_or_prompt and looks_like_json(text)]
+    bytes_left = limits.metadata_bytes
+    for text in others[:OTHER_TEXTS_MAX]:
+        bytes_left -= len(text.value)
+        if bytes_left >= 0:
+            yield text
+
+
+def _pieces_of(text: Text | None, limits: FileLimits, problems: list[InvalidInput]) -> Pieces:
+    """A broken text is a problem only if nothing else is found: the editor, too, then takes the prompt."""
+    if text is None:
+        return Pieces()
+    try:
+        value = read(text, limits)
+        if isinstance(value, str):
+            if not value.lstrip().startswith("{"):
+                return Pieces()
+            value = parse_json(value, what=f"the text {text.key!r}", limits=limits)
+        return find_pieces(value, limits)
+    except InvalidInput as error:
+        problems.append(error)
+        return Pieces()

@@ -1,0 +1,304 @@
+"""A file that anyone may have made, read within a budget: stretches of it by offsets, the texts found in it, and JSON as
+ComfyUI's editor reads it.
+
+The editor (`parseJsonWithNonFinite`) takes the bare NaN, Infinity and -Infinity that Python's `json.dumps`
+writes and puts null in their place. Numbers too large for JavaScript become Infinity there, which it writes as
+null again, so here they are null at once. Of equal keys the last one counts, as in JavaScript. Integers beyond
+2^53 stay exact, where the editor would round them."""
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+from comfyfleet.errors import InvalidInput, LimitExceeded
+
+# Workflows with pasted images reach a few MiB; the editor itself reads 64 MiB of a video.
+METADATA_BYTES_MAX = 64 * 1024 * 1024
+# libpng writes 8 KiB chunks, so this is a PNG of 1.6 GB; walking them takes well under a second.
+CHUNKS_MAX = 200_000
+TEXTS_MAX = 10_000
+# Far below Python's recursion limit, so that whoever walks the result may recurse too.
+JSON_DEPTH_MAX = 200
+# A text of "[],[],…" takes twenty times its size in memory: the size alone is no protection. Counted are the
+# brackets and commas; the node definitions of a server with many custom nodes have 200,000.
+JSON_VALUES_MAX = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    metadata_bytes: int = METADATA_BYTES_MAX
+    chunks: int = CHUNKS_MAX
+    texts: int = TEXTS_MAX
+    json_depth: int = JSON_DEPTH_MAX
+    json_values: int = JSON_VALUES_MAX
+
+
+DEFAULT_LIMITS = FileLimits()
+
+
+class Budget:
+    """Steps left for one file, shared by all loops: nested loops must not multiply their limits."""
+
+    def __init__(self, limits: FileLimits) -> None:
+        self.limits = limits
+        self._steps_left = limits.chunks
+
+    def step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise LimitExceeded(
+                f"The file has more than {self.limits.chunks:,} parts, more than we look through.",
+                limit=self.limits.chunks,
+            )
+
+    def steps(self) -> Iterator[None]:
+        while True:
+            self.step()
+            yield
+
+
+class Damaged(InvalidInput):
+    """The file contradicts itself or ends too early; what was read before that still counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes `start` to `end` of a buffer that may be a video of many gigabytes: parts are copied, never the whole.
+
+    All spans share one memoryview instead of slicing it. A slice that lives on in a traceback would keep the
+    caller from closing their mmap.
+    """
+
+    view: memoryview
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> "Span":
+        return cls(memoryview(data), 0, len(data))
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def cut(self, offset: int, length: int | None = None) -> "Span":
+        """The part from `offset` on, all of it or `length` bytes."""
+        length = len(self) - offset if length is None else length
+        if length < 0 or offset + length > len(self):
+            there = max(0, len(self) - offset)
+            raise Damaged(
+                f"damaged or cut short at byte {self.start + offset:,}, "
+                f"where {max(0, length):,} bytes should follow and {there:,} do"
+            )
+        return Span(self.view, self.start + offset, self.start + offset + length)
+
+    def take(self, offset: int, length: int) -> bytes:
+        """A copy of exactly `length` bytes."""
+        part = self.cut(offset, length)
+        return bytes(part.view[part.start : part.end])
+
+    def peek(self, offset: int, length: int) -> bytes:
+        """A copy of up to `length` bytes: fewer, or none, where the span ends."""
+        start = min(self.start + offset, self.end)
+        return bytes(self.view[start : min(start + length, self.end)])
+
+    def number(self, offset: int, size: int, order: Literal["big", "little"] = "big") -> int:
+        return int.from_bytes(self.take(offset, size), order)
+
+    def copy(self, limits: FileLimits) -> bytes:
+        """All of it, if it is of a size that metadata may have."""
+        if len(self) > limits.metadata_bytes:
+            raise LimitExceeded(
+                f"The metadata at byte {self.start:,} has {len(self):,} bytes, "
+                f"more than the {limits.metadata_bytes:,} that we read.",
+                limit=limits.metadata_bytes,
+            )
+        return self.take(0, len(self))
+
+
+LABEL_BYTES_MAX = 128
+# `workflow:{…}`, `Prompt: {…}`: savers that can't choose a key put it in front of the value.
+_LABEL = re.compile(r"\s*([A-Za-z][\w.-]{0,31})\s*:\s*(?=\{)")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    key: str
+    value: Span | str | dict[str, Any]
+    encodings: tuple[str, ...] = ("utf-8",)
+    deflated: bool = False
+
+    @property
+    def is_workflow_or_prompt(self) -> bool:
+        return self.key.lower() in ("workflow", "prompt")
+
+
+def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
+    """The text under the label in its value (`workflow:{…}`) if it has one, else under `key`."""
+    head = value.peek(0, LABEL_BYTES_MAX).decode(encoding, "ignore")
+    label = _LABEL.match(head)
+    if not label:
+        return Text(key, value, (encoding,))
+    return Text(label[1], value.cut(len(label[0].encode(encoding))), (encoding,))
+
+
+def looks_like_json(text: Text) -> bool:
+    """Whether it is worth decoding; compressed texts of unknown keys are not."""
+    if isinstance(text.value, Span):
+        head = text.value.peek(0, LABEL_BYTES_MAX).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")
+        return not text.deflated and head.startswith(b"{")
+    return isinstance(text.value, dict) or text.value.lstrip().startswith("{")
+
+
+def read(text: Text, limits: FileLimits) -> str | dict[str, Any]:
+    if not isinstance(text.value, Span):
+        return text.value
+    data = text.value.copy(limits)
+    if text.deflated:
+        data = _inflate(data, text.key, limits)
+    return _decode(data, text).removeprefix("\ufeff").rstrip("\0")
+
+
+def _inflate(data: bytes, key: str, limits: FileLimits) -> bytes:
+    try:
+        # One byte more than allowed tells a text of exactly that size from one that would go on.
+        plain = zlib.decompressobj().decompress(data, limits.metadata_bytes + 1)
+    except zlib.error as error:
+        raise InvalidInput(f"The compressed text {key!r} is damaged: {error}.") from None
+    if len(plain) > limits.metadata_bytes:
+        raise LimitExceeded(
+            f"The compressed text {key!r} has more than {limits.metadata_bytes:,} bytes.",
+            limit=limits.metadata_bytes,
+        )
+    return plain
+
+
+def _decode(data: bytes, text: Text) -> str:
+    for encoding in text.encodings:
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise InvalidInput(f"The text {text.key!r} is not {' or '.join(text.encodings).upper()}.")
+
+
+# An integer of that many digits is surely finite as a JavaScript number.
+FINITE_DIGITS_MAX = 308
+SNIPPET_CHARACTERS_MAX = 30
+
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_STRUCTURE = b'"[]{},'
+_ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
+# Seen as signed bytes: +1 opens a level, -1 closes it, 0 is a comma.
+_LEVELS = bytes.maketrans(b"[]{},", b"\x01\xff\x01\xff\x00")
+# Half a character (an emoji cut in two) can be neither printed nor stored: U+FFFD takes its place.
+_HALF = re.compile("[\ud800-\udfff]")
+# Every escape is matched, so that the second half of an escaped backslash never looks like the start of one.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def parse_json(
+    data: bytes | bytearray | memoryview | str, *, what: str, limits: FileLimits = DEFAULT_LIMITS
+) -> Any:
+    """The value of a JSON text; `what` names it in errors ("the workflow in cat.png").
+
+    Raises InvalidInput or LimitExceeded and nothing else. All strings in the result can be encoded, all numbers
+    are finite, and nothing is nested deeper than `limits.json_depth`.
+    """
+    _check_size(len(data), what=what, limits=limits)
+    text = _HALF.sub("\ufffd", data) if isinstance(data, str) else decode(bytes(data), what=what)
+    _check_structure(text.encode(), what=what, limits=limits)
+    try:
+        return json.loads(
+            _without_escaped_halves(text),
+            parse_int=_integer,
+            parse_float=_decimal,
+            parse_constant=lambda _: None,
+        )
+    except json.JSONDecodeError as error:
+        raise InvalidInput(
+            f"{_sentence(what)} is not valid JSON: {_reason(error, text)}.",
+            line=error.lineno,
+            column=error.colno,
+        ) from None
+
+
+def decode(data: bytes, *, what: str) -> str:
+    """Text in UTF-8, or in UTF-16 if it says so (PowerShell's `>` writes that)."""
+    mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), b"")
+    encoding = _BYTE_ORDER_MARKS.get(mark, "utf-8")
+    try:
+        return data[len(mark) :].decode(encoding)
+    except UnicodeDecodeError as error:
+        place = len(mark) + error.start
+        raise InvalidInput(
+            f"{_sentence(what)} is not {encoding.upper()} text: the byte at {place:,} does not belong there.",
+            offset=place,
+        ) from None
+
+
+def _check_size(size: int, *, what: str, limits: FileLimits) -> None:
+    if size > limits.metadata_bytes:
+        raise LimitExceeded(
+            f"{_sentence(what)} has {size:,} bytes, more than the {limits.metadata_bytes:,} that we read.",
+            limit=limits.metadata_bytes,
+        )
+
+
+def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
+    """Refuse what would exhaust the stack or the memory, before anything is built from it."""
+    brackets_and_commas = _outside_strings(text)
+    if len(brackets_and_commas) > limits.json_values:
+        raise LimitExceeded(
+            f"{_sentence(what)} has more than {limits.json_values:,} values.",
+            limit=limits.json_values,
+        )
+    levels = memoryview(brackets_and_commas.translate(_LEVELS)).cast("b")
+    if max(accumulate(levels), default=0) > limits.json_depth:
+        raise LimitExceeded(
+            f"{_sentence(what)} is nested deeper than {limits.json_depth} levels.",
+            limit=limits.json_depth,
+        )
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """Brackets and commas that are not inside strings. Exact as far as the text is valid, and json stops there."""
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(plain.translate(None, delete=_ALL_BUT_STRUCTURE).split(b'"')[::2])
+
+
+def _without_escaped_halves(text: str) -> str:
+    if "\\ud" not in text and "\\uD" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
+
+
+def _integer(digits: str) -> int | None:
+    if len(digits) > FINITE_DIGITS_MAX and math.isinf(float(digits)):
+        return None
+    return int(digits)
+
+
+def _decimal(digits: str) -> float | None:
+    number = float(digits)
+    return None if math.isinf(number) else number
+
+
+def _reason(error: json.JSONDecodeError, text: str) -> str:
+    if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+        return "it ends too early (was it cut short?)"
+    snippet = text[error.pos : error.pos + SNIPPET_CHARACTERS_MAX]
+    problem = error.msg[0].lower() + error.msg[1:].removesuffix(" at")
+    return f"{problem} in line {error.lineno}, column {error.colno}, at {snippet!a}"
+
+
+def _sentence(what: str) -> str:
+    """Names of files stay as they are."""
+    return what[:1].upper() + what[1:] if what.startswith(("the ", "a ")) else what

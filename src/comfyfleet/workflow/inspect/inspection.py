@@ -1,0 +1,379 @@
+"""Inspects a workflow or prompt, and what a server would make of it: values, files, parts, shorthands, the node types
+and packs that it needs, and what of all that the server lacks."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from comfyfleet.errors import InvalidWorkflow
+from comfyfleet.workflow.conversion import convert_with_report
+from comfyfleet.workflow.edit import SHORTHANDS
+from comfyfleet.workflow.edit.addresses import closest, read_entry, shown_value
+from comfyfleet.workflow.edit.chains import find_segments
+from comfyfleet.workflow.edit.documents import graph_at, graph_paths, nodes_of
+from comfyfleet.workflow.edit.node_modes import Chain, dead_shells
+from comfyfleet.workflow.edit.selectors import Canvas
+from comfyfleet.workflow.edit.values import choices_of, declared_at, problem_with, takes_several
+from comfyfleet.workflow.emit import title_of
+from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.group_nodes import expand_group_nodes
+from comfyfleet.workflow.inspect.inputs_outputs import (
+    made_outputs,
+    named_files,
+    shorthands_of,
+    taken_inputs,
+    widgets_of_values,
+)
+from comfyfleet.workflow.inspect.model import (
+    ChainSummary,
+    GroupSummary,
+    Inspection,
+    LostInput,
+    MissingParts,
+    MissingType,
+    NamedFile,
+    NodeRef,
+    RefusedValue,
+    SubgraphSummary,
+    SwitchedOff,
+    TakenInput,
+    UsedPack,
+    UsedType,
+)
+from comfyfleet.workflow.inspect.node_view import SeenNode, seen_in_prompt, seen_in_scopes
+from comfyfleet.workflow.model import (
+    DEFAULT_LIMITS,
+    Limits,
+    Mode,
+    ObjectInfo,
+    Prompt,
+    WorkflowGraph,
+)
+from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO
+from comfyfleet.workflow.node_inputs import input_spec
+from comfyfleet.workflow.object_info import NodeTypes
+from comfyfleet.workflow.parse import parse, parse_groups
+from comfyfleet.workflow.subgraphs import GraphScope, expand, unique_ids, wire_all
+
+
+class Parts(NamedTuple):
+    groups: tuple[GroupSummary, ...] = ()
+    subgraphs: tuple[SubgraphSummary, ...] = ()
+    chains: tuple[ChainSummary, ...] = ()
+    switched_off: tuple[SwitchedOff, ...] = ()
+    dead_shells: tuple[NodeRef, ...] = ()
+
+
+def parts_of(
+    document: dict[str, Any],
+    definitions: Mapping[str, WorkflowGraph],
+    scopes: list[GraphScope],
+    limits: Limits,
+) -> Parts:
+    """`definitions` and `scopes` are what became of the document; group nodes are subgraphs there."""
+    return Parts(
+        tuple(_groups(document, definitions)),
+        tuple(_subgraphs(definitions, scopes)),
+        tuple(_chain(chain) for chain in find_segments(document)),
+        tuple(_switched_off(scopes, definitions)),
+        tuple(
+            NodeRef(shell.id, shell.definition, shell.title)
+            for shell in dead_shells(document, limits=limits)
+        ),
+    )
+
+
+def _groups(
+    document: dict[str, Any], definitions: Mapping[str, WorkflowGraph]
+) -> Iterator[GroupSummary]:
+    for graph_id, path in graph_paths(document).items():
+        graph = graph_at(document, path)
+        canvas = Canvas(nodes_of(graph))
+        for group in parse_groups(graph):
+            name = definitions[graph_id].name if graph_id else None
+            yield GroupSummary(group.title, len(canvas.inside(group)), name)
+
+
+def _chain(chain: Chain) -> ChainSummary:
+    return ChainSummary(
+        chain.name,
+        chain.kind,
+        tuple(segment.title for segment in chain.segments),
+        tuple(segment.title for segment in chain.off),
+    )
+
+
+def _subgraphs(
+    definitions: Mapping[str, WorkflowGraph], scopes: list[GraphScope]
+) -> Iterator[SubgraphSummary]:
+    instances = Counter(scope.wired.graph.id for scope in scopes)
+    for key, graph in definitions.items():
+        yield SubgraphSummary(
+            name=graph.name,
+            nodes=len(graph.nodes),
+            instances=instances[key],
+            inputs=tuple(port.name for port in graph.inputs),
+            outputs=tuple(port.name for port in graph.outputs),
+        )
+
+
+def _switched_off(
+    scopes: list[GraphScope], definitions: Mapping[str, WorkflowGraph]
+) -> Iterator[SwitchedOff]:
+    for scope in scopes:
+        for node in scope.wired.nodes.values():
+            if not node.node.is_inactive:
+                continue
+            definition = definitions.get(node.definition or "")
+            class_type = definition.name if definition else node.node.type
+            title = node.node.title or class_type if definition else title_of(node)
+            ref = NodeRef(f"{scope.prefix}{node.node.id}", class_type, title)
+            yield SwitchedOff(ref, "muted" if node.node.mode == Mode.MUTED else "bypassed")
+
+
+CORE = "comfy-core"
+# Folders that ComfyUI itself loads node types from.
+CORE_MODULES = ("nodes", "comfy_extras", "comfy_api_nodes")
+CUSTOM_MODULES = "custom_nodes."
+
+
+def used_types(nodes: Iterable[SeenNode], *, server_known: bool) -> tuple[UsedType, ...]:
+    """The most used first. Nodes that are switched off need nothing."""
+    active = [node for node in nodes if node.is_active]
+    counts = Counter(node.ref.class_type for node in active)
+    packs: dict[str, str | None] = {}
+    known: dict[str, bool] = {}
+    for node in active:
+        name = node.ref.class_type
+        packs[name] = packs.get(name) or pack_of(node)
+        known[name] = node.type is not None
+    return tuple(
+        UsedType(name, count, packs[name], known[name] if server_known else None)
+        for name, count in counts.most_common()
+    )
+
+
+def used_packs(nodes: Iterable[SeenNode]) -> tuple[UsedPack, ...]:
+    """ComfyUI's own nodes first, then by name; what no one names the pack of is left out."""
+    names: dict[str, str] = {}
+    versions: dict[str, set[str]] = {}
+    types: dict[str, set[str]] = {}
+    for node in nodes:
+        pack = pack_of(node) if node.is_active else None
+        if pack is None:
+            continue
+        key = pack.lower()  # registry ids and folders differ in case
+        names.setdefault(key, pack)
+        types.setdefault(key, set()).add(node.ref.class_type)
+        versions.setdefault(key, set()).update(_version(node))
+    return tuple(
+        UsedPack(names[key], tuple(sorted(versions[key])), tuple(sorted(types[key])))
+        for key in sorted(names, key=lambda key: (key != CORE, key))
+    )
+
+
+def pack_of(node: SeenNode) -> str | None:
+    """What the file says of the node, else where the server has its type from."""
+    for key in ("cnr_id", "aux_id"):
+        value = node.properties.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return _pack_of_module(node.type.pack) if node.type and node.type.pack else None
+
+
+def _pack_of_module(module: str) -> str:
+    if module.startswith(CUSTOM_MODULES):
+        return module.removeprefix(CUSTOM_MODULES).partition(".")[0]
+    return CORE if module.partition(".")[0] in CORE_MODULES else module
+
+
+def _version(node: SeenNode) -> tuple[str, ...]:
+    version = node.properties.get("ver")
+    return (version,) if isinstance(version, str) and version else ()
+
+
+# Looking for the closest of thousands of choices takes a twentieth of a second.
+COMPARED_VALUES_MAX = 50
+
+
+def missing_on_server(
+    nodes: Iterable[SeenNode], files: Iterable[NamedFile], object_info: ObjectInfo
+) -> MissingParts:
+    active = [node for node in nodes if node.is_active]
+    return MissingParts(
+        tuple(_missing_types(active)),
+        tuple(_refused_values(active, object_info)),
+        tuple(lost for node in active for lost in _lost_inputs(node)),
+        tuple(_missing_files(files)),
+    )
+
+
+def _missing_types(nodes: Iterable[SeenNode]) -> Iterator[MissingType]:
+    refs: dict[str, list[NodeRef]] = {}
+    packs: dict[str, str | None] = {}
+    for node in nodes:
+        if node.type is None:
+            name = node.ref.class_type
+            refs.setdefault(name, []).append(node.ref)
+            packs[name] = packs.get(name) or pack_of(node)
+    for name, found in refs.items():
+        yield MissingType(name, tuple(found), packs[name])
+
+
+def _refused_values(nodes: Iterable[SeenNode], object_info: ObjectInfo) -> Iterator[RefusedValue]:
+    compared = 0
+    for node in nodes:
+        declared = _declared(node, object_info)
+        for name, value in node.values.items():
+            problem = _problem(declared.get(name), value)
+            if problem is None:
+                continue
+            compared += 1
+            choices = _choices(declared[name]) if compared <= COMPARED_VALUES_MAX else ()
+            yield RefusedValue(
+                f"{node.ref.id}.{name}", node.ref, value, problem, _closest(value, choices)
+            )
+
+
+def _declared(node: SeenNode, object_info: ObjectInfo) -> dict[str, Any]:
+    """All inputs at once: those of a group that grows are found by going through all values."""
+    raw = {"class_type": node.ref.class_type, "inputs": node.values}
+    entry = read_entry(node.ref.id, raw, object_info)
+    declared = entry.declared()
+    if node.ref.class_type == CUSTOM_COMBO:
+        declared["choice"] = declared_at(entry, "choice")
+    return declared
+
+
+def _problem(declared: Any, value: Any) -> str | None:
+    """Choices are looked at here, as the closest ones are told beside the problem."""
+    if declared is None:
+        return None
+    choices = _choices(declared)
+    if not choices or takes_several(input_spec("", declared)):
+        return problem_with(declared, value)
+    return None if value in choices else f"{shown_value(value)} is not among the choices"
+
+
+def _choices(declared: Any) -> Sequence[Any]:
+    return choices_of(input_spec("", declared)) or ()
+
+
+def _closest(value: Any, choices: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(closest(str(value), [str(choice) for choice in choices]))
+
+
+def _lost_inputs(node: SeenNode) -> Iterator[LostInput]:
+    if node.type is None:
+        return
+    known = widgets_of_values(node.type, node.values)
+    declared = {spec.name for spec in node.type.specs}
+    for name in node.saved_widgets:
+        if name not in known and name not in declared:
+            yield LostInput(node.ref, name)
+
+
+def _missing_files(files: Iterable[NamedFile]) -> Iterator[str]:
+    for file in files:
+        if file.kind == "input" and file.active and file.present is False:
+            yield file.name
+
+
+SHORTHAND_ORDER = {each.name: index for index, each in enumerate(SHORTHANDS)}
+# Warnings of a conversion that an inspection says in places of their own.
+TOLD_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
+
+
+class _Server(NamedTuple):
+    """What is known of a server, if anything is."""
+
+    object_info: Mapping[str, Any] | None
+    remote_choices: Mapping[str, list[Any]] | None
+
+    @property
+    def types(self) -> NodeTypes:
+        return NodeTypes(self.object_info or {}, self.remote_choices)
+
+
+class _Seen(NamedTuple):
+    nodes: list[SeenNode]
+    prompt: Mapping[str, Any] | None
+    parts: Parts = Parts()
+    notes: tuple[str, ...] = ()
+
+
+def inspect(
+    opened: Opened,
+    object_info: Mapping[str, Any] | None = None,
+    *,
+    remote_choices: Mapping[str, list[Any]] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Inspection:
+    """What a file takes, makes and needs; with an object_info also what that server lacks.
+
+    Raises InvalidWorkflow or LimitExceeded for a document that can't be read at all. One that can be
+    read and not be converted is inspected as far as that goes, and a note says why.
+    """
+    server = _Server(object_info, remote_choices)
+    if opened.workflow is not None:
+        seen = _workflow_seen(opened, server, limits)
+    else:
+        prompt = opened.prompt or {}
+        seen = _Seen(list(seen_in_prompt(prompt, server.types)), prompt)
+    shorthands = shorthands_of(seen.prompt or {}, object_info or {})
+    takes = tuple(sorted(taken_inputs(seen.nodes, shorthands), key=_rank))
+    files = named_files(seen.nodes, (opened.workflow or {}).get("models"))
+    return Inspection(
+        file_kind=opened.kind,
+        form="prompt" if opened.workflow is None else "workflow",
+        nodes=sum(node.is_active for node in seen.nodes),
+        takes=takes,
+        makes=tuple(made_outputs(seen.nodes)),
+        files=files,
+        node_types=used_types(seen.nodes, server_known=object_info is not None),
+        packs=used_packs(seen.nodes),
+        groups=seen.parts.groups,
+        subgraphs=seen.parts.subgraphs,
+        chains=seen.parts.chains,
+        switched_off=seen.parts.switched_off,
+        dead_shells=seen.parts.dead_shells,
+        missing=None if object_info is None else missing_on_server(seen.nodes, files, object_info),
+        notes=(*opened.notes, *seen.notes),
+    )
+
+
+def _rank(taken: TakenInput) -> int:
+    """What has a shorthand comes first, in the order of the shorthands: most people set no more."""
+    return SHORTHAND_ORDER[taken.shorthands[0]] if taken.shorthands else len(SHORTHAND_ORDER)
+
+
+def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
+    types = server.types
+    parsed = expand_group_nodes(unique_ids(parse(opened.workflow, limits=limits)), types)
+    scopes = expand(wire_all(parsed, types, limits=limits), limits)
+    prompt, notes = _prompt_of(opened, server, limits)
+    return _Seen(
+        list(seen_in_scopes(scopes, prompt, parsed.group_nodes)),
+        prompt,
+        parts_of(opened.workflow or {}, parsed.definitions, scopes, limits),
+        notes,
+    )
+
+
+def _prompt_of(
+    opened: Opened, server: _Server, limits: Limits
+) -> tuple[Prompt | None, tuple[str, ...]]:
+    """Without a server, a prompt that was saved beside the workflow knows the names of its values."""
+    if opened.workflow is None or server.object_info is None:
+        return opened.prompt, ()
+    try:
+        converted = convert_with_report(
+            opened.workflow,
+            server.object_info,
+            remote_choices=server.remote_choices,
+            limits=limits,
+        )
+    except InvalidWorkflow as error:
+        return None, (f"It can't be converted: {error.message}",)
+    told = [each.message for each in converted.warnings if each.code not in TOLD_ELSEWHERE]
+    return converted.prompt, tuple(told)

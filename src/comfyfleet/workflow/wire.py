@@ -1,0 +1,366 @@
+"""Pass 4: every node of a graph gets its inputs in slot order, their links, types and widget values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from comfyfleet.workflow.model import (
+    ANY_TYPE,
+    DEFAULT_LIMITS,
+    INACTIVE,
+    SUBGRAPH_INPUT_ID,
+    Limits,
+    Link,
+    Node,
+    NodeSlot,
+    WorkflowGraph,
+    made,
+)
+from comfyfleet.workflow.node_behaviours import BEHAVIOURS, is_virtual
+from comfyfleet.workflow.node_inputs import (
+    Input,
+    Widget,
+    Workbench,
+    link_dynamic_inputs,
+    link_inputs,
+)
+from comfyfleet.workflow.object_info import MatchGroups, NodeType, NodeTypes, inputs_of
+from comfyfleet.workflow.widget_values import WidgetValues, as_laid_out, assign_widget_values
+
+
+class WiredNode(NamedTuple):
+    """`definition` is set on instances of a subgraph, `type` on nodes that the server knows."""
+
+    node: Node
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    type: NodeType | None = None
+    widgets: tuple[Widget, ...] = ()
+    values: Mapping[str, Any] = {}
+    value_slots: int = 0
+    definition: str | None = None
+    is_executed: bool = False  # neither virtual nor muted nor bypassed
+
+    @property
+    def is_virtual(self) -> bool:
+        return self.definition is not None or (self.type is None and is_virtual(self.node.type))
+
+
+Links = Mapping[int, Link]  # that end at one node, by their id
+NO_LINKS: Links = {}
+
+
+class WiredGraph(NamedTuple):
+    graph: WorkflowGraph
+    nodes: Mapping[str, WiredNode]
+
+
+def wire(
+    graph: WorkflowGraph,
+    types: NodeTypes,
+    definitions: Mapping[str, WorkflowGraph],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> WiredGraph:
+    graph = one_link_per_input(graph)
+    by_target: dict[str, dict[int, Link]] = {}
+    for number, link in graph.links.items():
+        if link.target in by_target:
+            by_target[link.target][number] = link
+        else:
+            by_target[link.target] = {number: link}
+    nodes = {}
+    for node in graph.nodes:
+        links = by_target.get(node.id, NO_LINKS)
+        definition = definitions.get(node.type)
+        if definition is not None:
+            nodes[node.id] = _wire_instance(node, definition, links)
+        else:
+            nodes[node.id] = wire_node(node, types.get(node.type), links, limits=limits)
+    return WiredGraph(graph, nodes)
+
+
+def _wire_instance(node: Node, definition: WorkflowGraph, links: Links) -> WiredNode:
+    slots = [Input(port.name, port.type) for port in definition.inputs]
+    outputs = tuple(port.type for port in definition.outputs)
+    inputs = link_inputs(slots, node.inputs, list(links.values()))
+    return WiredNode(node, tuple(inputs), outputs, definition=definition.id)
+
+
+def wire_node(
+    node: Node,
+    node_type: NodeType | None,
+    links: Links,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> WiredNode:
+    if node_type is None:
+        saved = [Input(slot.name, slot.type, slot.widget) for slot in node.inputs]
+        outputs = node.outputs
+        if is_virtual(node.type):  # such a node has its slots even where they were not saved
+            saved = saved or [Input("", ANY_TYPE)]
+            outputs = outputs or (ANY_TYPE,)
+        linked = tuple(link_inputs(saved, node.inputs, list(links.values())))
+        return WiredNode(node, linked, outputs, values=_shown_value(node))
+    dealt = assign_widget_values(node_type, node, limits=limits)
+    outputs = node_type.outputs
+    if len(node.outputs) > len(outputs):
+        outputs = (*outputs, *node.outputs[len(outputs) :])
+    inputs = _linked_by_name(node, node_type, links)
+    if inputs is None:
+        inputs = _linked_step_by_step(node, node_type, dealt, links)
+    is_executed = node.mode not in INACTIVE
+    return made(WiredNode, (node, inputs, outputs, node_type, *dealt, None, is_executed))
+
+
+def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
+    """The quick way, for a node whose saved inputs are those of its class and name all its links."""
+    if node_type.is_dynamic:
+        return None
+    if not links:
+        return node_type.inputs
+    inputs = list(node_type.inputs)
+    placed = 0
+    for slot in node.inputs:
+        index = node_type.slots.get(slot.name)
+        if index is None:
+            return None
+        if slot.link is None:
+            continue
+        name, kind, widget, taken = inputs[index]
+        link = links.get(slot.link)
+        if link is not None:
+            if taken is not None:
+                return None
+            placed += 1
+            inputs[index] = made(Input, (name, kind, widget, link))
+    return tuple(inputs) if placed == len(links) else None
+
+
+def _linked_step_by_step(
+    node: Node, node_type: NodeType, dealt: WidgetValues, links: Links
+) -> tuple[Input, ...]:
+    if not links and node_type.is_dynamic:
+        return tuple(inputs_of(dealt.widgets))
+    ending = list(links.values())
+    slots = inputs_of(dealt.widgets) if node_type.is_dynamic else list(node_type.inputs)
+    extra = _extra_inputs(node.inputs, slots)
+    if node_type.is_dynamic:
+        laid_out = as_laid_out(node_type)
+        before = inputs_of(laid_out)
+        bench = Workbench(before + _extra_inputs(node.inputs, before), ending)
+        bench.learn(laid_out)
+        linked = link_dynamic_inputs(bench, dealt.widgets, slots, node.inputs)
+    else:
+        linked = link_inputs(slots + extra, node.inputs, ending)
+    return tuple(_without_lost_widgets(linked, dealt.widgets) if extra else linked)
+
+
+def _shown_value(node: Node) -> Mapping[str, Any]:
+    """The one widget of a node that only the editor knows, where it has a name."""
+    name = BEHAVIOURS[node.type].shows if node.type in BEHAVIOURS else ""
+    shown = node.values[0] if isinstance(node.values, list) and node.values else None
+    return {name: shown} if name else {}
+
+
+def _extra_inputs(saved: tuple[NodeSlot, ...], known: list[Input]) -> list[Input]:
+    """Saved inputs that the class doesn't declare: extensions add such, and groups that grow."""
+    names = {slot.name for slot in known}
+    return [Input(slot.name, slot.type, slot.widget) for slot in saved if slot.name not in names]
+
+
+def _without_lost_widgets(inputs: list[Input], widgets: tuple[Widget, ...]) -> list[Input]:
+    """An input that stood for a widget goes with it, and its link too."""
+    names = {widget.name for widget in widgets if widget.is_widget}
+    return [slot for slot in inputs if slot.widget is None or slot.widget in names]
+
+
+def one_link_per_input(graph: WorkflowGraph) -> WorkflowGraph:
+    """Of several links to one input slot the first stays, unless only a later one is saved there.
+    Saved inputs that name a link which goes follow the one that stays."""
+    places = {(link.target, link.target_slot) for link in graph.links.values()}
+    if len(places) == len(graph.links):
+        return graph
+    saved = {slot.link for node in graph.nodes for slot in node.inputs}
+    kept: dict[tuple[str, int], Link] = {}
+    for link in graph.links.values():
+        place = (link.target, link.target_slot)
+        other = kept.setdefault(place, link)
+        same_origin = (other.origin, other.origin_slot) == (link.origin, link.origin_slot)
+        if not same_origin and link.id in saved and other.id not in saved:
+            kept[place] = link
+    stays = {link.id: kept[(link.target, link.target_slot)].id for link in graph.links.values()}
+    return graph._replace(
+        nodes=tuple(_renumbered(node, stays) for node in graph.nodes),
+        links={link.id: link for link in kept.values()},
+    )
+
+
+def _renumbered(node: Node, stays: Mapping[int, int]) -> Node:
+    inputs = tuple(
+        slot._replace(link=stays.get(slot.link)) if slot.link is not None else slot
+        for slot in node.inputs
+    )
+    return node._replace(inputs=inputs)
+
+
+MATCH_CHAIN_MAX = 50
+REROUTE = "Reroute"
+End = tuple[str, int]  # node id and slot
+CIRCLE: End = ("", -1)
+
+
+def are_compatible(one: str, other: str) -> bool:
+    """Any type goes with everything; else equal but for case, or one of a list of types is."""
+    if one in (ANY_TYPE, "") or other in (ANY_TYPE, "") or one == other:
+        return True
+    ones, others = set(one.lower().split(",")), set(other.lower().split(","))
+    return not ones.isdisjoint(others) or not {ANY_TYPE, ""}.isdisjoint(ones | others)
+
+
+def common_type(types: Sequence[str]) -> str | None:
+    """The types that all of them admit, or None if there are none."""
+    lists = [one.split(",") for one in types if one != ANY_TYPE]
+    if not lists:
+        return ANY_TYPE
+    common = [part for part in lists[0] if all(part in other for other in lists[1:])]
+    return ",".join(common) or None
+
+
+def settle_types(wired: WiredGraph) -> WiredGraph:
+    matching = []
+    rerouting = False
+    for node in wired.nodes.values():
+        if node.type is None:
+            rerouting = rerouting or node.node.type == REROUTE
+        elif node.type.match is not None:
+            matching.append(node)
+    if not matching and not rerouting:
+        return wired
+    nodes = dict(wired.nodes)
+    if rerouting:
+        _unlink(nodes, _misfits_behind_reroutes(nodes))
+    if matching:
+        graph = WiredGraph(wired.graph, dict(nodes))
+        for node in matching:
+            nodes[node.node.id] = _matched(nodes[node.node.id], graph)
+        _unlink(nodes, _misfits_behind(matching, nodes))
+    return WiredGraph(wired.graph, nodes)
+
+
+def _matched(node: WiredNode, graph: WiredGraph) -> WiredNode:
+    match = node.type.match if node.type else None
+    if match is None:
+        return node
+    connected = {
+        slot.name: _origin_type(graph, slot, MATCH_CHAIN_MAX)
+        for slot in node.inputs
+        if slot.name in match.inputs
+    }
+    inputs = tuple(
+        slot._replace(type=_narrowed(slot, match, connected)) if slot.name in connected else slot
+        for slot in node.inputs
+    )
+    outputs = tuple(
+        _output_type(graph, node, slot, MATCH_CHAIN_MAX) for slot in range(len(node.outputs))
+    )
+    return node._replace(inputs=inputs, outputs=outputs)
+
+
+def _output_type(graph: WiredGraph, node: WiredNode, slot: int, chain_left: int) -> str:
+    if not 0 <= slot < len(node.outputs):
+        return ANY_TYPE
+    match = node.type.match if node.type else None
+    group = match.outputs.get(slot) if match else None
+    if match is None or group is None or chain_left == 0:
+        return node.outputs[slot]
+    connected = [
+        _origin_type(graph, candidate, chain_left - 1)
+        for candidate in node.inputs
+        if match.inputs.get(candidate.name, ("", ""))[0] == group
+    ]
+    return common_type(connected) or ANY_TYPE
+
+
+def _narrowed(slot: Input, match: MatchGroups, connected: Mapping[str, str]) -> str:
+    """What still fits: the allowed types, and those of the other connected inputs of the group."""
+    group, allowed = match.inputs[slot.name]
+    others = [
+        other_type
+        for name, other_type in connected.items()
+        if name != slot.name and match.inputs[name][0] == group
+    ]
+    return common_type([*others, allowed]) or slot.type
+
+
+def _origin_type(graph: WiredGraph, slot: Input, chain_left: int) -> str:
+    if slot.link is None:
+        return ANY_TYPE
+    if slot.link.origin == SUBGRAPH_INPUT_ID:
+        ports = graph.graph.inputs
+        place = slot.link.origin_slot
+        return ports[place].type if 0 <= place < len(ports) else ANY_TYPE
+    origin = graph.nodes.get(slot.link.origin)
+    if origin is None:
+        return ANY_TYPE
+    return _output_type(graph, origin, slot.link.origin_slot, chain_left)
+
+
+def _misfits_behind(matching: Sequence[WiredNode], nodes: Mapping[str, WiredNode]) -> Iterator[End]:
+    ids = {node.node.id for node in matching}
+    for node in nodes.values():
+        for index, slot in enumerate(node.inputs):
+            if slot.link is None or slot.link.origin not in ids:
+                continue
+            outputs = nodes[slot.link.origin].outputs
+            place = slot.link.origin_slot
+            if 0 <= place < len(outputs) and not are_compatible(outputs[place], slot.type):
+                yield node.node.id, index
+
+
+def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
+    roots = _roots_of_reroutes(nodes)
+    for node_id, root in roots.items():
+        if root == CIRCLE:
+            yield node_id, 0  # reroutes in a circle are cut open
+    for node in nodes.values():
+        for index, slot in enumerate(node.inputs):
+            root = roots.get(slot.link.origin) if slot.link is not None else None
+            if root is None or root == CIRCLE or node.node.type == REROUTE:
+                continue
+            outputs = nodes[root[0]].outputs
+            root_type = outputs[root[1]] if 0 <= root[1] < len(outputs) else ""
+            if not are_compatible(root_type, slot.type):
+                yield node.node.id, index
+
+
+def _roots_of_reroutes(nodes: Mapping[str, WiredNode]) -> dict[str, End | None]:
+    """For each reroute the output that feeds its chain, if any. Each is looked at once."""
+    roots: dict[str, End | None] = {}
+    for start in [key for key in nodes if _is_reroute(nodes, key)]:
+        path: dict[str, None] = {}
+        current = start
+        while current not in roots:
+            path[current] = None
+            link = nodes[current].inputs[0].link if nodes[current].inputs else None
+            if link is None or link.origin not in nodes:
+                roots[current] = None
+            elif not _is_reroute(nodes, link.origin):
+                roots[current] = (link.origin, link.origin_slot)
+            elif link.origin in path:
+                roots[current] = CIRCLE
+            else:
+                current = link.origin
+        roots.update(dict.fromkeys(path, roots[current]))
+    return roots
+
+
+def _is_reroute(nodes: Mapping[str, WiredNode], node_id: str) -> bool:
+    node = nodes.get(node_id)
+    return node is not None and node.node.type == REROUTE
+
+
+def _unlink(nodes: dict[str, WiredNode], ends: Iterator[End]) -> None:
+    for node_id, index in list(ends):
+        inputs = list(nodes[node_id].inputs)
+        inputs[index] = inputs[index]._replace(link=None)
+        nodes[node_id] = nodes[node_id]._replace(inputs=tuple(inputs))
