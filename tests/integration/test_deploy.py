@@ -47,8 +47,8 @@ def permissions_needed_by(*rooms: str) -> set[str]:
 def test_workers_and_control_plane_may_do_what_they_do_and_no_more() -> None:
     reading_the_secret = {"ssm:GetParameter"}
     files = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"}
-    assert allowed("iam-worker.json") == permissions_needed_by("agent") | reading_the_secret
-    assert allowed("iam-control-plane.json") == permissions_needed_by("fleets", "loops") | files
+    assert allowed("iam-worker.json") == permissions_needed_by("worker") | reading_the_secret
+    assert allowed("iam-control-plane.json") == permissions_needed_by("server") | files
 
 
 def test_aws_takes_the_scaling_policies_and_alarms(aws: Aws) -> None:

@@ -118,8 +118,8 @@ def test_an_engine_that_was_killed_is_started_again_at_the_same_place(url: str) 
 def test_it_does_not_outlive_who_started_it_however_that_one_ends(tmp_path: Path) -> None:
     program = """
         import os, sys, time
-        from comfyfleet.cli.engine import engine_process
-        with engine_process(os.environ) as url:
+        from comfyfleet.cli.engine import start_engine_process
+        with start_engine_process(os.environ) as url:
             print(url, flush=True)
             time.sleep(600)
     """

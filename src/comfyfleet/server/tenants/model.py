@@ -116,7 +116,7 @@ def check_user_name(name: str | None) -> str | None:
 
 # It tells scanners of source code, and whoever finds one, whose key this is.
 API_KEY_PREFIX = "cf_"
-SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
+API_KEY_SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
 KEYS_PER_USER_MAX = 100
 # A key's last use is noted once a minute at most: a read of ours must not become a write.
 KEY_USE_NOTED_EVERY = timedelta(minutes=1)
@@ -206,7 +206,7 @@ def check_scopes(scopes: Collection[str]) -> frozenset[Scope]:
 
 # It tells scanners of source code, and whoever finds one, what key this is.
 OPERATOR_KEY_PREFIX = "cfo_"
-SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
+OPERATOR_KEY_SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
 # A key's last use is noted once a minute at most: a read of ours must not become a write.
 OPERATOR_USE_NOTED_EVERY = timedelta(minutes=1)
 # The key that the environment names, or that the first start has made.

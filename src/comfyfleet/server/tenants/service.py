@@ -18,12 +18,13 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.secrets import hash_key, is_key_of_hash
 from comfyfleet.server.tenants import store
 from comfyfleet.server.tenants.model import (
+    API_KEY_SHOWN_CHARACTERS,
     DEFAULT_TENANT,
     ERASED,
     KEYS_PER_USER_MAX,
+    OPERATOR_KEY_SHOWN_CHARACTERS,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    SHOWN_CHARACTERS,
     ApiKey,
     Caller,
     NewApiKey,
@@ -207,7 +208,7 @@ async def create_key(tx: Tx, new: NewApiKey, *, now: datetime) -> ApiKey:
         "user_id": new.user_id,
         "name": check_key_name(new.name),
         "key_hash": hash_key(new.key),
-        "prefix": new.key[:SHOWN_CHARACTERS],
+        "prefix": new.key[:API_KEY_SHOWN_CHARACTERS],
         "scopes": sorted(check_scopes(new.scopes)),
         "created_at": now,
         "expires_at": new.expires_at,
@@ -272,7 +273,7 @@ async def create_operator(tx: Tx, new: NewOperator, *, now: datetime) -> Operato
         "name": check_operator_name(new.name),
         "role": new.role,
         "key_hash": hash_key(new.key),
-        "prefix": new.key[:SHOWN_CHARACTERS],
+        "prefix": new.key[:OPERATOR_KEY_SHOWN_CHARACTERS],
         "created_at": now,
         "created_by": new.created_by,
     }
