@@ -20,16 +20,16 @@ setup: $(VENV)/.installed
 # What the tests need includes what the demo needs.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
-	@touch $(VENV)/.installed-engine $@
+	@touch $(VENV)/.installed-demo $@
 
-$(VENV)/.installed-engine: pyproject.toml constraints.txt Makefile
-	@sh tools/setup.sh "$(VENV)" engine
+$(VENV)/.installed-demo: pyproject.toml constraints.txt Makefile
+	@sh tools/setup.sh "$(VENV)" server,worker,engine
 	@touch $@
 
-demo: $(VENV)/.installed-engine  ## Start everything here, and apply three effects as a customer
+demo: $(VENV)/.installed-demo  ## Start everything here, and apply three effects as a customer
 	@$(BIN)/python tools/demo.py
 
-demo-pipeline: $(VENV)/.installed-engine  ## Run an example pipeline to its contact sheet
+demo-pipeline: $(VENV)/.installed-demo  ## Run an example pipeline to its contact sheet
 	@$(BIN)/python tools/pipeline.py
 
 # What `make check` runs is left out.
@@ -56,6 +56,7 @@ docs: setup  ## Write the generated references into docs/reference
 bench: EXTRAS := dev,bench
 bench:  ## Measure, against named peers
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/convert.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/gpu_busy.py

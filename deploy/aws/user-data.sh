@@ -22,7 +22,7 @@ region=$(from_metadata placement/region)
 
 id comfyfleet >/dev/null 2>&1 || useradd --system --home-dir /var/lib/comfyfleet comfyfleet
 python3 -m venv /opt/comfyfleet
-/opt/comfyfleet/bin/pip install --quiet "comfyfleet[aws]$VERSION"
+/opt/comfyfleet/bin/pip install --quiet "comfyfleet[worker,aws]$VERSION"
 
 # Never in the user data themselves: whoever may describe the instance can read those.
 secret=$(/opt/comfyfleet/bin/python - "$region" "$SECRET_PARAMETER" <<'PYTHON'

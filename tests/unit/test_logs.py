@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from comfyfleet.cli.context import (
+from comfyfleet.cli.context import process_context
+from comfyfleet.cli.logs import (
     LINES_MAX,
     WRITE_BYTES_MAX,
     BufferedLines,
     ConsoleFormatter,
     JsonFormatter,
-    process_context,
 )
 from comfyfleet.log_context import bind_ids
 

@@ -30,19 +30,19 @@ def would_do(target: str, folder: Path) -> str:
 
 
 def test_the_demo_installs_only_what_it_needs(clone: Path) -> None:
-    assert 'setup.sh ".venv" engine' in would_do("demo", clone)
+    assert 'setup.sh ".venv" server,worker,engine' in would_do("demo", clone)
     assert '"dev"' not in would_do("demo", clone)
 
 
 def test_the_tests_install_all_also_after_a_demo(clone: Path) -> None:
     (clone / ".venv").mkdir()
-    (clone / ".venv" / ".installed-engine").touch()
+    (clone / ".venv" / ".installed-demo").touch()
     assert "setup.sh" not in would_do("demo", clone)
     assert 'setup.sh ".venv" "dev"' in would_do("test", clone)
 
 
 def test_a_demo_after_the_tests_installs_nothing(clone: Path) -> None:
     (clone / ".venv").mkdir()
-    for name in (".installed", ".installed-engine"):
+    for name in (".installed", ".installed-demo"):
         (clone / ".venv" / name).touch()
     assert "setup.sh" not in would_do("demo", clone)

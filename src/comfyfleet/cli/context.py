@@ -1,26 +1,23 @@
-"""What a command touches of the outside: streams, log lines, clock, environment, files, and ComfyUI servers, which are
-asked for their node types once."""
+"""What a command touches of the outside: streams, clock, environment, files, and ComfyUI servers, which are asked for
+their node types once. Imported by every command, so what only some of them need is imported where it is used."""
 
-import asyncio
 import difflib
-import json
 import logging
 import mmap
 import os
 import secrets
-import select
 import stat
 import sys
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeAlias, TypeGuard
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
@@ -28,12 +25,11 @@ from rich.console import Console
 from rich.text import Text
 
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, ServerUnavailable
-from comfyfleet.log_context import current_ids
-from comfyfleet.server.graphs.parse import read_document
-from comfyfleet.workflow.files import Opened, open_document, parse_json
 
 if TYPE_CHECKING:
     import httpx
+
+    from comfyfleet.workflow.files import Opened
 
 
 STANDARD_STREAM = "-"
@@ -48,7 +44,7 @@ OPENABLE_SUFFIXES = (
 )  # fmt: skip
 
 
-def open_file(name: str, stdin: BinaryIO) -> Opened:
+def open_file(name: str, stdin: BinaryIO) -> "Opened":
     """The workflow or prompt in a file, or in what comes through stdin."""
     if name == STANDARD_STREAM:
         with _named("stdin"):
@@ -79,6 +75,8 @@ def read_text(path: Path, *, bytes_max: int = TEXT_BYTES_MAX) -> str:
 
 def read_structure(path: Path) -> Any:
     """What a YAML or JSON file holds."""
+    from comfyfleet.server.graphs.parse import read_document  # and YAML with it
+
     text = read_text(path)
     with _named(str(path)):
         return read_document(text)
@@ -104,7 +102,9 @@ def write_file(path: Path, data: bytes) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _opened(file: BinaryIO) -> Opened:
+def _opened(file: BinaryIO) -> "Opened":
+    from comfyfleet.workflow.files import open_document
+
     if not _is_mappable(file):
         data = file.read(PIPE_BYTES_MAX + 1)
         if len(data) > PIPE_BYTES_MAX:
@@ -185,6 +185,8 @@ HOW_TO_SAVE = (
 
 
 def read_object_info(path: Path) -> Mapping[str, Any]:
+    from comfyfleet.workflow.files import parse_json
+
     data = read_file(path, bytes_max=OBJECT_INFO_BYTES_MAX)
     if data.startswith(GZIP_MAGIC):
         data = _unpacked(data, path)
@@ -268,7 +270,6 @@ class ServerCache:
         return self._answers[(base, route)]
 
     def _fetch(self, base: str, route: str, params: Any) -> Any:
-        # Imported late: most commands never need it, and it takes longer than a conversion.
         import httpx
 
         timeout = httpx.Timeout(self._answer_seconds, connect=self._connect_seconds)
@@ -313,6 +314,8 @@ def url_without_password(url: str) -> str:
 
 
 def _json_of(response: "httpx.Response", base: str, deadline: float) -> Any:
+    from comfyfleet.workflow.files import parse_json
+
     if response.status_code != 200:
         raise _no_comfyui(base, f"{response.status_code} {response.reason_phrase}".strip())
     body = bytearray()
@@ -417,120 +420,3 @@ def printable(text: str) -> str:
 
 def counted(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
-
-
-LogLevel: TypeAlias = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    Parameter(help="What goes to stderr: lines on a terminal, JSON lines anywhere else."),
-]
-ACCESS = "comfyfleet.access"
-DELAY_SECONDS = 0.05
-LINES_MAX = 1_000
-# What a pipe takes whole, however full it is.
-WRITE_BYTES_MAX: int = getattr(select, "PIPE_BUF", 512)
-# What every record has; the rest was given with `extra`.
-_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What they say below a warning, only their authors want to know.
-_NOISY_LOGGERS = (
-    "aiosqlite", "alembic", "asyncio", "boto3", "botocore", "httpcore", "httpx", "sqlalchemy",
-    "uvicorn", "websockets",
-)  # fmt: skip
-
-
-def set_up_logs(level: str, err: Console) -> None:
-    handler = logging.StreamHandler(err.file) if err.is_terminal else BufferedLines(err.file)
-    handler.setFormatter(ConsoleFormatter() if err.is_terminal else JsonFormatter())
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    for name in _NOISY_LOGGERS:
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-
-
-class BufferedLines(logging.StreamHandler[IO[str]]):
-    """Lines below a warning are written a moment later, several at once: each write wakes the reader.
-
-    A warning is written at once, with all that came before it; so is what a thread without an event
-    loop says. The end of the process writes the rest; only a kill can lose lines, those of a moment.
-    """
-
-    def __init__(self, stream: IO[str]) -> None:
-        super().__init__(stream)
-        self._lines: list[str] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.append(self.format(record) + self.terminator)
-            if record.levelno >= logging.WARNING or len(self._lines) >= LINES_MAX:
-                self.flush()
-            elif self._timer is None:
-                self._start()
-        except RecursionError:
-            raise
-        except Exception:  # noqa: BLE001 — as the handlers of the standard library do
-            self.handleError(record)
-
-    def _start(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.flush()
-        else:
-            self._timer = loop.call_later(DELAY_SECONDS, self.flush)
-
-    def flush(self) -> None:
-        with self.lock or nullcontext():
-            lines, self._lines, self._timer = self._lines, [], None
-            for text in _together(lines):
-                self.stream.write(text)
-                super().flush()
-            super().flush()
-
-
-def _together(lines: Iterable[str]) -> Iterator[str]:
-    """Several processes may write to one pipe: a longer text of one could stand within a line of another."""
-    some: list[str] = []
-    size = 0
-    for line in lines:
-        more = len(line.encode("utf-8", "backslashreplace"))
-        if some and size + more > WRITE_BYTES_MAX:
-            yield "".join(some)
-            some, size = [], 0
-        some.append(line)
-        size += more
-    if some:
-        yield "".join(some)
-
-
-class JsonFormatter(logging.Formatter):
-    """One object per line, with the ids of what was being done."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_ids(record),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
-
-
-class ConsoleFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s%(ids)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        # What an access line gives beside is in its message already.
-        given = current_ids() if record.name == ACCESS else _ids(record)
-        ids = " ".join(f"{name}={value}" for name, value in given.items())
-        record.ids = f"  [{ids}]" if ids else ""
-        return super().format(record)
-
-
-def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    given = {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
-    return {**current_ids(), **given}

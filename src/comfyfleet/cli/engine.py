@@ -125,7 +125,7 @@ class _Supervisor(threading.Thread):
         )
 
 
-PACKAGES = ("av", "numpy", "PIL")
+PACKAGES = ("av", "numpy", "PIL", "python_multipart", "starlette", "uvicorn")
 Port = Annotated[
     int,
     Parameter(
@@ -160,11 +160,7 @@ def engine(
     ] = False,
     context: InjectedContext,
 ) -> None:
-    """Serve the built-in CPU engine, which speaks ComfyUI's protocol.
-
-    Any ComfyUI client can use it: it validates, queues, executes and caches prompts as a ComfyUI
-    does, for nodes that need no model and no GPU. Ctrl-C (or SIGTERM) stops it in order.
-    """
+    """See help_texts.ENGINE."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     require_engine()
     _serve(host, port, data, context, pace=not no_pace)

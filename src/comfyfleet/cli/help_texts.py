@@ -18,6 +18,29 @@ comfyfleet run flow.json --server gpu1:8188 --detach
 `comfyfleet inspect FILE` shows what can be set.
 """
 
+INSPECT = """Show what a workflow takes, makes and needs, and what of that a server lacks.
+
+```
+comfyfleet inspect cat.png
+comfyfleet inspect flow.json --server http://127.0.0.1:8188
+comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @tsv'
+```
+"""
+
+CONVERT = """Turn a workflow into the prompt that ComfyUI's own editor would send.
+
+The prompt goes to stdout as JSON; what there is to say goes to stderr.
+
+```
+comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
+comfyfleet convert flow.json --object-info object_info.json --set 3.seed=7
+comfyfleet convert flow.json --prompt "a fox" --seed 7 --bypass Upscale
+curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
+```
+
+`comfyfleet inspect FILE` shows what can be set.
+"""
+
 WATCH = """Follow a run that was started before, and save what it makes.
 
 With several servers the one is found that has it. Ctrl-C only stops watching: the run goes on.
@@ -25,6 +48,12 @@ With several servers the one is found that has it. Ctrl-C only stops watching: t
 ```
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
 ```
+"""
+
+ENGINE = """Serve the built-in CPU engine, which speaks ComfyUI's protocol.
+
+Any ComfyUI client can use it: it validates, queues, executes and caches prompts as a ComfyUI
+does, for nodes that need no model and no GPU. Ctrl-C (or SIGTERM) stops it in order.
 """
 
 SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.

@@ -10,8 +10,6 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from comfyfleet import __version__
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, process_context
-from comfyfleet.cli.engine import engine
-from comfyfleet.cli.workflow import convert, inspect
 from comfyfleet.errors import FleetError, InvalidInput, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -39,20 +37,20 @@ app = App(
     default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
 app["--help"].group = app["--version"].group = (ABOUT,)
-# By name: what they import (httpx, websockets) takes longer than a conversion.
+# By name: a command is imported when it runs. What they import takes longer than a conversion.
 app.command("comfyfleet.cli.run:run", help=help_texts.RUN, group=CORE, sort_key=1)
-app.command(inspect, group=CORE, sort_key=2)
-app.command(convert, group=CORE, sort_key=3)
-app.command("comfyfleet.cli.up:up", help=help_texts.UP, group=CORE, sort_key=4)
+app.command("comfyfleet.cli.workflow:inspect", help=help_texts.INSPECT, group=CORE, sort_key=2)
+app.command("comfyfleet.cli.workflow:convert", help=help_texts.CONVERT, group=CORE, sort_key=3)
+app.command("comfyfleet.cli.extras:up", help=help_texts.UP, group=CORE, sort_key=4)
 app.command("comfyfleet.cli.run:watch", help=help_texts.WATCH, group=MORE, sort_key=1)
-app.command(engine, group=MORE, sort_key=2)
-app.command("comfyfleet.cli.serve:serve", help=help_texts.SERVE, group=PRODUCTION, sort_key=1)
-app.command("comfyfleet.cli.worker:worker", help=help_texts.WORKER, group=PRODUCTION, sort_key=2)
+app.command("comfyfleet.cli.engine:engine", help=help_texts.ENGINE, group=MORE, sort_key=2)
+app.command("comfyfleet.cli.extras:serve", help=help_texts.SERVE, group=PRODUCTION, sort_key=1)
+app.command("comfyfleet.cli.extras:worker", help=help_texts.WORKER, group=PRODUCTION, sort_key=2)
 app.command(
     "comfyfleet.cli.admin:app", name="admin", help=help_texts.ADMIN, group=PRODUCTION, sort_key=3
 )
 app.command(
-    "comfyfleet.cli.serve:db_app", name="db", help=help_texts.DB, group=PRODUCTION, sort_key=4
+    "comfyfleet.cli.extras:db_app", name="db", help=help_texts.DB, group=PRODUCTION, sort_key=4
 )
 app.command("comfyfleet.cli.graph:app", name="graph", help=help_texts.GRAPH, group=COMPOSED)
 app.command(

@@ -546,7 +546,7 @@ def run(
     changes: ChangeOptions = NO_CHANGES,
     context: InjectedContext,
 ) -> None:
-    """See helps.RUN."""
+    """See help_texts.RUN."""
     way, changes = _with_batch_size(way, changes)
     rows = read_rows(Path(way.batch)) if way.batch else None
     check_folder(results.output_dir)
@@ -694,7 +694,7 @@ def watch(
     results: ResultOptions = RESULT_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """See helps.WATCH."""
+    """See help_texts.WATCH."""
     check_folder(results.output_dir)
     targets = remote_targets(where, context)
     with reporter_for(results, run_id[:8], context) as reporter:

@@ -25,8 +25,9 @@ from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
-from comfyfleet.cli.context import CliContext, InjectedContext, LogLevel, set_up_logs
+from comfyfleet.cli.context import CliContext, InjectedContext
 from comfyfleet.cli.engine import Port
+from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.tables import TextTable
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import InvalidInput, ServerUnavailable
@@ -343,7 +344,7 @@ def serve(
     child: Annotated[str, Parameter(show=False)] = "",
     context: InjectedContext,
 ) -> None:
-    """See helps.SERVE."""
+    """See help_texts.SERVE."""
     if child:
         _serve_as(
             ChildOptions.parsed(child),

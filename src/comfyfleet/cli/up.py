@@ -14,12 +14,11 @@ from cyclopts import Parameter
 from comfyfleet.cli.context import (
     CliContext,
     InjectedContext,
-    LogLevel,
     base_url,
-    set_up_logs,
     url_without_password,
 )
 from comfyfleet.cli.engine import Port, require_engine, start_engine_process
+from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.serve import (
     DATA,
     Data,
@@ -86,7 +85,7 @@ def up(
     log_level: LogLevel = "warning",
     context: InjectedContext,
 ) -> None:
-    """See helps.UP."""
+    """See help_texts.UP."""
     if backends.no_worker and backends.backend:
         raise InvalidInput("--no-worker puts no backend to work, so leave out --backend")
     urls = tuple(dict.fromkeys(map(base_url, backends.backend)))

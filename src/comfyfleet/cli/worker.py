@@ -16,11 +16,10 @@ from cyclopts import Group, Parameter
 from comfyfleet.cli.context import (
     CliContext,
     InjectedContext,
-    LogLevel,
     base_url,
-    set_up_logs,
     url_without_password,
 )
+from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.errors import InvalidInput
 from comfyfleet.settings import misspelt
 from comfyfleet.worker.machine import UUID_STARTS, unknown_gpus, visible_gpus
@@ -180,7 +179,7 @@ def worker(
     log_level: LogLevel = "info",
     context: InjectedContext,
 ) -> None:
-    """See helps.WORKER."""
+    """See help_texts.WORKER."""
     for name, meant in misspelt(context.environ).items():
         context.warn(f"{name} is read by nobody; did you mean {meant}?")
     settings = _tuned(_settings(place, work, process.state, context.environ), process)

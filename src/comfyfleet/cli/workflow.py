@@ -370,19 +370,7 @@ def convert(
     conversion: ConversionOptions = CONVERSION_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Turn a workflow into the prompt that ComfyUI's own editor would send.
-
-    The prompt goes to stdout as JSON; what there is to say goes to stderr.
-
-    ```
-    comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
-    comfyfleet convert flow.json --object-info object_info.json --set 3.seed=7
-    comfyfleet convert flow.json --prompt "a fox" --seed 7 --bypass Upscale
-    curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
-    ```
-
-    `comfyfleet inspect FILE` shows what can be set.
-    """
+    """See help_texts.CONVERT."""
     opened = open_file(file, context.stdin)
     for note in opened.notes:
         context.warn(note)
@@ -512,14 +500,7 @@ def inspect(
     ] = False,
     context: InjectedContext,
 ) -> None:
-    """Show what a workflow takes, makes and needs, and what of that a server lacks.
-
-    ```
-    comfyfleet inspect cat.png
-    comfyfleet inspect flow.json --server http://127.0.0.1:8188
-    comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @tsv'
-    ```
-    """
+    """See help_texts.INSPECT."""
     opened = open_file(file, context.stdin)
     known = find_types(node_types, opened, context)
     if known is None:

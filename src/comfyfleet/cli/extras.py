@@ -1,0 +1,39 @@
+"""Commands that need an extra, by name: `comfyfleet.cli.extras:serve`. Where the extra is not installed, a command that
+says what to install takes the place; so help, completion and all the other commands work without it."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from comfyfleet.errors import missing_extra
+
+# Where a command is, and the extras that it needs.
+COMMANDS = {
+    "serve": ("comfyfleet.cli.serve", "server"),
+    "db_app": ("comfyfleet.cli.serve", "server"),
+    "worker": ("comfyfleet.cli.worker", "worker"),
+    "up": ("comfyfleet.cli.up", "server,worker,engine"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in COMMANDS:
+        raise AttributeError(name)
+    module, extras = COMMANDS[name]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("comfyfleet"):
+            raise
+        return _refusal(name, error.name, extras)
+
+
+def _refusal(name: str, package: str, extras: str) -> Callable[..., None]:
+    command = f"comfyfleet {name.removesuffix('_app')}"
+
+    def refuse(*_: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+        raise missing_extra(command, package, extras)
+
+    return refuse

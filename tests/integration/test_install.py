@@ -1,0 +1,133 @@
+"""What `pip install comfyfleet` without any extra can do, and what it says of the rest."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterable
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from tests.integration.commands import NEGATIVE, OBJECT_INFO
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMMANDS_OF_EXTRAS = {
+    "serve": "server",
+    "db": "server",
+    "worker": "worker",
+    "engine": "engine",
+    "up": "server,worker,engine",
+}
+USED_FROM_PYTHON = """
+import comfyfleet.client, comfyfleet.errors, comfyfleet.workflow
+import comfyfleet.cli.admin, comfyfleet.cli.graph, comfyfleet.cli.pipeline, comfyfleet.cli.run
+"""
+SECONDS_MAX = 300
+
+
+def link_packages(requirements: Iterable[str], folder: Path) -> None:
+    """Makes a folder for PYTHONPATH that holds these packages and what they need, and nothing else."""
+    wanted, seen = [Requirement(each) for each in requirements], set()
+    while wanted:
+        each = wanted.pop()
+        if str(each) in seen:
+            continue
+        seen.add(str(each))
+        found = distribution(each.name)
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(Path(str(found.locate_file(name))))
+        needs = [Requirement(text) for text in found.requires or ()]
+        extras = each.extras or {""}
+        wanted += [
+            need
+            for need in needs
+            if not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+        ]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("core")
+    link_packages(PROJECT["dependencies"], folder)
+    (folder / "comfyfleet").symlink_to(ROOT / "src" / "comfyfleet")
+    return folder
+
+
+def python(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # -S: without the packages that are installed beside this Python.
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        env={**os.environ, "PYTHONPATH": str(core)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def test_the_core_converts(core: Path) -> None:
+    done = python(core, "-m", "comfyfleet", "convert", NEGATIVE, "--object-info", OBJECT_INFO)
+    assert done.returncode == 0, done.stderr
+    assert '"class_type"' in done.stdout
+
+
+def test_the_core_is_enough_for_python_and_for_commands_that_call_a_server(core: Path) -> None:
+    done = python(core, "-c", USED_FROM_PYTHON)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS_OF_EXTRAS)
+def test_a_command_without_its_extra_says_what_to_install(core: Path, command: str) -> None:
+    options = ("--port", "0") if command in ("serve", "up", "engine") else ("--fleet", "gpus")
+    done = python(core, "-m", "comfyfleet", command, *(() if command == "db" else options))
+    assert done.returncode == 1, done.stderr
+    assert f'hint: pip install "comfyfleet[{COMMANDS_OF_EXTRAS[command]}]"' in done.stderr
+    assert "which is not installed" in done.stderr
+
+
+def test_help_and_completion_and_slips_of_the_pen_need_no_extra(core: Path) -> None:
+    shown = python(core, "-m", "comfyfleet", "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "│ serve " in shown.stdout
+    assert "_comfyfleet" in python(core, "-m", "comfyfleet", "completion", "bash").stdout
+    slip = python(core, "-m", "comfyfleet", "convret")
+    assert slip.returncode == 2
+    assert 'Did you mean "convert"?' in slip.stderr
+
+
+def test_every_package_that_an_extra_brings_is_part_of_all() -> None:
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    others = set(PROJECT["optional-dependencies"]) - {"all", "dev", "bench"}
+    assert Requirement(everything).extras == others
+
+
+@pytest.mark.slow
+def test_the_wheel_installs_without_extras_into_an_empty_environment(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    inside = tmp_path / "venv" / "bin"
+    pip = (str(inside / "python"), "-m", "pip", "--disable-pip-version-check")
+    for arguments in (
+        ("wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)),
+        (
+            "install",
+            str(tmp_path / f"comfyfleet-{distribution('comfyfleet').version}-py3-none-any.whl"),
+        ),
+    ):
+        made = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
+        if "No matching distribution" in made.stdout + made.stderr:
+            pytest.skip(f"no index has what it needs: {made.stderr.strip().splitlines()[-1]}")
+        assert made.returncode == 0, made.stderr
+    listed = subprocess.run([*pip, "list"], capture_output=True, text=True, check=True).stdout
+    assert not {"fastapi", "sqlalchemy", "psutil", "numpy"} & set(listed.lower().split())
+    done = subprocess.run(
+        [inside / "comfyfleet", "convert", NEGATIVE, "--object-info", OBJECT_INFO],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
