@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from comfyfleet import errors
+from comfyfleet import client, errors, workflow
 from comfyfleet.cli.main import app as commands
 from comfyfleet.clock import utc_now
 from comfyfleet.engine.node import Folders
@@ -37,6 +37,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "settings.md": settings_page(),
         FOLDER / "errors.md": errors_page(),
         FOLDER / "api.md": api_page(),
+        FOLDER / "python.md": python_page(),
         FOLDER / "commands.md": commands_page(),
         ENGINE_FILE: engine_object_info(),
     }
@@ -108,6 +109,37 @@ def errors_page() -> str:
 
 def _status(kind: type[errors.FleetError]) -> str:
     return next((str(STATUS_OF[each]) for each in kind.__mro__ if each in STATUS_OF), "")
+
+
+def python_page() -> str:
+    lines = [
+        "# Python API",
+        "",
+        MADE.format(source="the modules' `__all__`"),
+        "Three modules are public: their names below, with parameters, fields and what they raise. They change only with a",
+        "minor version (0.1 to 0.2) before 1.0, with a major one after it, and the [changelog](../../CHANGELOG.md) says how. New names,",
+        "optional parameters and fields of answers may come with any version. Everything else in the package is internal and may",
+        "change without notice.",
+    ]
+    for module in (workflow, client, errors):
+        lines += ["", f"## `{module.__name__}`", ""]
+        if module is errors:
+            lines += ["What each means, and its code: [error codes](errors.md).", ""]
+            lines += [", ".join(f"`{name}`" for name in module.__all__) + "."]
+        else:
+            lines += [_first_paragraph(module), "", "| name | what it is |", "|---|---|"]
+            lines += [
+                f"| `{name}` | {_first_paragraph(getattr(module, name))} |"
+                for name in module.__all__
+            ]
+    return "\n".join([*lines, ""])
+
+
+def _first_paragraph(value: Any) -> str:
+    """Of its own docstring: not of the class that it inherits from, nor of the one that Python makes."""
+    text = inspect.cleandoc(getattr(value, "__dict__", {}).get("__doc__") or "")
+    is_made = text.startswith(f"{getattr(value, '__name__', '')}(")
+    return "" if is_made else " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
 def api_page() -> str:

@@ -40,6 +40,47 @@ FleetError
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+# Public: these names, their codes and their places in the tree. The functions are internal.
+__all__ = [
+    "AccessDenied",
+    "CancelUnconfirmed",
+    "Conflict",
+    "CreditsExhausted",
+    "FileGone",
+    "FleetError",
+    "FleetFull",
+    "Forbidden",
+    "InputUnavailable",
+    "InsufficientTokens",
+    "Interrupted",
+    "InvalidInput",
+    "InvalidValue",
+    "InvalidWorkflow",
+    "LeaseLost",
+    "LimitExceeded",
+    "NoWorkflowFound",
+    "NodeFailed",
+    "NotFound",
+    "NotOffered",
+    "OutcomeUnknown",
+    "PromptRefused",
+    "QueueFull",
+    "Refused",
+    "RunFailed",
+    "RunLost",
+    "RunStalled",
+    "RunTimedOut",
+    "ServerUnavailable",
+    "StorageFull",
+    "TooManyActive",
+    "TooManyCalls",
+    "Unauthenticated",
+    "Unavailable",
+    "UnexpectedAnswer",
+    "UnknownNodeTypes",
+    "WorkerRevoked",
+]
+
 
 class FleetError(Exception):
     """Base of everything that we raise on purpose."""

@@ -1,1 +1,4 @@
-"""Models of the API, shared by the server, workers and clients."""
+"""Models of the API, shared by the server, workers and clients.
+
+Internal: may change without notice.
+"""

@@ -1,4 +1,7 @@
-"""The `comfyfleet` command."""
+"""The `comfyfleet` command.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.cli.main import main
 

@@ -1,4 +1,7 @@
-"""Python SDK of the public API. It knows the wire, and nothing of the control plane behind it."""
+"""Python SDK of the public API. It knows the wire, and nothing of the control plane behind it.
+
+Public: the names in `__all__`.
+"""
 
 from comfyfleet.client.client import SIGNATURE_HEADER, Client, verify_signature
 from comfyfleet.client.graphs import GraphRunHandle

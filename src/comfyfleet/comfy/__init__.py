@@ -1,4 +1,7 @@
-"""Backends: things that execute prompts, behind one interface. A ComfyUI server, and Comfy Cloud by its API v1 or v2."""
+"""Backends: things that execute prompts, behind one interface. A ComfyUI server, and Comfy Cloud by its API v1 or v2.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.comfy.answers import NodeProblem
 from comfyfleet.comfy.backend import (

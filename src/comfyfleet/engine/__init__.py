@@ -1,4 +1,7 @@
-"""The built-in CPU backend: speaks ComfyUI's protocol and really executes. No torch, no GPU."""
+"""The built-in CPU backend: speaks ComfyUI's protocol and really executes. No torch, no GPU.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.engine.engine import DataFolder, Engine
 from comfyfleet.engine.serve import Served, serve_in_thread

@@ -1,1 +1,4 @@
-"""The control plane: everything that `comfyfleet serve` runs."""
+"""The control plane: everything that `comfyfleet serve` runs.
+
+Internal: may change without notice.
+"""

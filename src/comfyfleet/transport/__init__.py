@@ -1,4 +1,7 @@
-"""Calls over HTTP: safe fetches of customers' URLs, server-sent events, and files opened in threads beside the event loop."""
+"""Calls over HTTP: safe fetches of customers' URLs, server-sent events, and files opened in threads beside the event loop.
+
+Internal: may change without notice.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,1 +1,4 @@
-"""The worker beside a backend: polls for jobs, runs one lease at a time, sends heartbeats and repairs its backend."""
+"""The worker beside a backend: polls for jobs, runs one lease at a time, sends heartbeats and repairs its backend.
+
+Internal: may change without notice.
+"""

@@ -1,4 +1,7 @@
-"""Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock."""
+"""Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock.
+
+Public: the names in `__all__`.
+"""
 
 from comfyfleet.workflow.conversion import Conversion, convert, convert_with_report
 from comfyfleet.workflow.model import Limits

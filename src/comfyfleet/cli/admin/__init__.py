@@ -1,4 +1,7 @@
-"""`comfyfleet admin`: the operators' API from the command line, one module per group."""
+"""`comfyfleet admin`: the operators' API from the command line, one module per group.
+
+Internal: may change without notice.
+"""
 
 from cyclopts import App
 

@@ -1,4 +1,7 @@
-"""Every node type that the built-in engine has, one module for each kind of work."""
+"""Every node type that the built-in engine has, one module for each kind of work.
+
+Internal: may change without notice.
+"""
 
 from collections.abc import Mapping
 

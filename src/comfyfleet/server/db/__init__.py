@@ -1,4 +1,7 @@
-"""Databases: one central, any number of tenant pools; SQLite or PostgreSQL, by URL."""
+"""Databases: one central, any number of tenant pools; SQLite or PostgreSQL, by URL.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.server.db.database import Database, Pools, Tx, open_database
 

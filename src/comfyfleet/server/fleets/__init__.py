@@ -1,1 +1,4 @@
-"""Fleets, their workers, and which workflows they may run."""
+"""Fleets, their workers, and which workflows they may run.
+
+Internal: may change without notice.
+"""

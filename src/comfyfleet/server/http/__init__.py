@@ -1,1 +1,4 @@
-"""The control plane's API, one package per audience."""
+"""The control plane's API, one package per audience.
+
+Internal: may change without notice.
+"""

@@ -1,1 +1,4 @@
-"""Background work: sweeps, retention, erasure, and checks of files and ledger."""
+"""Background work: sweeps, retention, erasure, and checks of files and ledger.
+
+Internal: may change without notice.
+"""

@@ -1,1 +1,4 @@
-"""Stored files of a tenant, and the media of its users: pictures, videos, sound."""
+"""Stored files of a tenant, and the media of its users: pictures, videos, sound.
+
+Internal: may change without notice.
+"""

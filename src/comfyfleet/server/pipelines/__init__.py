@@ -1,1 +1,4 @@
-"""Pipelines: steps generate candidates, people judge them, the best get children."""
+"""Pipelines: steps generate candidates, people judge them, the best get children.
+
+Internal: may change without notice.
+"""

@@ -1,4 +1,7 @@
-"""Objects by key: a local folder with URLs signed by us, or S3 with presigned ones. A store is opened by its URL."""
+"""Objects by key: a local folder with URLs signed by us, or S3 with presigned ones. A store is opened by its URL.
+
+Internal: may change without notice.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

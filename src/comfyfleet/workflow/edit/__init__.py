@@ -1,4 +1,7 @@
-"""Values of a prompt set by name, and parts of a workflow switched on and off. Document in, new document out; no I/O."""
+"""Values of a prompt set by name, and parts of a workflow switched on and off. Document in, new document out; no I/O.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.workflow.edit.addresses import ExposedInput, Place
 from comfyfleet.workflow.edit.shorthands import (

@@ -1,0 +1,4 @@
+"""Scripts of Alembic, one folder for each kind of database.
+
+Internal: may change without notice.
+"""

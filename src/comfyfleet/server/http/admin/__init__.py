@@ -1,4 +1,7 @@
-"""The operators' API: everything under /api/admin, behind an operator's key."""
+"""The operators' API: everything under /api/admin, behind an operator's key.
+
+Internal: may change without notice.
+"""
 
 from comfyfleet.server.http.admin import catalog, fleets, jobs, operators, tenants
 

@@ -1,4 +1,7 @@
-"""The customers' API: effects, media, jobs, wallet, keys, webhooks, behind a user's key."""
+"""The customers' API: effects, media, jobs, wallet, keys, webhooks, behind a user's key.
+
+Internal: may change without notice.
+"""
 
 from fastapi import FastAPI
 

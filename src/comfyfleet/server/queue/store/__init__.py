@@ -1,4 +1,7 @@
-"""All SQL of the queue: `reads` and `writes` in SQLAlchemy Core, the hot path once for each database."""
+"""All SQL of the queue: `reads` and `writes` in SQLAlchemy Core, the hot path once for each database.
+
+Internal: may change without notice.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
