@@ -21,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 
-from comfyfleet.server.db.dialect import Json, Moment, RowId
+from comfyfleet.server.db.dialect import Json, Moment, RowId, partial_index
 
 NAMING_CONVENTION = {
     "ix": "%(table_name)s_%(column_0_N_name)s_index",
@@ -159,6 +159,15 @@ worker_readings = Table(
     Index(None, "at"),
 )
 
+QUEUED = "status = 'queued'"
+FREE = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NULL"
+BOUND = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NOT NULL"
+LEASED = "status = 'leased'"
+PREFETCHED = f"{LEASED} AND is_prefetched AND NOT recall_requested AND started_at IS NULL"
+IS_ENDED = "ended_at IS NOT NULL"
+IS_RARE = "status IN ('failed', 'cancelled')"
+_lane: tuple[Any, ...] = ("workflow_id", "stage", "provider", desc("priority"), "rank", "id")
+_share = ("tenant_id", "workflow_id", "stage", "provider", "priority", "rank")
 dispatches = Table(
     "ai_job_dispatches",
     central_metadata,
@@ -205,44 +214,28 @@ dispatches = Table(
     CheckConstraint(
         "status IN ('queued', 'leased', 'completed', 'failed', 'cancelled')", name="status"
     ),
+    partial_index("ai_job_dispatches_lane", *_lane, where=FREE),
+    partial_index("ai_job_dispatches_bound", "backend_affinity", *_lane, where=BOUND),
+    partial_index(
+        "ai_job_dispatches_due", "not_before", where=f"{QUEUED} AND not_before IS NOT NULL"
+    ),
+    partial_index("ai_job_dispatches_expiry", "lease_expires_at", where=LEASED),
+    partial_index("ai_job_dispatches_held", "worker_id", where=LEASED),
+    partial_index("ai_job_dispatches_prefetched", "leased_at", where=PREFETCHED),
+    partial_index("ai_job_dispatches_share", *_share, where=QUEUED),
+    partial_index("ai_job_dispatches_ended", "ended_at", where=IS_ENDED),
+    # For lists, and only of what no longer changes: each of them is written once for each job.
+    partial_index("ai_job_dispatches_ended_of_tenant", "tenant_id", "id", where=IS_ENDED),
+    partial_index("ai_job_dispatches_ended_of_worker", "worker_id", "id", where=IS_ENDED),
+    partial_index("ai_job_dispatches_ended_of_workflow", "workflow_id", "id", where=IS_ENDED),
+    partial_index("ai_job_dispatches_rare", "status", "id", where=IS_RARE),
+    partial_index("ai_job_dispatches_poisoned", "id", where="is_poisoned"),
     postgresql_with={
         "fillfactor": "80",
         "autovacuum_vacuum_scale_factor": "0.01",
         "autovacuum_vacuum_cost_delay": "0",
     },
 )
-QUEUED = "status = 'queued'"
-FREE = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NULL"
-BOUND = f"{QUEUED} AND not_before IS NULL AND backend_affinity IS NOT NULL"
-_lane: tuple[Any, ...] = ("workflow_id", "stage", "provider", desc("priority"), "rank", "id")
-
-
-def _part(name: str, *columns: Any, where: str) -> Index:
-    return Index(
-        f"ai_job_dispatches_{name}",
-        *(dispatches.c[each] if isinstance(each, str) else each for each in columns),
-        postgresql_where=text(where),
-        sqlite_where=text(where),
-    )
-
-
-_part("lane", *_lane, where=FREE)
-_part("bound", "backend_affinity", *_lane, where=BOUND)
-_part("due", "not_before", where=f"{QUEUED} AND not_before IS NOT NULL")
-_part("expiry", "lease_expires_at", where="status = 'leased'")
-_part("held", "worker_id", where="status = 'leased'")
-PREFETCHED = "status = 'leased' AND is_prefetched AND NOT recall_requested AND started_at IS NULL"
-_part("prefetched", "leased_at", where=PREFETCHED)
-_part("share", "tenant_id", "workflow_id", "stage", "provider", "priority", "rank", where=QUEUED)
-IS_ENDED = "ended_at IS NOT NULL"
-IS_RARE = "status IN ('failed', 'cancelled')"
-_part("ended", "ended_at", where=IS_ENDED)
-# For lists, and only of what no longer changes: each of them is written once for each job.
-_part("ended_of_tenant", "tenant_id", "id", where=IS_ENDED)
-_part("ended_of_worker", "worker_id", "id", where=IS_ENDED)
-_part("ended_of_workflow", "workflow_id", "id", where=IS_ENDED)
-_part("rare", "status", "id", where=IS_RARE)
-_part("poisoned", "id", where="is_poisoned")
 
 # Seconds of the last finished runs, from which it is learned what a switch to a model costs.
 model_switches = Table(

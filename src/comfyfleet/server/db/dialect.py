@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Dialect,
+    Index,
     Integer,
     Select,
     Table,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    text,
     tuple_,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -66,6 +68,12 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 # Keeps the order of keys, which JSONB does not: a prompt is sent as it was made.
 Document = JSON(none_as_null=True)
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> Index:
+    """An index of the rows for which `where` is true."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
 
 
 def is_sqlite(tx: AsyncConnection) -> bool:

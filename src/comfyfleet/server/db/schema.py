@@ -21,6 +21,7 @@ UPGRADE_LOCK = 0x636F6D66
 
 
 async def upgrade_schema(database: Database, history: History) -> None:
+    """Refuses a database that another version has made."""
     async with database.transaction() as tx:
         if not is_sqlite(tx):
             await tx.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
@@ -30,6 +31,7 @@ async def upgrade_schema(database: Database, history: History) -> None:
 async def require_newest_schema(database: Database, history: History) -> None:
     """Refuses to work on a schema that this version was not written for."""
     found, needed = await schema_revision(database, history), newest_revision(history)
+    _require_known(found, history)
     if found != needed:
         raise Refused(
             f"the {history} database has schema {found or 'none'}, and this version needs {needed}",
@@ -43,16 +45,28 @@ async def schema_revision(database: Database, history: History) -> str | None:
         return await tx.run_sync(_revision, history)
 
 
-@cache
 def newest_revision(history: History) -> str:
-    """Read once: a control plane is asked every few seconds whether it is ready."""
-    found = ScriptDirectory.from_config(_config(history)).get_current_head()
-    if found is None:
-        raise LookupError(f"no migrations of {history} are installed")
-    return found
+    return _revisions(history)[0]
+
+
+@cache
+def _revisions(history: History) -> tuple[str, ...]:
+    """Newest first. Read once: a control plane is asked every few seconds whether it is ready."""
+    scripts = ScriptDirectory.from_config(_config(history)).walk_revisions()
+    return tuple(script.revision for script in scripts)
+
+
+def _require_known(found: str | None, history: History) -> None:
+    if found is not None and found not in _revisions(history):
+        raise Refused(
+            f"the {history} database was made by another version of comfyfleet: "
+            f"its schema {found} is unknown to this one",
+            hint="Run the version that made it, or begin with an empty database",
+        )
 
 
 def _upgrade(connection: Connection, history: History) -> None:
+    _require_known(_revision(connection, history), history)
     config = _config(history)
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

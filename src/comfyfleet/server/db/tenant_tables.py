@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db.central_tables import NAMING_CONVENTION
-from comfyfleet.server.db.dialect import Document, Json, Moment, RowId
+from comfyfleet.server.db.dialect import Document, Json, Moment, RowId, partial_index
 
 tenant_metadata = MetaData(naming_convention=NAMING_CONVENTION)
 
@@ -96,13 +96,7 @@ pipeline_jobs = Table(
     ),
     Index(None, "run_id", "step", "parent_id"),
     Index(None, "run_id", "ended_at"),
-)
-_IN_FLIGHT = "status = 'in_flight'"
-Index(
-    "pipeline_jobs_in_flight",
-    pipeline_jobs.c.run_id,
-    postgresql_where=text(_IN_FLIGHT),
-    sqlite_where=text(_IN_FLIGHT),
+    partial_index("pipeline_jobs_in_flight", "run_id", where="status = 'in_flight'"),
 )
 
 pipeline_candidates = Table(
@@ -176,17 +170,16 @@ pipeline_events = Table(
     Column("is_audited", Boolean, nullable=False),  # told to the central audit log
     Column("created_at", Moment, nullable=False),
     Index(None, "run_id", "id"),
+    partial_index("pipeline_events_untold", "id", where="NOT is_audited"),
     sqlite_autoincrement=True,
 )
-_UNTOLD = "NOT is_audited"
-Index(
-    "pipeline_events_untold",
-    pipeline_events.c.id,
-    postgresql_where=text(_UNTOLD),
-    sqlite_where=text(_UNTOLD),
-)
 
 
+IS_ACTIVE = "status IN ('queued', 'processing')"
+IS_HELD = "is_held AND status = 'queued'"
+IS_RARE = "status IN ('failed', 'cancelled')"
+IS_ENDED = "completed_at IS NOT NULL"
+HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
 ai_jobs = Table(
     "ai_jobs",
     tenant_metadata,
@@ -244,55 +237,28 @@ ai_jobs = Table(
     Index(None, "run_id"),
     # A key is its user's own. To an index no user is unlike another, so theirs needs a second one.
     Index("ai_jobs_key", "tenant_id", "user_id", "idempotency_key", unique=True),
-    Index(
+    partial_index(
         "ai_jobs_key_of_nobody",
         "tenant_id",
         "idempotency_key",
+        where="user_id IS NULL",
         unique=True,
-        postgresql_where=text("user_id IS NULL"),
-        sqlite_where=text("user_id IS NULL"),
     ),
+    partial_index(
+        "ai_jobs_of_media", "tenant_id", "video_id", "submitted_at", where="video_id IS NOT NULL"
+    ),
+    partial_index("ai_jobs_active", "tenant_id", "id", where=IS_ACTIVE),
+    partial_index("ai_jobs_active_of_user", "tenant_id", "user_id", where=IS_ACTIVE),
+    partial_index("ai_jobs_held", "tenant_id", "user_id", "submitted_at", "id", where=IS_HELD),
+    partial_index("ai_jobs_rare", "status", "submitted_at", "id", where=IS_RARE),
+    partial_index(
+        "ai_jobs_ended_of_workflow", "workflow_slug", "submitted_at", "id", where=IS_ENDED
+    ),
+    partial_index(
+        "ai_jobs_rare_of_workflow", "workflow_slug", "status", "submitted_at", "id", where=IS_RARE
+    ),
+    partial_index("ai_jobs_old_prompts", "completed_at", where=HAS_OLD_PROMPT),
 )
-IS_ACTIVE = "status IN ('queued', 'processing')"
-Index(
-    "ai_jobs_of_media",
-    ai_jobs.c.tenant_id,
-    ai_jobs.c.video_id,
-    ai_jobs.c.submitted_at,
-    postgresql_where=text("video_id IS NOT NULL"),
-    sqlite_where=text("video_id IS NOT NULL"),
-)
-Index(
-    "ai_jobs_active",
-    ai_jobs.c.tenant_id,
-    ai_jobs.c.id,
-    postgresql_where=text(IS_ACTIVE),
-    sqlite_where=text(IS_ACTIVE),
-)
-Index(
-    "ai_jobs_active_of_user",
-    ai_jobs.c.tenant_id,
-    ai_jobs.c.user_id,
-    postgresql_where=text(IS_ACTIVE),
-    sqlite_where=text(IS_ACTIVE),
-)
-IS_HELD = "is_held AND status = 'queued'"
-IS_RARE = "status IN ('failed', 'cancelled')"
-IS_ENDED = "completed_at IS NOT NULL"
-HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
-for _name, _columns, _where in (
-    ("held", ("tenant_id", "user_id", "submitted_at", "id"), IS_HELD),
-    ("rare", ("status", "submitted_at", "id"), IS_RARE),
-    ("ended_of_workflow", ("workflow_slug", "submitted_at", "id"), IS_ENDED),
-    ("rare_of_workflow", ("workflow_slug", "status", "submitted_at", "id"), IS_RARE),
-    ("old_prompts", ("completed_at",), HAS_OLD_PROMPT),
-):
-    Index(
-        f"ai_jobs_{_name}",
-        *(ai_jobs.c[each] for each in _columns),
-        postgresql_where=text(_where),
-        sqlite_where=text(_where),
-    )
 
 job_attempts = Table(
     "job_attempts",
@@ -325,19 +291,8 @@ files = Table(
     Index(None, "tenant_id", "content_hash"),
     Index(None, "tenant_id", "created_at"),
     Index(None, "path"),
-)
-_UNCHECKED = "checked_at IS NULL"
-Index(
-    "files_unchecked",
-    files.c.created_at,
-    postgresql_where=text(_UNCHECKED),
-    sqlite_where=text(_UNCHECKED),
-)
-Index(
-    "files_unchecked_of_tenant",
-    files.c.tenant_id,
-    postgresql_where=text(_UNCHECKED),
-    sqlite_where=text(_UNCHECKED),
+    partial_index("files_unchecked", "created_at", where="checked_at IS NULL"),
+    partial_index("files_unchecked_of_tenant", "tenant_id", where="checked_at IS NULL"),
 )
 
 # What the files of a tenant have that were checked: the others are few, and are added up.
@@ -393,21 +348,13 @@ videos = Table(
     CheckConstraint("kind IN ('image', 'video', 'audio')", name="kind"),
     Index(None, "tenant_id", "user_id", "created_at", "id"),
     Index(None, "job_id"),
-)
-for _name in ("original_file_id", "processed_file_id"):
-    Index(
-        f"videos_{_name}",
-        videos.c[_name],
-        postgresql_where=text(f"{_name} IS NOT NULL"),
-        sqlite_where=text(f"{_name} IS NOT NULL"),
-    )
-_LIVING = "expired_at IS NULL"
-Index(
-    "videos_age",
-    videos.c.tenant_id,
-    videos.c.created_at,
-    postgresql_where=text(_LIVING),
-    sqlite_where=text(_LIVING),
+    partial_index(
+        "videos_original_file_id", "original_file_id", where="original_file_id IS NOT NULL"
+    ),
+    partial_index(
+        "videos_processed_file_id", "processed_file_id", where="processed_file_id IS NOT NULL"
+    ),
+    partial_index("videos_age", "tenant_id", "created_at", where="expired_at IS NULL"),
 )
 
 job_events = Table(
@@ -475,13 +422,7 @@ webhook_deliveries = Table(
     UniqueConstraint("webhook_id", "job_id", "event"),
     CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
     Index(None, "webhook_id", "created_at", "id"),
-)
-_PENDING = "status = 'pending'"
-Index(
-    "webhook_deliveries_due",
-    webhook_deliveries.c.not_before,
-    postgresql_where=text(_PENDING),
-    sqlite_where=text(_PENDING),
+    partial_index("webhook_deliveries_due", "not_before", where="status = 'pending'"),
 )
 
 graphs = Table(
@@ -531,13 +472,11 @@ graph_runs = Table(
         name="status",
     ),
     Index(None, "tenant_id", "user_id", "created_at", "id"),
-)
-_GOING_ON = "status IN ('pending', 'running', 'waiting_for_user')"
-Index(
-    "graph_runs_going_on",
-    graph_runs.c.id,
-    postgresql_where=text(_GOING_ON),
-    sqlite_where=text(_GOING_ON),
+    partial_index(
+        "graph_runs_going_on",
+        "id",
+        where="status IN ('pending', 'running', 'waiting_for_user')",
+    ),
 )
 
 graph_executions = Table(
@@ -581,15 +520,13 @@ token_transactions = Table(
         name="amount",
     ),
     Index(None, "tenant_id", "user_id", "id"),
-)
-_SETTLES = "type IN ('JOB_CONSUME', 'JOB_REFUND')"
-Index(
-    "token_transactions_settled",  # consumed or refunded: one of them, once
-    token_transactions.c.tenant_id,
-    token_transactions.c.job_id,
-    unique=True,
-    postgresql_where=text(_SETTLES),
-    sqlite_where=text(_SETTLES),
+    partial_index(
+        "token_transactions_settled",  # consumed or refunded: one of them, once
+        "tenant_id",
+        "job_id",
+        where="type IN ('JOB_CONSUME', 'JOB_REFUND')",
+        unique=True,
+    ),
 )
 
 

@@ -11,3 +11,7 @@ depends_on = None
 
 def upgrade() -> None:
     ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    ${downgrades if downgrades else "pass"}
