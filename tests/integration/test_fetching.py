@@ -10,7 +10,7 @@ import pytest
 from comfyfleet.errors import FleetError, InputUnavailable, InvalidInput, LimitExceeded
 from comfyfleet.server.media.model import sniff_type
 from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient, resolve_host
-from comfyfleet.transport.public_url import parse_public_url
+from comfyfleet.transport.ssrf import parse_public_url
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(2000)
 PUBLIC, SECOND, PRIVATE = "93.184.216.34", "1.1.1.1", "10.0.0.7"

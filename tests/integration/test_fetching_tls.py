@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from comfyfleet.errors import InputUnavailable
 from comfyfleet.transport.fetch import PublicHttpClient, _transport
-from comfyfleet.transport.public_url import parse_public_url
+from comfyfleet.transport.ssrf import parse_public_url
 
 
 def certificate(folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from comfyfleet.errors import InputUnavailable, LimitExceeded
-from comfyfleet.transport.public_url import (
+from comfyfleet.transport.ssrf import (
     USUAL_PORTS,
     Address,
     PublicUrl,

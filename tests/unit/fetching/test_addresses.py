@@ -1,4 +1,4 @@
-"""Public addresses, and all the others."""
+"""Public addresses, and all the others, which requests of strangers must not reach."""
 
 import ipaddress
 
@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comfyfleet.errors import InvalidInput
-from comfyfleet.transport.public_url import (
-    is_public,
-    parse_address,
-    parse_public_url,
-    redirect_target,
-)
+from comfyfleet.transport.ssrf import is_public, parse_address, parse_public_url, redirect_target
 
 
 @pytest.mark.parametrize(

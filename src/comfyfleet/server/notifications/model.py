@@ -11,7 +11,7 @@ from uuid import UUID
 
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import InvalidInput
-from comfyfleet.transport.public_url import parse_public_url
+from comfyfleet.transport.ssrf import parse_public_url
 
 
 class EventKind(StrEnum):

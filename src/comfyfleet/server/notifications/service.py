@@ -31,7 +31,7 @@ from comfyfleet.server.notifications.model import (
 )
 from comfyfleet.server.notifications.store import AuditFilter
 from comfyfleet.transport.fetch import PublicHttpClient
-from comfyfleet.transport.public_url import parse_public_url
+from comfyfleet.transport.ssrf import parse_public_url
 
 EVENTS_PER_PAGE_MAX = 500
 

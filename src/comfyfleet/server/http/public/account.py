@@ -39,7 +39,7 @@ from comfyfleet.server.tenants.model import (
     TransactionType,
     new_api_key,
 )
-from comfyfleet.transport.public_url import URL_CHARACTERS_MAX, parse_public_url
+from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX, parse_public_url
 
 keys_router = public_router("keys")
 Scopes = Annotated[

@@ -36,7 +36,7 @@ from comfyfleet.server.media.model import (
     canonical_type,
     status_of,
 )
-from comfyfleet.transport.public_url import URL_CHARACTERS_MAX
+from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX
 
 router = public_router("videos")
 

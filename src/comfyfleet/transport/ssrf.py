@@ -1,4 +1,4 @@
-"""Parses customers' URLs and refuses those that lead into a private network. Pure."""
+"""Guards against SSRF: parses customers' URLs and refuses those that lead into a private network. Pure."""
 
 import ipaddress
 from dataclasses import dataclass
