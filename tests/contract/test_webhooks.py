@@ -11,7 +11,7 @@ from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import batches
 from comfyfleet.server.jobs.model import JobBatch
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import job_events, webhooks
 from comfyfleet.server.notifications.model import (
     TRIES_MAX,
     WEBHOOKS_PER_USER_MAX,
@@ -29,7 +29,7 @@ DONE = WebhookEvent.COMPLETED
 
 
 async def make(tx: Tx, *wanted: str, url: str = "https://example.com/hook") -> RegisteredWebhook:
-    return await notifications.create_webhook(
+    return await webhooks.create_webhook(
         tx,
         webhook_id=uuid4(),
         tenant_id=TENANT,
@@ -41,7 +41,7 @@ async def make(tx: Tx, *wanted: str, url: str = "https://example.com/hook") -> R
 
 
 async def announce(tx: Tx, job_id: UUID = JOB, at: datetime = NOW) -> int:
-    return await notifications.enqueue(
+    return await webhooks.enqueue(
         tx, TENANT, USER, job_id, DONE, {"id": str(job_id)}, new_id=uuid4, now=at
     )
 
@@ -49,16 +49,16 @@ async def announce(tx: Tx, job_id: UUID = JOB, at: datetime = NOW) -> int:
 async def test_a_webhook_is_its_users_own(pool: Database) -> None:
     async with pool.transaction() as tx:
         made = await make(tx)
-        assert await notifications.list_webhooks(tx, TENANT, USER) == [made]
-        assert await notifications.list_webhooks(tx, TENANT, OTHER) == []
+        assert await webhooks.list_webhooks(tx, TENANT, USER) == [made]
+        assert await webhooks.list_webhooks(tx, TENANT, OTHER) == []
         for tenant_id, user_id in ((OTHER, USER), (TENANT, OTHER)):
             with pytest.raises(NotFound):
-                await notifications.get_webhook(tx, tenant_id, user_id, made.id)
+                await webhooks.get_webhook(tx, tenant_id, user_id, made.id)
             with pytest.raises(NotFound):
-                await notifications.delete_webhook(tx, tenant_id, user_id, made.id)
+                await webhooks.delete_webhook(tx, tenant_id, user_id, made.id)
         await announce(tx)
-        await notifications.delete_webhook(tx, TENANT, USER, made.id)
-        assert await notifications.take_due_deliveries(tx, now=NOW, limit=9) == []
+        await webhooks.delete_webhook(tx, TENANT, USER, made.id)
+        assert await webhooks.take_due_deliveries(tx, now=NOW, limit=9) == []
     assert made.secret == ""
     assert made.secret_with("a key").startswith("whsec_")
     assert made.secret_with("a key") != replace(made, id=uuid4()).secret_with("a key")
@@ -84,7 +84,7 @@ async def test_each_webhook_that_wants_it_is_told_once(pool: Database) -> None:
         await make(tx, "job.failed")
         assert await announce(tx) == 1
         assert await announce(tx) == 0
-        [(delivery, webhook)] = await notifications.take_due_deliveries(tx, now=NOW, limit=9)
+        [(delivery, webhook)] = await webhooks.take_due_deliveries(tx, now=NOW, limit=9)
     assert webhook == wants
     assert (delivery.event, delivery.tries, delivery.payload) == (DONE, 1, {"id": str(JOB)})
 
@@ -97,16 +97,14 @@ async def test_a_delivery_is_taken_by_one_at_a_time(pool: Database) -> None:
 
     async def take() -> list[UUID]:
         async with pool.transaction() as tx:
-            return [
-                each.id for each, _ in await notifications.take_due_deliveries(tx, now=NOW, limit=4)
-            ]
+            return [each.id for each, _ in await webhooks.take_due_deliveries(tx, now=NOW, limit=4)]
 
     taken = [each for some in await asyncio.gather(*(take() for _ in range(8))) for each in some]
     assert len(taken) == len(set(taken)) == 20
 
 
 async def taken(tx: Tx, at: datetime) -> WebhookDelivery:
-    [(delivery, _)] = await notifications.take_due_deliveries(tx, now=at, limit=9)
+    [(delivery, _)] = await webhooks.take_due_deliveries(tx, now=at, limit=9)
     return delivery
 
 
@@ -117,16 +115,14 @@ async def test_one_that_failed_is_tried_again_and_in_the_end_given_up(pool: Data
         at = NOW
         for _ in range(TRIES_MAX):
             delivery = await taken(tx, at)
-            noted = await notifications.record_attempt(
+            noted = await webhooks.record_attempt(
                 tx, delivery, WebhookResponse(status=500), now=at, chance=0
             )
             assert noted is not None
-            assert await notifications.take_due_deliveries(tx, now=at, limit=9) == []
+            assert await webhooks.take_due_deliveries(tx, now=at, limit=9) == []
             at = noted.not_before
-        assert (
-            await notifications.take_due_deliveries(tx, now=at + timedelta(days=9), limit=9) == []
-        )
-        [logged] = await notifications.list_deliveries(tx, webhook, limit=9)
+        assert await webhooks.take_due_deliveries(tx, now=at + timedelta(days=9), limit=9) == []
+        [logged] = await webhooks.list_deliveries(tx, webhook, limit=9)
     assert (logged.status, logged.tries, logged.last_status) == (
         DeliveryStatus.FAILED,
         TRIES_MAX,
@@ -139,18 +135,16 @@ async def test_one_that_was_taken_in_is_not_sent_again(pool: Database) -> None:
         await make(tx)
         await announce(tx)
         delivery = await taken(tx, NOW)
-        noted = await notifications.record_attempt(
+        noted = await webhooks.record_attempt(
             tx, delivery, WebhookResponse(status=204), now=NOW, chance=0
         )
         assert (
-            await notifications.record_attempt(
+            await webhooks.record_attempt(
                 tx, delivery, WebhookResponse(status=500), now=NOW, chance=0
             )
             is None
         )
-        assert (
-            await notifications.take_due_deliveries(tx, now=NOW + timedelta(days=9), limit=9) == []
-        )
+        assert await webhooks.take_due_deliveries(tx, now=NOW + timedelta(days=9), limit=9) == []
     assert noted is not None
     assert (noted.status, noted.ended_at) == (DeliveryStatus.DELIVERED, NOW)
 
@@ -163,12 +157,12 @@ async def test_a_sender_that_died_is_followed_by_another_whose_word_counts(pool:
         later = NOW + timedelta(seconds=60)
         second = await taken(tx, later)
         assert (
-            await notifications.record_attempt(
+            await webhooks.record_attempt(
                 tx, lost, WebhookResponse(error="late"), now=later, chance=0
             )
             is None
         )
-        assert await notifications.record_attempt(
+        assert await webhooks.record_attempt(
             tx, second, WebhookResponse(status=200), now=later, chance=0
         )
     assert second.tries == 2
@@ -179,10 +173,10 @@ async def test_the_log_comes_in_pages_the_newest_first(pool: Database) -> None:
         webhook = await make(tx)
         for number in range(5):
             await announce(tx, UUID(int=100 + number), NOW + timedelta(seconds=number // 2))
-        first = await notifications.list_deliveries(tx, webhook, limit=2)
-        rest = await notifications.list_deliveries(tx, webhook, before_id=first[-1].id, limit=9)
+        first = await webhooks.list_deliveries(tx, webhook, limit=2)
+        rest = await webhooks.list_deliveries(tx, webhook, before_id=first[-1].id, limit=9)
         with pytest.raises(NotFound):
-            await notifications.list_deliveries(tx, webhook, before_id=uuid4(), limit=9)
+            await webhooks.list_deliveries(tx, webhook, before_id=uuid4(), limit=9)
     assert len({each.id for each in first + rest}) == 5
     assert first[0].job_id == UUID(int=104)
 
@@ -190,23 +184,23 @@ async def test_the_log_comes_in_pages_the_newest_first(pool: Database) -> None:
 async def test_a_reader_of_events_goes_on_where_it_stopped(pool: Database) -> None:
     async with pool.transaction() as tx:
         made = [
-            await notifications.record_event(
+            await job_events.record_event(
                 tx, TENANT, JOB, EventKind.PROGRESS, {"percent": each}, now=NOW
             )
             for each in range(4)
         ]
-        await notifications.record_event(tx, TENANT, UUID(int=11), EventKind.STATUS, {}, now=NOW)
-        assert await notifications.events_after(tx, TENANT, JOB) == made
-        assert await notifications.events_after(tx, TENANT, JOB, after_id=made[1].id) == made[2:]
-        assert await notifications.events_after(tx, OTHER, JOB) == []
+        await job_events.record_event(tx, TENANT, UUID(int=11), EventKind.STATUS, {}, now=NOW)
+        assert await job_events.events_after(tx, TENANT, JOB) == made
+        assert await job_events.events_after(tx, TENANT, JOB, after_id=made[1].id) == made[2:]
+        assert await job_events.events_after(tx, OTHER, JOB) == []
 
 
 async def test_the_number_of_a_removed_event_is_never_given_again(pool: Database) -> None:
     async with pool.transaction() as tx:
-        first = await notifications.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
-        assert await notifications.prune_events(tx, before=NOW, limit=9) == 0
-        assert await notifications.prune_events(tx, before=NOW + timedelta(seconds=1), limit=9) == 1
-        second = await notifications.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
+        first = await job_events.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
+        assert await job_events.prune_events(tx, before=NOW, limit=9) == 0
+        assert await job_events.prune_events(tx, before=NOW + timedelta(seconds=1), limit=9) == 1
+        second = await job_events.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
     assert second.id > first.id
 
 

@@ -15,7 +15,7 @@ from comfyfleet.server.notifications.model import (
     WebhookDelivery,
     WebhookEvent,
 )
-from comfyfleet.server.notifications.service import DELIVERY_ID, body_of, send_delivery
+from comfyfleet.server.notifications.webhooks import DELIVERY_ID, body_of, send_delivery
 from comfyfleet.transport.fetch import PublicHttpClient
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)

@@ -19,7 +19,7 @@ from tests.planekit.customers import Shop, shop_on
 import comfyfleet as package
 from comfyfleet.clock import utc_now
 from comfyfleet.server.app import ControlPlane, open_control_plane
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit, webhooks
 from comfyfleet.server.notifications.model import WebhookEvent
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.settings import Settings, misspelt
@@ -159,9 +159,7 @@ async def test_new_webhook_key_gives_every_webhook_another_secret(
     async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         assert plane.webhook_key != before
         async with plane.central.read() as tx:
-            assert await notifications.find_audit_entries(
-                tx, action="webhook_key_replaced", limit=1
-            )
+            assert await audit.find_audit_entries(tx, action="webhook_key_replaced", limit=1)
 
 
 _NOW = utc_now()
@@ -179,7 +177,7 @@ async def test_tenants_take_turns_at_deliveries(
         owners = [(uuid4(), uuid4()) for _ in range(2)]
         async with pool.transaction() as tx:
             for (tenant_id, user_id), count in zip(owners, (30, 2), strict=True):
-                await notifications.create_webhook(
+                await webhooks.create_webhook(
                     tx,
                     webhook_id=uuid4(),
                     tenant_id=tenant_id,
@@ -190,7 +188,7 @@ async def test_tenants_take_turns_at_deliveries(
                 )
                 for number in range(count):
                     at = now + timedelta(seconds=number + (60 if count == 2 else 0))
-                    await notifications.enqueue(
+                    await webhooks.enqueue(
                         tx,
                         tenant_id,
                         user_id,
@@ -201,5 +199,5 @@ async def test_tenants_take_turns_at_deliveries(
                         now=at,
                     )
         async with pool.transaction() as tx:
-            due = await notifications.take_due_deliveries(tx, now=now + timedelta(hours=1), limit=4)
+            due = await webhooks.take_due_deliveries(tx, now=now + timedelta(hours=1), limit=4)
     assert [each.tenant_id for each, _ in due].count(owners[1][0]) == 2

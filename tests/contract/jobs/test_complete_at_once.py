@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.service import FinishedJob
 from comfyfleet.server.jobs.store_statements import FILES_MAX
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent
 
 NUMBERED = ("job_events", "outbox", "token_transactions")
@@ -169,7 +169,7 @@ async def test_it_tells_that_others_of_its_user_are_held(desk: Desk) -> None:
 
 async def _add_webhook(desk: Desk) -> None:
     async with desk.pool.transaction() as tx:
-        await notifications.create_webhook(
+        await webhooks.create_webhook(
             tx,
             tenant_id=desk.tenant_id,
             user_id=desk.user_id,

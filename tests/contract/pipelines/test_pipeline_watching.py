@@ -9,7 +9,7 @@ import pytest
 from tests.dbkit.databases import Databases
 from tests.pipelinekit.studio import ONE_STEP, Studio, png, studio_on
 
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.pipelines import actions
 from comfyfleet.server.pipelines.collector import remove_old_files
 from comfyfleet.server.pipelines.model import PipelineRunStatus
@@ -25,7 +25,7 @@ async def fail_next(studio: Studio, times: int) -> None:
 
 async def deliveries(studio: Studio) -> list[str]:
     async with studio.pool.transaction() as tx:
-        due = await notifications.take_due_deliveries(
+        due = await webhooks.take_due_deliveries(
             tx, now=studio.clock() + timedelta(hours=1), limit=50
         )
     return [delivery.event for delivery, _ in due]
@@ -36,7 +36,7 @@ async def test_a_burst_of_failures_is_told_once(
 ) -> None:
     async with studio_on(databases, tmp_path, pipeline_alert_failures=3) as studio:
         async with studio.pool.transaction() as tx:
-            await notifications.create_webhook(
+            await webhooks.create_webhook(
                 tx,
                 webhook_id=uuid4(),
                 tenant_id=studio.tenant_id,

@@ -24,7 +24,7 @@ from comfyfleet.server.db.tenant_tables import (
 from comfyfleet.server.jobs import submit
 from comfyfleet.server.maintenance.checks import verify_ledger
 from comfyfleet.server.maintenance.retention import erase_pending_tenants
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.webhooks import create_webhook
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
 
@@ -40,7 +40,7 @@ async def furnish(customer: Customer) -> None:
     ended = await customer.job(file, price=20, idempotency_key="my own words")
     await submit.cancel_job(customer.plane.context, customer.tenant_id, ended.id)
     async with customer.pool.transaction() as tx:
-        await notifications.create_webhook(
+        await create_webhook(
             tx,
             webhook_id=uuid4(),
             tenant_id=customer.tenant_id,

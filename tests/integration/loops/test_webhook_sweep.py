@@ -27,7 +27,7 @@ from comfyfleet.api.webhooks import HEADER, is_signature_valid
 from comfyfleet.server.db.tenant_tables import webhooks as webhook_rows
 from comfyfleet.server.jobs import submit
 from comfyfleet.server.maintenance.sweeps import deliver_due
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import (
     RETRY_SECONDS,
     RegisteredWebhook,
@@ -110,7 +110,7 @@ async def caller(yard: Yard) -> Customer:
 
 async def hook(customer: Customer) -> RegisteredWebhook:
     async with customer.pool.transaction() as tx:
-        return await notifications.create_webhook(
+        return await webhooks.create_webhook(
             tx,
             webhook_id=uuid4(),
             tenant_id=customer.tenant_id,
@@ -136,7 +136,7 @@ async def try_till_it_ends(yard: Yard, ahead: Ahead, start: timedelta) -> None:
 
 async def log_of(customer: Customer, webhook: RegisteredWebhook) -> list[WebhookDelivery]:
     async with customer.pool.read() as tx:
-        return await notifications.list_deliveries(tx, webhook, limit=100)
+        return await webhooks.list_deliveries(tx, webhook, limit=100)
 
 
 async def test_the_end_of_a_job_is_told_signed_and_once(
@@ -223,7 +223,7 @@ async def test_a_webhook_that_fails_for_days_is_switched_off(
         await cancelled(caller)
         await try_till_it_ends(yard, ahead, timedelta(days=3 * day))
     async with caller.pool.read() as tx:
-        found = await notifications.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
+        found = await webhooks.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
     assert not found.is_active
     (entry,) = await yard.audited("switch_off")
     assert (entry["actor"], entry["subject"]) == ("sweep", f"webhook:{webhook.id}")
@@ -246,9 +246,7 @@ async def test_one_that_was_switched_off_can_be_switched_on_again(
 
     async def is_on() -> bool:
         async with caller.pool.read() as tx:
-            found = await notifications.get_webhook(
-                tx, caller.tenant_id, caller.user_id, webhook.id
-            )
+            found = await webhooks.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
         return found.is_active
 
     assert not await is_on()
@@ -283,5 +281,5 @@ async def test_one_failure_among_successes_switches_nothing_off(
         await cancelled(caller)
         await try_till_it_ends(yard, ahead, start)
     async with caller.pool.read() as tx:
-        found = await notifications.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
+        found = await webhooks.get_webhook(tx, caller.tenant_id, caller.user_id, webhook.id)
     assert found.is_active

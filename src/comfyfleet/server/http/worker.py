@@ -65,7 +65,7 @@ from comfyfleet.server.jobs.finish import requeue_elsewhere, requeue_worker
 from comfyfleet.server.jobs.heartbeat import heartbeat as beat
 from comfyfleet.server.jobs.poll import PollSession, PollWait, ReadWithKey, note_sighting
 from comfyfleet.server.jobs.user_messages import to_user_message
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.queue.model import DispatchLease, RequeueReason
 from comfyfleet.server.queue.model import RequeueReason as Reason
 from comfyfleet.server.queue.waiters import PollRequest
@@ -219,7 +219,7 @@ async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:
 async def _note(
     tx: Tx, plane: ControlPlane, worker: FleetWorker, action: str, **details: object
 ) -> None:
-    await notifications.record_audit(
+    await audit.record_audit(
         tx,
         actor=worker.subject,
         action=action,

@@ -22,7 +22,7 @@ from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
 from comfyfleet.server.jobs.user_messages import UNKNOWN
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
 
@@ -332,7 +332,7 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
 
 async def _audit_ended(context: JobContext, dispatch_id: int, tenant_id: UUID, found: str) -> None:
     async with context.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor="sweep",
             action="reconcile",
@@ -345,7 +345,7 @@ async def _audit_ended(context: JobContext, dispatch_id: int, tenant_id: UUID, f
 
 async def _audit_made(context: JobContext, job: Job) -> None:
     async with context.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor="sweep",
             action="reconcile",

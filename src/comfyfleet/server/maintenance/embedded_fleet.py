@@ -15,7 +15,7 @@ from comfyfleet.server.catalog.service import lacks, least_lacking
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 
 FLEET, STAGE = "default", "production"
@@ -47,9 +47,7 @@ async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
         action = "fleet_secret_rotated"
     else:
         return
-    await notifications.record_audit(
-        tx, actor="system", action=action, subject=fleet.subject, now=now
-    )
+    await audit.record_audit(tx, actor="system", action=action, subject=fleet.subject, now=now)
 
 
 def _read_secret(path: Path) -> str | None:
@@ -109,7 +107,7 @@ class AutoAssign:
         async with plane.central.transaction() as tx:
             fleet = await fleets.get(tx, self._slug, self._stage)
             await fleets.assign(tx, fleet, workflow_ids, now=now)
-            await notifications.record_audit(
+            await audit.record_audit(
                 tx,
                 actor="system",
                 action="assign",

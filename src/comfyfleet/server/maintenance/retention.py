@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit, job_events, webhooks
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import EndedDispatch
 from comfyfleet.server.tenants import service as tenants
@@ -139,7 +139,7 @@ async def delete_expired_rows(context: JobContext) -> dict[str, int]:
     settings, central = context.settings, context.central
     gone: dict[str, int] = {}
     if before := _before(context, days=settings.audit_keep_days):
-        gone["audit"] = await _in_steps(_step(central, notifications.prune_audit, before))
+        gone["audit"] = await _in_steps(_step(central, audit.prune_audit, before))
     if before := _before(context, hours=settings.reading_keep_hours):
         gone["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
     if before := _before(context, days=settings.dispatch_keep_days):
@@ -156,9 +156,9 @@ async def delete_expired_rows(context: JobContext) -> dict[str, int]:
 async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[str, int]:
     settings, gone = context.settings, {}
     if before := _before(context, days=settings.event_keep_days):
-        gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
+        gone["events"] = await _in_steps(_step(pool, job_events.prune_events, before))
     if before := _before(context, days=settings.delivery_keep_days):
-        gone["deliveries"] = await _in_steps(_step(pool, notifications.prune_deliveries, before))
+        gone["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
     if before := _before(context, days=settings.prompt_keep_days):
         gone["prompts"] = await _in_steps(_prompts(context, pool, before))
     return gone
@@ -311,7 +311,7 @@ async def begin_erasure(
         tenant = await tenants.begin_erasing(tx, tenant_id, now=now)
         removed = await tenants.delete_keys_of(tx, tenant_id)
         if before.erasing_at is None:
-            await notifications.record_audit(
+            await audit.record_audit(
                 tx,
                 actor=actor,
                 action=ACTION,
@@ -347,7 +347,7 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
         # A key that was made as the door was shut goes, too.
         await tenants.delete_keys_of(tx, tenant.id)
         await tenants.end_erasing(tx, tenant.id, now=context.clock())
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor="sweep",
             action=ACTION,

@@ -40,14 +40,14 @@ from comfyfleet.server.maintenance.retention import (
 )
 from comfyfleet.server.maintenance.runner import Sweep
 from comfyfleet.server.media import service as media
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit, webhooks
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
     WebhookDelivery,
     WebhookResponse,
 )
-from comfyfleet.server.notifications.service import send_delivery
+from comfyfleet.server.notifications.webhooks import send_delivery
 from comfyfleet.server.pipelines.collector import collect_ended, fail_overdue, remove_old_files
 from comfyfleet.server.pipelines.generator import submit_due
 from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, flush_audit
@@ -154,7 +154,7 @@ async def _remove_lost(plane: ControlPlane, worker: FleetWorker) -> None:
     async with plane.central.transaction() as tx:
         removed = await fleets.remove_stale_worker(tx, worker, unseen_since=unseen)
         if removed:
-            await notifications.record_audit(
+            await audit.record_audit(
                 tx,
                 actor="sweep",
                 action="deregister",
@@ -280,10 +280,10 @@ async def deliver_due(plane: ControlPlane) -> bool:
 async def _deliver_of(plane: ControlPlane, name: str, pool: Database) -> int:
     try:
         async with pool.read() as tx:
-            if not await notifications.is_any_delivery_due(tx, plane.clock()):
+            if not await webhooks.is_any_delivery_due(tx, plane.clock()):
                 return 0
         async with pool.transaction() as tx:
-            due = await notifications.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
+            due = await webhooks.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
         await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
     except FleetError as error:
         log.log(log_level_of(error), "the webhooks of pool %s wait: %s", name, error.message)
@@ -299,9 +299,9 @@ async def _deliver(
     plane.meters.deliveries.labels(_outcome(answer)).inc()
     now, chance = plane.clock(), random.random()  # noqa: S311 - to keep retries apart
     async with pool.transaction() as tx:
-        noted = await notifications.record_attempt(tx, delivery, answer, now=now, chance=chance)
+        noted = await webhooks.record_attempt(tx, delivery, answer, now=now, chance=chance)
         has_failed = noted is not None and noted.status is DeliveryStatus.FAILED
-        is_off = has_failed and await notifications.disable_if_dead(tx, webhook, now=now)
+        is_off = has_failed and await webhooks.disable_if_dead(tx, webhook, now=now)
     if is_off:
         await _record(plane, webhook)
 
@@ -316,7 +316,7 @@ async def _record(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
     """The address is the customer's own affair, and may hold a secret: it is not told."""
     log.info("webhook %s was switched off: nobody has taken anything for days", webhook.id)
     async with plane.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor="sweep",
             action="switch_off",

@@ -19,7 +19,7 @@ from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import SNIFF_BYTES, File, kind_of, sniff_type
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent
 from comfyfleet.server.pipelines import run_state, store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
@@ -150,7 +150,7 @@ async def _announce(
 ) -> None:
     """In the same transaction: told once, by the job that was one too many."""
     context.tallies.pipeline_alerts.labels(event).inc()
-    await notifications.enqueue(
+    await webhooks.enqueue(
         tx,
         stored.tenant_id,
         stored.user_id,

@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.pipelines import store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import StepProgress, count_steps
@@ -113,7 +113,7 @@ async def flush_audit(context: JobContext, pool: Database) -> bool:
         return False
     async with context.central.transaction() as tx:
         for each in untold:
-            await notifications.record_audit(
+            await audit.record_audit(
                 tx,
                 actor=each.actor,
                 action=f"pipeline_{each.kind}",

@@ -15,7 +15,7 @@ from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, shop_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.http.app import create_app
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent, WebhookResponse
 
 
@@ -168,8 +168,8 @@ async def note_answer(shop: Shop, customer: Customer, status: int) -> None:
     now = shop.plane.clock()
     pool = await shop.plane.context.pool_of(customer.tenant_id)
     async with pool.transaction() as tx:
-        for delivery, _ in await notifications.take_due_deliveries(tx, now=now, limit=10):
-            await notifications.record_attempt(
+        for delivery, _ in await webhooks.take_due_deliveries(tx, now=now, limit=10):
+            await webhooks.record_attempt(
                 tx, delivery, WebhookResponse(status=status), now=now, chance=0
             )
 

@@ -35,7 +35,7 @@ from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.http.admin.auth import AdminResponse, Body, OperatorDep, admin_router
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 
 
 class PropertyBody(BaseModel):
@@ -200,7 +200,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             *await service.doubts(tx, workflow, version),
             *await _broken(tx, workflow, version, before),
         ]
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="register_workflow",
@@ -463,7 +463,7 @@ async def _workflow_acted(
 ) -> WorkflowAnswer:
     async with plane.central.transaction() as tx:
         workflow = await change(tx, await catalog.find_workflow(tx, slug))
-        await notifications.record_audit(
+        await audit.record_audit(
             tx, actor=operator, action=action, subject=workflow.subject, now=now, details=details
         )
         answer = await _workflow_answer(tx, workflow)
@@ -669,7 +669,7 @@ async def _record(
     now: datetime,
     details: dict[str, Any],
 ) -> None:
-    await notifications.record_audit(
+    await audit.record_audit(
         tx, actor=operator, action=action, subject=effect.subject, now=now, details=details
     )
 

@@ -23,7 +23,7 @@ from comfyfleet.server.http.admin.auth import (
 )
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.jobs.finish import requeue_worker
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate
@@ -218,9 +218,7 @@ async def _acted(
 ) -> WorkerAnswer:
     async with plane.central.transaction() as tx:
         worker = await change(tx, await fleets.get_worker(tx, worker_id))
-        await notifications.record_audit(
-            tx, actor=operator, action=action, subject=worker.subject, now=now
-        )
+        await audit.record_audit(tx, actor=operator, action=action, subject=worker.subject, now=now)
     # If it waits for a job it asks anew, as what it now is.
     plane.queue.order([worker_id])
     return _worker_answer(worker, plane, now)
@@ -353,7 +351,7 @@ async def create(
             now=now,
         )
         details = {"max_workers": body.max_workers, "approval": body.approval}
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="create_fleet",
@@ -392,7 +390,7 @@ async def rotate_secret(
         fleet = await fleets.rotate_secret(
             tx, await fleets.get(tx, slug, stage), secret_hash=hash_key(secret)
         )
-        await notifications.record_audit(
+        await audit.record_audit(
             tx, actor=operator, action="rotate_secret", subject=fleet.subject, now=now
         )
     return FleetSecret(slug=slug, stage=stage, secret=secret)
@@ -407,7 +405,7 @@ async def set_cap(
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
         details = {"max_workers": body.max_workers}
-        await notifications.record_audit(
+        await audit.record_audit(
             tx, actor=operator, action="set_cap", subject=fleet.subject, now=now, details=details
         )
         return await _fleet_answer(tx, fleet)
@@ -427,7 +425,7 @@ async def set_approval(
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
         details = {"approval": body.approval}
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="set_approval",
@@ -468,7 +466,7 @@ async def assign(
             warnings=warnings,
         )
         details = {"added": answer.added, "removed": answer.removed}
-        await notifications.record_audit(
+        await audit.record_audit(
             tx, actor=operator, action="assign", subject=fleet.subject, now=now, details=details
         )
         workers = await fleets.workers_of(tx, fleet)

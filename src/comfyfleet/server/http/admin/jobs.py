@@ -25,7 +25,7 @@ from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.jobs.submit import JobRequest, resolve, retry_job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, upload_key
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -114,7 +114,7 @@ async def _note(
     plane: ControlPlane, row: Dispatch, action: str, operator: str, **details: object
 ) -> None:
     async with plane.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action=action,
@@ -159,7 +159,7 @@ async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
     """With all attempts, and why it is not running if it isn't."""
     row = await _row(plane, dispatch_id)
     async with plane.central.read() as tx:
-        entries = await notifications.find_audit_entries(
+        entries = await audit.find_audit_entries(
             tx, subject=f"dispatch:{dispatch_id}", limit=ATTEMPTS_MAX
         )
     attempts = [
@@ -316,7 +316,7 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
     }
     added = await job_submit.submit_many(plane.context, tenant_id, asked)
     async with plane.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="submit_jobs",

@@ -25,7 +25,7 @@ from comfyfleet.server.http.request_body import in_utc
 from comfyfleet.server.http.streams import run_shielded
 from comfyfleet.server.jobs import context
 from comfyfleet.server.jobs.reconcile import reconcile as repair
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.notifications.model import AuditEntry
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_operator_key
@@ -83,9 +83,7 @@ async def find(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Entries:
     async with plane.central.read() as tx:
-        found = await notifications.find_audit_entries(
-            tx, **wanted, before_id=before, limit=limit + 1
-        )
+        found = await audit.find_audit_entries(tx, **wanted, before_id=before, limit=limit + 1)
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
     return Entries(entries=[_answer(entry) for entry in page], next=following)
@@ -117,9 +115,7 @@ async def _page(
 ) -> list[AuditEntry]:
     """A look for each page: whoever reads slowly holds no transaction open."""
     async with plane.central.read() as tx:
-        return await notifications.find_audit_entries(
-            tx, **wanted, before_id=before, limit=EXPORT_PAGE
-        )
+        return await audit.find_audit_entries(tx, **wanted, before_id=before, limit=EXPORT_PAGE)
 
 
 def _answer(entry: AuditEntry) -> EntryAnswer:
@@ -169,7 +165,7 @@ async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) ->
         made = await tenants.create_operator(
             tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
         )
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=owner,
             action="add_operator",
@@ -194,7 +190,7 @@ async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> Op
     """Their key is dead at once, on every control plane. Takes an owner."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_operator(tx, name, now=now)
-        await notifications.record_audit(
+        await audit.record_audit(
             tx, actor=owner, action="revoke_operator", subject=revoked.subject, now=now
         )
     return OperatorAnswer(**_told(revoked))
@@ -236,7 +232,7 @@ async def set_maintenance(
     """On: no new leases, running jobs end. Off: work goes on."""
     async with plane.central.transaction() as tx:
         await context.set_maintenance(tx, is_on=wanted.on)
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="maintenance",

@@ -22,7 +22,7 @@ from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
 from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.media import service as media
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (
@@ -194,7 +194,7 @@ async def storage(tenant_id: UUID, plane: PlaneDep) -> Storage:
 async def _record_tenant(
     tx: Tx, tenant: Tenant, action: str, operator: str, now: datetime, details: dict[str, Any]
 ) -> None:
-    await notifications.record_audit(
+    await audit.record_audit(
         tx,
         actor=operator,
         action=action,
@@ -434,7 +434,7 @@ async def _record_user(
     now: datetime,
     details: dict[str, Any] | None = None,
 ) -> None:
-    await notifications.record_audit(
+    await audit.record_audit(
         tx,
         actor=operator,
         action=action,
@@ -551,9 +551,9 @@ async def _record_once(
     """The ledger is in another database: whoever was cut off before this line writes it at the repeat."""
     subject = f"payment:{tenant_id}/{paid.provider_transaction_id}"
     async with plane.central.transaction() as tx:
-        if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
+        if await audit.find_audit_entries(tx, action="credit", subject=subject, limit=1):
             return
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=operator,
             action="credit",

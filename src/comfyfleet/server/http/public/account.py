@@ -21,7 +21,7 @@ from comfyfleet.server.http.public.auth import (
     Writer,
     public_router,
 )
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import audit, webhooks
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
@@ -137,7 +137,7 @@ def _earlier(wanted: datetime | None, limit: datetime | None) -> datetime | None
 
 
 async def _audit(tx: Tx, caller: Caller, action: str, key: ApiKey, now: datetime) -> None:
-    await notifications.record_audit(
+    await audit.record_audit(
         tx,
         actor=caller.tenant.subject,
         action=action,
@@ -281,7 +281,7 @@ async def create_webhook(
     """Told of every job of this user that ends from now on. Its address must be a public one."""
     await plane.outward.refuse_private(parse_public_url(body.url))
     async with plane.pools[caller.tenant.pool].transaction() as tx:
-        made = await notifications.create_webhook(
+        made = await webhooks.create_webhook(
             tx,
             webhook_id=plane.context.new_id(),
             tenant_id=caller.tenant.id,
@@ -298,7 +298,7 @@ async def create_webhook(
 @webhooks_router.get("/webhooks")
 async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
     async with plane.pools[caller.tenant.pool].read() as tx:
-        found = await notifications.list_webhooks(tx, caller.tenant.id, caller.user_id)
+        found = await webhooks.list_webhooks(tx, caller.tenant.id, caller.user_id)
     return Webhooks(webhooks=[_webhook_answer(each) for each in found])
 
 
@@ -307,12 +307,12 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
     """One that was switched off, as nobody took anything there for days. It is told of every job that
     ends from now on; what it has missed is in its log."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
-        webhook, was_off = await notifications.enable(
+        webhook, was_off = await webhooks.enable(
             tx, caller.tenant.id, caller.user_id, webhook_id, now=now
         )
     if was_off:
         async with plane.central.transaction() as tx:
-            await notifications.record_audit(
+            await audit.record_audit(
                 tx,
                 actor=caller.tenant.subject,
                 action="switch_on",
@@ -332,9 +332,9 @@ async def show_secret(
     the key that has read it."""
     caller.require(Scope.WRITE)
     async with plane.pools[caller.tenant.pool].read() as tx:
-        webhook = await notifications.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+        webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
     async with plane.central.transaction() as tx:
-        await notifications.record_audit(
+        await audit.record_audit(
             tx,
             actor=caller.tenant.subject,
             action="show_webhook_secret",
@@ -354,7 +354,7 @@ async def show_secret(
 async def remove(webhook_id: UUID, plane: PlaneDep, caller: Writer) -> None:
     """With its log, and all that it was still to be told."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
-        await notifications.delete_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+        await webhooks.delete_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
 
 
 @webhooks_router.get("/webhooks/{webhook_id}/deliveries", responses=problems(404))
@@ -367,8 +367,8 @@ async def deliveries(
 ) -> Deliveries:
     """What was sent, how often, and what the server said."""
     async with plane.pools[caller.tenant.pool].read() as tx:
-        webhook = await notifications.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
-        found = await notifications.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
+        webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+        found = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
     page = found[:limit]
     return Deliveries(
         deliveries=[_delivery(each) for each in page],

@@ -46,7 +46,7 @@ from comfyfleet.server.jobs.model import (
     JobBatch,
     JobStatus,
 )
-from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import job_events
 from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
 from comfyfleet.server.tenants.model import Caller
 
@@ -467,9 +467,7 @@ async def follow(
     since = max(last_event_id, after)
     if not job.status.is_active:
         async with pool.read() as tx:
-            left = await notifications.events_after(
-                tx, job.tenant_id, job.id, after_id=since, limit=1
-            )
+            left = await job_events.events_after(tx, job.tenant_id, job.id, after_id=since, limit=1)
         if not left:
             return Response(status_code=status.HTTP_204_NO_CONTENT)
     lines = _lines(plane, caller, job, since, previews=previews)
@@ -507,7 +505,7 @@ async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[Sto
     """The job first: once it has ended, its events are complete."""
     async with pool.read() as tx:
         seen = await jobs.get(tx, job.tenant_id, job.id)
-        return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
+        return seen, await job_events.events_after(tx, job.tenant_id, job.id, after_id=since)
 
 
 def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any] | None:

@@ -1,9 +1,8 @@
-"""Job events, webhooks and the audit log: each is written in the transaction of what happened; webhooks are sent signed,
-to a public address."""
+"""Webhooks: registration, deliveries in the transaction of what happened, and sending them signed to a public address."""
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,75 +10,20 @@ from uuid import UUID
 from comfyfleet.api.webhooks import HEADER, sign
 from comfyfleet.errors import FleetError, LimitExceeded, NotFound
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.driver import StatementCall
 from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import (
     WEBHOOKS_PER_USER_MAX,
-    AuditEntry,
     DeliveryStatus,
-    EventKind,
-    NewJobEvent,
     RegisteredWebhook,
-    StoredJobEvent,
     WebhookDelivery,
     WebhookEvent,
     WebhookResponse,
     check_events,
     check_url,
     next_attempt_at,
-    without_secrets,
 )
-from comfyfleet.server.notifications.store import AuditFilter
 from comfyfleet.transport.fetch import PublicHttpClient
 from comfyfleet.transport.ssrf import parse_public_url
-
-EVENTS_PER_PAGE_MAX = 500
-
-
-async def record_event(
-    tx: Tx,
-    tenant_id: UUID,
-    job_id: UUID,
-    kind: EventKind,
-    data: Mapping[str, Any],
-    *,
-    now: datetime,
-) -> StoredJobEvent:
-    row: dict[str, Any] = {
-        "tenant_id": tenant_id,
-        "job_id": job_id,
-        "kind": kind,
-        "data": dict(data),
-        "created_at": now,
-    }
-    return StoredJobEvent(id=await store.add_event(tx, row), **row)
-
-
-async def record_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) -> None:
-    """In this order."""
-    if len(new) == 1:
-        await record_event(tx, *new[0], now=now)
-        return
-    await store.add_events(tx, [{**each._asdict(), "created_at": now} for each in new])
-
-
-def record_call(new: Sequence[NewJobEvent], *, now: datetime) -> StatementCall:
-    """The same as `record_all`, to be sent together with what else happens; in this order."""
-    return store.add_events_call([{**each._asdict(), "created_at": now} for each in new])
-
-
-async def events_after(
-    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = EVENTS_PER_PAGE_MAX
-) -> list[StoredJobEvent]:
-    """The oldest first; `after_id` is what a reader sends as Last-Event-ID."""
-    return await store.events_after(
-        tx, tenant_id, job_id, after_id=after_id, limit=min(limit, EVENTS_PER_PAGE_MAX)
-    )
-
-
-async def prune_events(tx: Tx, *, before: datetime, limit: int) -> int:
-    return await store.prune_events(tx, before=before, limit=limit)
-
 
 # Longer than a delivery may take, so that nobody else takes it up meanwhile.
 TAKEN_SECONDS = 60
@@ -275,30 +219,3 @@ def body_of(delivery: WebhookDelivery) -> bytes:
         "data": dict(delivery.payload),
     }
     return json.dumps(message, separators=(",", ":"), sort_keys=True).encode()
-
-
-async def record_audit(
-    tx: Tx,
-    *,
-    actor: str,
-    action: str,
-    subject: str,
-    now: datetime,
-    tenant_id: UUID | None = None,
-    details: Mapping[str, Any] | None = None,
-) -> None:
-    """`actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject` "kind:name"."""
-    row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
-    await store.add_entry(tx, {**row, "details": without_secrets(details or {})})
-
-
-async def find_audit_entries(
-    tx: Tx, *, before_id: int | None = None, limit: int, **wanted: Any
-) -> list[AuditEntry]:
-    """The newest first; go on with `before_id` = the last one's id. `wanted` is of `Filter`."""
-    return await store.newest_entries(tx, AuditFilter(**wanted), before_id=before_id, limit=limit)
-
-
-async def prune_audit(tx: Tx, *, before: datetime, limit: int) -> int:
-    """How many of the oldest lines went."""
-    return await store.prune_entries(tx, before=before, limit=limit)
