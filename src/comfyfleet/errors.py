@@ -1,41 +1,41 @@
-"""Our errors, each with a stable code. Only edges translate them (exit codes, HTTP statuses).
+"""Our errors, each with a stable code. Only the edges translate them (exit codes, HTTP statuses).
 
 FleetError
- ├─ InvalidInput          what was given can't be used; the message names the field, node or file
- │   ├─ InvalidWorkflow   a workflow or prompt document is broken; carries the place
+ ├─ InvalidInput          the input is not valid; the message names the field, node or file
+ │   ├─ InvalidWorkflow   a workflow or prompt document is broken; has the place
  │   ├─ InvalidValue      a value doesn't fit its input
  │   └─ NoWorkflowFound   the file holds no workflow; says what was found instead
- ├─ LimitExceeded         larger, deeper or longer than we accept
+ ├─ LimitExceeded         larger, deeper or longer than allowed
  ├─ UnknownNodeTypes      the server lacks node types that the workflow needs
- ├─ NodeFailed            a node of the built-in engine could not do its work
- ├─ Interrupted           the run was cancelled while a node was at work
- ├─ ServerUnavailable     a server we asked did not answer as one
- ├─ AccessDenied          a server wants a key, or another one
- ├─ CreditsExhausted      an account of a cloud has no credits, or no subscription
- ├─ UnexpectedAnswer      a server answered in a shape that we don't know; carries what was received
- ├─ PromptRefused         a backend will not run the prompt, or not all of it; carries the problems
- ├─ NotOffered            a backend has no such thing, whoever asks
- ├─ OutcomeUnknown        a prompt was sent, and nobody can tell whether it was taken
- ├─ RunFailed             a run ended without success; carries the node and what it said
- ├─ RunLost               a backend no longer knows a run that it had taken
- ├─ RunStalled            a run showed no progress for too long; it may still be going on
- ├─ RunTimedOut           a run took longer than allowed; it may still be going on
- ├─ CancelUnconfirmed     a run was to be cancelled and had not ended when time was up
+ ├─ NodeFailed            a node of the built-in engine failed
+ ├─ Interrupted           the run was cancelled while a node was running
+ ├─ ServerUnavailable     a server behind us did not respond, or not as expected
+ ├─ AccessDenied          a server requires a key, or rejected it
+ ├─ CreditsExhausted      a cloud account has no credits, or no subscription
+ ├─ UnexpectedAnswer      a server's response has an unknown shape; has what was received
+ ├─ PromptRefused         a backend refused the prompt, or a part of it; has the problems
+ ├─ NotOffered            a backend does not have this feature
+ ├─ OutcomeUnknown        a prompt was sent, and it is unknown whether it was accepted
+ ├─ RunFailed             a run failed; has the node and its message
+ ├─ RunLost               a backend no longer knows a run that it had accepted
+ ├─ RunStalled            a run made no progress for too long; it may still be running
+ ├─ RunTimedOut           a run took longer than allowed; it may still be running
+ ├─ CancelUnconfirmed     a cancelled run had not ended before the timeout
  ├─ FileGone              a backend names an output that it no longer has
- ├─ NotFound              there is no such thing, or not for the one who asks
- ├─ Conflict              what is asked for contradicts what is
+ ├─ NotFound              it does not exist, or this key can't see it
+ ├─ Conflict              the request conflicts with the current state
  │   └─ LeaseLost         the lease is no longer held; nothing was changed
  ├─ Unauthenticated       the key is missing, wrong or revoked
- ├─ Forbidden             the key is right, and does not allow this
- ├─ Refused               well-formed, and not possible as things stand
- │   ├─ InputUnavailable  the file at a customer's URL can't be had, or not from there
- │   ├─ StorageFull       the tenant stores as much as it may
+ ├─ Forbidden             the key is valid, but does not allow this
+ ├─ Refused               the request is valid, but not possible at the moment
+ │   ├─ InputUnavailable  the file at a customer's URL can't be fetched
+ │   ├─ StorageFull       the tenant's storage quota is used up
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
- ├─ QueueFull             a cap is reached; carries when to come again
- │   ├─ TooManyActive     a user has as many active jobs as allowed
- │   ├─ TooManyCalls      a key calls more often, or more at once, than it may
- │   └─ FleetFull         the fleet has as many workers as it may
- └─ Unavailable           a part of ours can't be reached for now: a database, the store"""
+ ├─ QueueFull             a limit is reached; has the time to retry
+ │   ├─ TooManyActive     a user has the maximum number of active jobs
+ │   ├─ TooManyCalls      a key exceeds its rate limit or its concurrent calls
+ │   └─ FleetFull         the fleet has its maximum number of workers
+ └─ Unavailable           a part of the service can't be reached: a database, the store"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -94,9 +94,9 @@ class FleetError(Exception):
 
 
 def said_to_customers(error: FleetError) -> str:
-    """Our words on what was asked for; what ails our own machines is for operators and the log."""
+    """The message for a customer. Problems of our own machines are for operators and the log only."""
     if isinstance(error, Unavailable):
-        return "a part of the service can't be reached for now; come again in a moment"
+        return "a part of the service can't be reached at the moment; try again soon"
     if isinstance(error, _ABOUT_SERVERS):
         return "this is not available at the moment"
     return error.message
@@ -203,7 +203,7 @@ class Unauthenticated(FleetError):
 
 
 class WorkerRevoked(Unauthenticated):
-    """The worker is to stop: no other key and no other id will let it in."""
+    """The worker must stop: no other key and no other id will be accepted."""
 
     code = "worker_revoked"
 
@@ -258,7 +258,7 @@ class Unavailable(FleetError):
     code = "unavailable"
 
 
-# Of servers behind us, whose names and answers are not a customer's business.
+# About servers behind us, whose names and responses customers must not see.
 _ABOUT_SERVERS = (
     ServerUnavailable,
     AccessDenied,

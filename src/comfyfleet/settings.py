@@ -1,4 +1,4 @@
-"""What the control plane reads from its environment, each with its default and its unit."""
+"""Settings of the control plane, read from the environment, each with its default and unit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from comfyfleet.errors import InvalidInput
 
 PREFIX = "COMFYFLEET_"
-# Names that were there before us are read as they are.
+# Older names without our prefix keep their spelling.
 KNOWN_BEFORE = "comfyui_"
-# By other parts of ours: workers, customers' commands, the units of deploy/.
+# Read by other parts: workers, customers' commands, the units of deploy/.
 READ_ELSEWHERE = (
     "COMFYFLEET_COMFYUI_FOLDER",
     "COMFYFLEET_CONTROL",
@@ -30,87 +30,87 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True)
 class Settings:
-    """Each field is read from its variable (see `variable_of`); the comments are its reference."""
+    """Each field is read from its variable (see `variable_of`); the settings reference is made from the comments."""
 
-    admin_key: str = ""  # of operators; else made at the first start and printed once
-    central_database_url: str = ""  # else central.sqlite3 in the data folder
-    tenant_database_urls: str = ""  # name=url,name=url; else main=tenants.sqlite3 there
+    admin_key: str = ""  # the operators' key; default: made at the first start and printed once
+    central_database_url: str = ""  # default: central.sqlite3 in the data folder
+    tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
-    public_url: str = "http://127.0.0.1:8000"  # as others reach us; else where we listen
-    lease_seconds: int = 900  # how long a worker holds a job without a heartbeat
-    heartbeat_seconds: int = 30  # how often workers are asked to say that they live
-    max_attempts: int = 3  # runs of one job, those given back not counted
-    max_requeues: int = 20  # a job that comes back more often is set aside as poisoned
-    max_fleet_workers: int = 50  # of a fleet without a cap of its own
-    max_queued_per_tenant: int = 100_000  # of a tenant without a limit of its own
-    max_queued_total: int = 2_000_000  # jobs that may wait in all
-    max_active_jobs_per_user: int = 5  # queued and running, by whatever way they came
-    max_active_jobs_per_tenant: int = 1000  # of all its users, about
-    max_storage_bytes_per_tenant: int = 1024**4  # announced uploads too; without its own
-    max_queued_per_graph_run: int = 5  # jobs of one graph run; the rest is held
-    event_keep_days: int = 7  # events of jobs, from which readers go on; 0: for ever
-    delivery_keep_days: int = 30  # the log of deliveries to webhooks; 0: for ever
-    audit_keep_days: int = 365  # who did what; 0: for ever
-    dispatch_keep_days: int = 30  # dispatches of jobs, after they ended; 0: for ever
-    prompt_keep_days: int = 90  # prompts of jobs, after they ended; the jobs stay; 0: for ever
-    retention_days: int = 0  # then media and files go; of a tenant without its own; 0: never
-    run_limit_seconds: int = 3600  # of a job, from its start; a workflow may have its own
-    url_seconds: int = 900  # the life of a URL to a file; a held lease gets new ones
-    max_output_bytes: int = 4 * 1024**3  # of one output file
-    max_upload_bytes: int = 2 * 1024**3  # of one file of a customer; an effect may take less
-    max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not compared with those there are
-    max_picture_pixels: int = 64_000_000  # of one picture, by its header; the engine reads it, too
-    fetch_seconds: int = 120  # within which a file at a customer's URL must have arrived
-    calls_per_second: float = 20.0  # of one user with all keys, on average
-    calls_at_once: int = 100  # of one user, after a pause
-    tenant_calls_per_second: float = 200.0  # of one tenant with all users, on average
-    tenant_calls_at_once: int = 1000  # of one tenant, after a pause
-    max_streams_per_key: int = 50  # server-sent events that one API key follows at once
-    max_streams_per_user: int = 100  # and all keys of one user
-    max_body_bytes: int = 8 * 1024**2  # of a customer's request; files go by URL
-    max_connections: int = 20_000  # open at once; each worker and each stream holds one
-    affinity_max_wait_seconds: int = 60  # then no loaded model lets others pass a job
-    prefetch_after_seconds: float = 0.1  # so long a new job is left to idle workers
-    avoid_worker_seconds: int = 60  # others are preferred after a backend failed a job
-    missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs go to others
-    max_lost_leases: int = 5  # a job lost with its worker, unstarted, so often is poisoned
-    no_backend_seconds: int = 60  # a graph's job that nobody can run waits so long
-    offline_after_seconds: int = 90  # a worker unseen for so long is offline
-    remove_worker_after_seconds: int = 600  # and for so long, removed
+    public_url: str = "http://127.0.0.1:8000"  # our address for workers and customers; default: where we listen
+    lease_seconds: int = 900  # how long a lease lasts without a heartbeat
+    heartbeat_seconds: int = 30  # between heartbeats of a worker
+    max_attempts: int = 3  # runs of one job, not counting attempts that were given back
+    max_requeues: int = 20  # a job that is requeued more often is set aside as poisoned
+    max_fleet_workers: int = 50  # workers of a fleet without a cap of its own
+    max_queued_per_tenant: int = 100_000  # queued jobs of a tenant without a limit of its own
+    max_queued_total: int = 2_000_000  # queued jobs of all tenants
+    max_active_jobs_per_user: int = 5  # queued and running jobs of a user, of all kinds
+    max_active_jobs_per_tenant: int = 1000  # the same for all users of a tenant, approximately
+    max_storage_bytes_per_tenant: int = 1024**4  # default quota, announced uploads included
+    max_queued_per_graph_run: int = 5  # queued jobs of one graph run; the others are held
+    event_keep_days: int = 7  # how long job events are kept, to resume streams from; 0: for ever
+    delivery_keep_days: int = 30  # how long the log of webhook deliveries is kept; 0: for ever
+    audit_keep_days: int = 365  # how long the audit log is kept; 0: for ever
+    dispatch_keep_days: int = 30  # how long dispatches are kept after they ended; 0: for ever
+    prompt_keep_days: int = 90  # how long prompts are kept after their job ended; 0: for ever
+    retention_days: int = 0  # media and files are deleted after so many days; a tenant may have its own; 0: never
+    run_limit_seconds: int = 3600  # longest run of a job; a workflow may have its own limit
+    url_seconds: int = 900  # how long a signed URL is valid; a held lease gets new ones
+    max_output_bytes: int = 4 * 1024**3  # size of one output file
+    max_upload_bytes: int = 2 * 1024**3  # size of one upload; an effect may set less
+    max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not deduplicated by content
+    max_picture_pixels: int = 64_000_000  # pixels of one picture, by its header; also for the engine
+    fetch_seconds: int = 120  # timeout for fetching a file from a customer's URL
+    calls_per_second: float = 20.0  # API calls of one user over all keys, on average
+    calls_at_once: int = 100  # burst of API calls of one user
+    tenant_calls_per_second: float = 200.0  # API calls of one tenant over all users, on average
+    tenant_calls_at_once: int = 1000  # burst of API calls of one tenant
+    max_streams_per_key: int = 50  # open event streams of one API key
+    max_streams_per_user: int = 100  # open event streams of all keys of one user
+    max_body_bytes: int = 8 * 1024**2  # size of a customer's request body; files are sent by URL
+    max_connections: int = 20_000  # open connections; each worker and each stream holds one
+    affinity_max_wait_seconds: int = 60  # longest delay of a job by jobs for loaded models
+    prefetch_after_seconds: float = 0.1  # a new job is reserved for idle workers for so long
+    avoid_worker_seconds: int = 60  # after a backend failed a job, other workers are preferred so long
+    missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs are requeued
+    max_lost_leases: int = 5  # a job whose worker is lost so often before its start is poisoned
+    no_backend_seconds: int = 60  # a graph's job that no worker can run waits so long
+    offline_after_seconds: int = 90  # a worker not seen for so long is offline
+    remove_worker_after_seconds: int = 600  # a worker not seen for so long is removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended
-    sweep_seconds: float = 5.0  # between passes of the sweeps that keep the queue true
-    reading_keep_hours: int = 24  # how long readings of machines are kept; 0: for ever
-    validate_asg_instance: bool = False  # workers i-… must be of an auto-scaling group
-    metrics_key: str = ""  # a bearer key that /metrics then needs; none: anybody may read it
-    cloudwatch_namespace: str = ""  # where figures of fleets go; none: nowhere
-    cloudwatch_seconds: int = 60  # between two of them
-    scale_target_seconds: int = 300  # within which all that waits shall have started
-    comfyui_submit_interval: float = 10.0  # seconds; runs are looked at so often at least
-    comfyui_poll_interval: float = 5.0  # seconds; ended jobs of runs are, too
-    abandoned_job_hours: int = 24  # a run's job without any word for so long is failed
-    pipeline_concurrent_jobs: int = 1  # in flight, of a run without a limit of its own
-    pipeline_max_bytes: int = 50 * 1024**3  # of a run's files; then it is paused
-    pipeline_alert_failures: int = 5  # failed jobs of a run that raise an alert
-    pipeline_alert_seconds: int = 600  # if they fail within so long
-    pipeline_keep_days: int = 90  # files of a run are kept, after the last act in it
+    sweep_seconds: float = 5.0  # between passes of the sweeps of the queue
+    reading_keep_hours: int = 24  # how long machine metrics of workers are kept; 0: for ever
+    validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
+    metrics_key: str = ""  # bearer key that /metrics requires; without it /metrics is open
+    cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics; without it none are sent
+    cloudwatch_seconds: int = 60  # between two CloudWatch updates
+    scale_target_seconds: int = 300  # within which all queued jobs should start, for WantedWorkers
+    comfyui_submit_interval: float = 10.0  # seconds between checks of graph and pipeline runs
+    comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of runs
+    abandoned_job_hours: int = 24  # a run's job without any report for so long fails
+    pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without a limit of its own
+    pipeline_max_bytes: int = 50 * 1024**3  # size of all files of a run; then it is paused
+    pipeline_alert_failures: int = 5  # so many failed jobs of a run raise an alert
+    pipeline_alert_seconds: int = 600  # if they fail within this time
+    pipeline_keep_days: int = 90  # how long files of a run are kept after its last activity
 
     @property
     def lost_after_seconds(self) -> int:
-        """A worker unseen for so long loses its leases, and its id to one that has lost its state."""
+        """A worker not seen for so long loses its leases; another worker may then take its id."""
         return self.missed_heartbeats_max * self.heartbeat_seconds
 
     @property
     def unseen_seconds_max(self) -> int:
-        """A worker that lives is seen more often than that: then it is neither offline nor lost."""
+        """A running worker must be seen more often than this, or it counts as offline or lost."""
         return min(self.offline_after_seconds, self.lost_after_seconds)
 
     @property
     def grace_seconds(self) -> int:
-        """What every lease gets after an outage of ours."""
+        """How much every lease is extended after an outage of the control planes."""
         return 3 * self.heartbeat_seconds
 
 
-# Of these, zero means for ever.
+# For these, zero means for ever.
 _FOR_EVER = (
     "event_keep_days",
     "delivery_keep_days",
@@ -129,8 +129,8 @@ def variable_of(name: str) -> str:
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
-    """Names that nobody reads, by the one that was probably meant. Others may have names of their
-    own that begin like ours: what resembles none of them is let be."""
+    """Maps unknown variables with our prefix to the setting that was probably meant. Unknown names that
+    resemble no setting are ignored: they may belong to other programs."""
     known = {variable_of(each.name) for each in fields(Settings)} | set(READ_ELSEWHERE)
     names = [each.removeprefix(PREFIX) for each in known if each.startswith(PREFIX)]
     found: dict[str, str] = {}

@@ -31,7 +31,7 @@ RAISED: dict[str, Exception] = {
     "fleetfull": errors.FleetFull("the fleet is full"),
     "large": errors.LimitExceeded("too large"),
     "away": errors.Unavailable(
-        "a part of the service can't be reached for now; come again in a moment"
+        "a part of the service can't be reached at the moment; try again soon"
     ),
     "forbidden": errors.Forbidden("not with this key"),
     "bug": ValueError("secret inner words"),
