@@ -36,9 +36,7 @@ class Settings:
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
-    public_url: str = (
-        "http://127.0.0.1:8000"  # our address for workers and customers; default: where we listen
-    )
+    public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
     heartbeat_seconds: int = 30  # between heartbeats of a worker
     max_attempts: int = 3  # runs of one job, not counting attempts that were given back
@@ -55,17 +53,13 @@ class Settings:
     audit_keep_days: int = 365  # how long the audit log is kept; 0: for ever
     dispatch_keep_days: int = 30  # how long dispatches are kept after they ended; 0: for ever
     prompt_keep_days: int = 90  # how long prompts are kept after their job ended; 0: for ever
-    retention_days: int = (
-        0  # media and files are deleted after so many days; a tenant may have its own; 0: never
-    )
+    retention_days: int = 0  # then media and files are deleted; a tenant may have its own; 0: never
     run_limit_seconds: int = 3600  # longest run of a job; a workflow may have its own limit
     url_seconds: int = 900  # how long a signed URL is valid; a held lease gets new ones
     max_output_bytes: int = 4 * 1024**3  # size of one output file
     max_upload_bytes: int = 2 * 1024**3  # size of one upload; an effect may set less
     max_hashed_bytes: int = 256 * 1024**2  # larger uploads are not deduplicated by content
-    max_picture_pixels: int = (
-        64_000_000  # pixels of one picture, by its header; also for the engine
-    )
+    max_picture_pixels: int = 64_000_000  # pixels of one picture; also in the engine
     fetch_seconds: int = 120  # timeout for fetching a file from a customer's URL
     calls_per_second: float = 20.0  # API calls of one user over all keys, on average
     calls_at_once: int = 100  # burst of API calls of one user
@@ -77,9 +71,7 @@ class Settings:
     max_connections: int = 20_000  # open connections; each worker and each stream holds one
     affinity_max_wait_seconds: int = 60  # longest delay of a job by jobs for loaded models
     prefetch_after_seconds: float = 0.1  # a new job is reserved for idle workers for so long
-    avoid_worker_seconds: int = (
-        60  # after a backend failed a job, other workers are preferred so long
-    )
+    avoid_worker_seconds: int = 60  # other workers are preferred after a backend failed a job
     missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs are requeued
     max_lost_leases: int = 5  # a job whose worker is lost so often before its start is poisoned
     no_backend_seconds: int = 60  # a graph's job that no worker can run waits so long
@@ -90,9 +82,7 @@ class Settings:
     reading_keep_hours: int = 24  # how long machine metrics of workers are kept; 0: for ever
     validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
     metrics_key: str = ""  # bearer key that /metrics requires; without it /metrics is open
-    cloudwatch_namespace: str = (
-        ""  # CloudWatch namespace for fleet metrics; without it none are sent
-    )
+    cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics; without it none
     cloudwatch_seconds: int = 60  # between two CloudWatch updates
     scale_target_seconds: int = 300  # within which all queued jobs should start, for WantedWorkers
     comfyui_submit_interval: float = 10.0  # seconds between checks of graph and pipeline runs
