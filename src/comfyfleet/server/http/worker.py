@@ -4,7 +4,6 @@ must not take a job with it."""
 import asyncio
 import logging
 from collections.abc import Coroutine
-from datetime import timedelta
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from comfyfleet.api.worker import (
-    PROTOCOL_VERSION,
     Complete,
     Completed,
     Deregister,
@@ -34,19 +32,13 @@ from comfyfleet.api.worker import (
 from comfyfleet.errors import (
     FleetError,
     Forbidden,
-    InvalidInput,
-    NotFound,
-    Refused,
     Unauthenticated,
     UnexpectedAnswer,
 )
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.db import Tx
-from comfyfleet.server.fleets import ec2
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerRegistration
-from comfyfleet.server.fleets.object_info import upload_slot
+from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.http.connections import (
     PARKED,
     HttpConnection,
@@ -61,15 +53,15 @@ from comfyfleet.server.http.request_body import WorkerRoute
 from comfyfleet.server.jobs import finish
 from comfyfleet.server.jobs import heartbeat as job_heartbeat
 from comfyfleet.server.jobs import poll as job_poll
-from comfyfleet.server.jobs.finish import requeue_elsewhere, requeue_worker
+from comfyfleet.server.jobs.finish import requeue_elsewhere
 from comfyfleet.server.jobs.heartbeat import heartbeat as beat
-from comfyfleet.server.jobs.poll import PollSession, PollWait, ReadWithKey, note_sighting
+from comfyfleet.server.jobs.poll import PollSession, PollWait, ReadWithKey
 from comfyfleet.server.jobs.user_messages import to_user_message
-from comfyfleet.server.notifications import audit
-from comfyfleet.server.queue.model import DispatchLease, RequeueReason
+from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.queue.model import RequeueReason as Reason
 from comfyfleet.server.queue.waiters import PollRequest
-from comfyfleet.server.secrets import hash_key, new_key
+from comfyfleet.server.registration import deregister_worker, note_heartbeat, register_worker
+from comfyfleet.server.secrets import hash_key
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
@@ -127,106 +119,6 @@ WorkerDep: TypeAlias = Annotated[FleetWorker, Depends(current_worker)]
 def require_self(worker: FleetWorker, worker_id: str) -> None:
     if worker.worker_id != worker_id:
         raise Forbidden(f"this key is not the key of the worker {worker_id}")
-
-
-async def register_worker(plane: ControlPlane, said: Register, secret: str) -> Registered:
-    if not 1 <= said.protocol_version <= PROTOCOL_VERSION:
-        raise InvalidInput(
-            f"protocol version {said.protocol_version} is not spoken here; "
-            f"the newest is {PROTOCOL_VERSION}",
-            field="protocol_version",
-        )
-    async with plane.central.read() as tx:
-        fleet = await _fleet(tx, said, secret)
-    fleets.check_secret(fleet, secret)
-    unchecked = await _refuse_strangers(plane, said.worker_id)
-    key = new_key()
-    async with plane.central.transaction() as tx:
-        worker = await fleets.register_worker(
-            tx,
-            fleet,
-            _registration(said),
-            hash_key(key),
-            cap=plane.settings.max_fleet_workers,
-            now=plane.clock(),
-            unseen_since=plane.clock() - timedelta(seconds=plane.settings.lost_after_seconds),
-        )
-        await _note(
-            tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
-        )
-        assigned = await fleets.workflows_of(tx, worker)
-    # Of one that had the id before and has lost its key; this one knows nothing of its leases.
-    await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
-    return Registered(
-        worker_id=worker.worker_id,
-        token=key,
-        workflows_assigned=tuple(assigned),
-        lease_seconds=plane.settings.lease_seconds,
-        heartbeat_seconds=plane.settings.heartbeat_seconds,
-        object_info_upload=await upload_slot(
-            plane.store, fleet, said.backend, seconds=plane.settings.url_seconds
-        )
-        if worker.is_approved
-        else None,
-    )
-
-
-async def _fleet(tx: Tx, said: Register, secret: str) -> Fleet:
-    if said.fleet_slug is None:
-        return await fleets.by_secret(tx, secret)
-    try:
-        return await fleets.get(tx, said.fleet_slug, said.stage)
-    except NotFound:
-        raise InvalidInput(
-            f"there is no fleet {said.fleet_slug}/{said.stage}", field="fleet_slug"
-        ) from None
-
-
-def _registration(said: Register) -> WorkerRegistration:
-    return WorkerRegistration(
-        worker_id=said.worker_id,
-        capabilities=frozenset(said.capabilities),
-        workflow_slugs=said.workflow_slugs,
-        providers=tuple(said.providers),
-        max_concurrency=said.max_concurrency,
-        protocol_version=said.protocol_version,
-        backend=said.backend,
-    )
-
-
-async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
-    """An instance must be of a known auto-scaling group; why it could not be checked, if so."""
-    if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
-        return None
-    verdict = await ec2.check_instance(worker_id)
-    if not verdict.is_allowed:
-        raise Refused(verdict.reason, field="worker_id")
-    return verdict.reason if verdict.is_to_be_audited else None
-
-
-async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, said: Heartbeat) -> None:
-    """That it lives."""
-    await note_sighting(plane.context, worker, Sighting(reading=said.reading), plane.clock())
-
-
-async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:
-    await requeue_worker(plane.context, worker.worker_id, RequeueReason.SHUTDOWN)
-    async with plane.central.transaction() as tx:
-        if await fleets.remove_worker(tx, worker):
-            await _note(tx, plane, worker, "deregister")
-
-
-async def _note(
-    tx: Tx, plane: ControlPlane, worker: FleetWorker, action: str, **details: object
-) -> None:
-    await audit.record_audit(
-        tx,
-        actor=worker.subject,
-        action=action,
-        subject=worker.subject,
-        now=plane.clock(),
-        details={"fleet": worker.fleet_name, **details},
-    )
 
 
 class LongPollResponse(Response):

@@ -8,11 +8,12 @@ from fastapi import Response, status
 from pydantic import Field, model_validator
 
 from comfyfleet.api.values import ROW_ID_MAX, text_of
+from comfyfleet.server import ingest
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
-from comfyfleet.server.http.public import ingest, views
+from comfyfleet.server.http.public import views
 from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
     Body,

@@ -1,0 +1,126 @@
+"""Workers register, are seen and deregister: rows, keys, audit and the requeue of what they held."""
+
+from datetime import timedelta
+
+from comfyfleet.api.worker import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Register,
+    Registered,
+)
+from comfyfleet.errors import (
+    InvalidInput,
+    NotFound,
+    Refused,
+)
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import ec2
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerRegistration
+from comfyfleet.server.fleets.object_info import upload_slot
+from comfyfleet.server.jobs.finish import requeue_worker
+from comfyfleet.server.jobs.poll import note_sighting
+from comfyfleet.server.notifications import audit
+from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.secrets import hash_key, new_key
+
+
+async def register_worker(plane: ControlPlane, message: Register, secret: str) -> Registered:
+    if not 1 <= message.protocol_version <= PROTOCOL_VERSION:
+        raise InvalidInput(
+            f"protocol version {message.protocol_version} is not spoken here; "
+            f"the newest is {PROTOCOL_VERSION}",
+            field="protocol_version",
+        )
+    async with plane.central.read() as tx:
+        fleet = await _fleet(tx, message, secret)
+    fleets.check_secret(fleet, secret)
+    unchecked = await _refuse_strangers(plane, message.worker_id)
+    key = new_key()
+    async with plane.central.transaction() as tx:
+        worker = await fleets.register_worker(
+            tx,
+            fleet,
+            _registration(message),
+            hash_key(key),
+            cap=plane.settings.max_fleet_workers,
+            now=plane.clock(),
+            unseen_since=plane.clock() - timedelta(seconds=plane.settings.lost_after_seconds),
+        )
+        await _note(
+            tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
+        )
+        assigned = await fleets.workflows_of(tx, worker)
+    # Of one that had the id before and has lost its key; this one knows nothing of its leases.
+    await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
+    return Registered(
+        worker_id=worker.worker_id,
+        token=key,
+        workflows_assigned=tuple(assigned),
+        lease_seconds=plane.settings.lease_seconds,
+        heartbeat_seconds=plane.settings.heartbeat_seconds,
+        object_info_upload=await upload_slot(
+            plane.store, fleet, message.backend, seconds=plane.settings.url_seconds
+        )
+        if worker.is_approved
+        else None,
+    )
+
+
+async def _fleet(tx: Tx, message: Register, secret: str) -> Fleet:
+    if message.fleet_slug is None:
+        return await fleets.by_secret(tx, secret)
+    try:
+        return await fleets.get(tx, message.fleet_slug, message.stage)
+    except NotFound:
+        raise InvalidInput(
+            f"there is no fleet {message.fleet_slug}/{message.stage}", field="fleet_slug"
+        ) from None
+
+
+def _registration(message: Register) -> WorkerRegistration:
+    return WorkerRegistration(
+        worker_id=message.worker_id,
+        capabilities=frozenset(message.capabilities),
+        workflow_slugs=message.workflow_slugs,
+        providers=tuple(message.providers),
+        max_concurrency=message.max_concurrency,
+        protocol_version=message.protocol_version,
+        backend=message.backend,
+    )
+
+
+async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
+    """An instance must be of a known auto-scaling group; why it could not be checked, if so."""
+    if not plane.settings.validate_asg_instance or not ec2.is_instance(worker_id):
+        return None
+    verdict = await ec2.check_instance(worker_id)
+    if not verdict.is_allowed:
+        raise Refused(verdict.reason, field="worker_id")
+    return verdict.reason if verdict.is_to_be_audited else None
+
+
+async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Heartbeat) -> None:
+    """That it lives."""
+    await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
+
+
+async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:
+    await requeue_worker(plane.context, worker.worker_id, RequeueReason.SHUTDOWN)
+    async with plane.central.transaction() as tx:
+        if await fleets.remove_worker(tx, worker):
+            await _note(tx, plane, worker, "deregister")
+
+
+async def _note(
+    tx: Tx, plane: ControlPlane, worker: FleetWorker, action: str, **details: object
+) -> None:
+    await audit.record_audit(
+        tx,
+        actor=worker.subject,
+        action=action,
+        subject=worker.subject,
+        now=plane.clock(),
+        details={"fleet": worker.fleet_name, **details},
+    )
