@@ -92,7 +92,7 @@ def first_url(child: "subprocess.Popen[str]") -> str:
 
 @contextmanager
 def in_memory(jobs: int) -> Iterator[Control]:
-    with process(sys.executable, "-m", "tests.agentkit", str(jobs)) as plane:
+    with process(sys.executable, "-m", "tests.support.workers", str(jobs)) as plane:
         yield Control(first_url(plane), "fleet-secret")
 
 

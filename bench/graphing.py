@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sqlalchemy import select, update
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import graph, node, output, play_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import graph, node, output, play_on
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.tenant_tables import ai_jobs, outbox

@@ -38,7 +38,7 @@ from service_load.server import ADMIN_KEY, UNLIMITED, ServerProcess, control_pla
 from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
-from tests.dbkit.postgres import create_database, running_postgres
+from tests.support.databases.postgres import create_database, running_postgres
 
 SQLITE, POSTGRES = "sqlite", "postgres"
 FEW_POLLS = 100

@@ -34,7 +34,7 @@ from service_load.statements import relay
 from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
-from tests.dbkit.postgres import create_database, running_postgres
+from tests.support.databases.postgres import create_database, running_postgres
 
 console = Console(width=120)
 SQLITE, POSTGRES = "sqlite", "postgres"

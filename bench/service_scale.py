@@ -28,10 +28,10 @@ from service_load.server import control_plane
 from signals import exit_on_sigterm
 
 sys.path.append(str(ROOT))
-from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import create_database, running_postgres
-from tests.scalekit.reads import Read
-from tests.scalekit.routes import Filled, filled_on
+from tests.support.databases.factory import Databases
+from tests.support.databases.postgres import create_database, running_postgres
+from tests.support.databases.reads import Read
+from tests.support.server.routes import Filled, filled_on
 
 FEW = 600
 GROWTH_MAX = 1.5

@@ -13,9 +13,9 @@ from statistics import quantiles
 from time import perf_counter
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import running_postgres
-from tests.jobskit.sides import START, ByHand, sides_on, waiter
+from tests.support.databases.factory import Databases
+from tests.support.databases.postgres import running_postgres
+from tests.support.jobs.context import START, ByHand, sides_on, waiter
 
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.reconcile import reconcile

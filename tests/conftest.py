@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tests.awskit.fixtures import aws, aws_url
-from tests.dbkit.compiled import share_compiled
-from tests.dbkit.databases import Databases
+from tests.support.databases.compiled import share_compiled
+from tests.support.databases.factory import Databases
+from tests.support.workers.aws_fixtures import aws, aws_url
 
 from comfyfleet.server.db import Database, open_database
 from comfyfleet.server.db.schema import History
@@ -86,7 +86,7 @@ def _trust_by_folder() -> None:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    from tests.dbkit.postgres import running_postgres
+    from tests.support.databases.postgres import running_postgres
 
     with running_postgres() as url:
         yield url

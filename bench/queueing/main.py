@@ -23,7 +23,7 @@ from comfyfleet.server.db import Database
 from queueing import idle, ours, peers, pickup
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tests.dbkit.postgres import create_database, running_postgres
+from tests.support.databases.postgres import create_database, running_postgres
 
 WORKERS = 64
 console = Console()

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tests.dbkit.recording import BEGIN, COMMIT, ENDS, Record, Said
+from tests.support.databases.recorder import BEGIN, COMMIT, ENDS, Record, Said
 
 Pools = Mapping[str, asyncpg.Pool]
 

@@ -18,8 +18,8 @@ from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import DEFAULT_TENANT, Tenant
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tests.dbkit.databases import Databases
-from tests.planekit import client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import client_of, plane_on
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / "examples" / "workflows"

@@ -21,10 +21,10 @@ from submitting import bare, reading
 from submitting.ground import JOBS_PER_USER, Ground, ground_on
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import running_postgres
-from tests.dbkit.recording import COMMIT, Record, recording
-from tests.planekit import client_of
+from tests.support.databases.factory import Databases
+from tests.support.databases.postgres import running_postgres
+from tests.support.databases.recorder import COMMIT, Record, recording
+from tests.support.server.control_plane import client_of
 
 CLIENTS = (1, 8)
 RATIO_MIN = 0.5

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.acceptancekit.admin import until
-from tests.acceptancekit.stage import Stage
+from tests.support.server.admin_client import until
+from tests.support.server.stage import Stage
 
 BACK_SECONDS_MAX = 15
 

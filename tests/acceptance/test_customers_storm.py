@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.acceptancekit.jobs import FLEET, WORKFLOW, prepare
-from tests.acceptancekit.stage import Stage, WorkerProcess
+from tests.support.jobs.counted_jobs import FLEET, WORKFLOW, prepare
+from tests.support.server.stage import Stage, WorkerProcess
 
 PRICE, CREDIT = 3, 10_000
 AWAY_SECONDS_MAX = 60.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.acceptancekit.admin import AuditEntry, until
-from tests.acceptancekit.jobs import FLEET, STEP_MS, executions, in_mid_job, prepare, submit
-from tests.acceptancekit.stage import EngineProcess, Stage, WorkerProcess
+from tests.support.jobs.counted_jobs import FLEET, STEP_MS, executions, in_mid_job, prepare, submit
+from tests.support.server.admin_client import AuditEntry, until
+from tests.support.server.stage import EngineProcess, Stage, WorkerProcess
 
 EARLY_JOBS, LATE_JOBS = range(1, 13), range(13, 19)
 STEPS = 12

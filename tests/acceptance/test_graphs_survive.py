@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.acceptancekit.admin import until
-from tests.acceptancekit.graphs import GraphCustomer, check_the_end, document, prepare
-from tests.acceptancekit.jobs import FLEET
-from tests.acceptancekit.stage import Stage
+from tests.support.jobs.counted_jobs import FLEET
+from tests.support.jobs.large_graph import GraphCustomer, check_the_end, document, prepare
+from tests.support.server.admin_client import until
+from tests.support.server.stage import Stage
 
 SETTINGS = {
     "lease_seconds": "4",

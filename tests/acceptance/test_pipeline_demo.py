@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import PIL.Image
-from tests.acceptancekit.processes import surroundings
+from tests.support.server.processes import surroundings
 
 DEMO = Path(__file__).parents[2] / "tools" / "pipeline.py"
 RUN_SECONDS_MAX = 180

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
-from tests.acceptancekit.admin import until
-from tests.acceptancekit.stage import EngineProcess, Stage
+from tests.support.server.admin_client import until
+from tests.support.server.stage import EngineProcess, Stage
 
 FLEET = "gpus"
 STEP_MS = 50

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.mmap_dict import MmapedDict
-from tests.acceptancekit.admin import until
-from tests.acceptancekit.stage import Stage
-from tests.planekit.customers import DRAWN
+from tests.support.server.admin_client import until
+from tests.support.server.customers import DRAWN
+from tests.support.server.stage import Stage
 
 # Seven processes are started, one after another.
 pytestmark = pytest.mark.slow

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import httpx
-from tests.acceptancekit.jobs import FLEET, prepare, submit
-from tests.acceptancekit.stage import Stage
-from tests.storagekit.s3 import running_s3
+from tests.support.databases.s3 import running_s3
+from tests.support.jobs.counted_jobs import FLEET, prepare, submit
+from tests.support.server.stage import Stage
 
 JOB_STEPS = 40  # of 100 ms: longer than a URL lives
 END_SECONDS_MAX = 60.0

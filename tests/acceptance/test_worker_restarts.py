@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tests.acceptancekit.jobs import FLEET, executions, in_mid_job, prepare, submit
-from tests.acceptancekit.stage import Stage
+from tests.support.jobs.counted_jobs import FLEET, executions, in_mid_job, prepare, submit
+from tests.support.server.stage import Stage
 
 JOB_STEPS = 30
 END_SECONDS_MAX = 60.0

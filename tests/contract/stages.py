@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from tests.comfykit.prompts import Prompt, heavy, slow
-from tests.comfykit.proxy import meddling
-from tests.comfykit.v2_server import comfy_api_proxy
-from tests.support.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.prompts import Prompt, heavy, slow
+from tests.support.backends.proxy import meddling
+from tests.support.backends.v2_server import comfy_api_proxy
 
 from comfyfleet.comfy import (
     Backend,

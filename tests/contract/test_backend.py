@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run
 from tests.contract.stages import (
     Stage,
     StageOf,
@@ -16,6 +15,7 @@ from tests.contract.stages import (
     engine_stage,
     server_stage,
 )
+from tests.support.backends.prompts import kinds, new_color, new_id, node, picture, run
 
 from comfyfleet.comfy import Backend, Cancellation
 from comfyfleet.comfy.events import (

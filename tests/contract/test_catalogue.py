@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.fleetkit.making import NOW, a_fleet
-from tests.fleetkit.prompts import PROPERTIES, WHAT, drafted
+from tests.support.jobs.fleets import NOW, a_fleet
+from tests.support.jobs.workflows import PROPERTIES, WHAT, drafted
 
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.catalog import service as catalog

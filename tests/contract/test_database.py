@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from sqlalchemy import func, insert, select
-from tests.dbkit.databases import Databases
+from tests.support.databases.factory import Databases
 
 from comfyfleet.errors import InvalidInput, Refused
 from comfyfleet.server.db import Database

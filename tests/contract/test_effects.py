@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.fleetkit.making import NOW, a_fleet
-from tests.fleetkit.objects import MemoryObjects
-from tests.fleetkit.prompts import OBJECT_INFO, PROMPT, PROPERTIES, WHAT, drafted
+from tests.support.databases.memory_objects import MemoryObjects
+from tests.support.jobs.fleets import NOW, a_fleet
+from tests.support.jobs.workflows import OBJECT_INFO, PROMPT, PROPERTIES, WHAT, drafted
 
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.catalog import service

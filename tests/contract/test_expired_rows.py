@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select, update
-from tests.dbkit.databases import Databases
-from tests.jobskit.many import add_dispatches, add_jobs, dispatch_row, job_row
-from tests.jobskit.sides import PROMPT, ByHand, sides_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.bulk import add_dispatches, add_jobs, dispatch_row, job_row
+from tests.support.jobs.context import PROMPT, ByHand, sides_on
 
 from comfyfleet.errors import Refused
 from comfyfleet.server.db.central_tables import audit_log, dispatches

@@ -1,7 +1,7 @@
 """Fleets and what is assigned to them, on every database."""
 
 import pytest
-from tests.fleetkit.making import NOW, SECRET, a_fleet, a_worker, a_workflow
+from tests.support.jobs.fleets import NOW, SECRET, a_fleet, a_worker, a_workflow
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from comfyfleet.server.db import Database

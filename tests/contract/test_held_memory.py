@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import Customer, Shop, shop_on
-from tests.planekit.fleet import Calling
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.fleet import Calling
 
 ROUNDS_FIRST, ROUNDS_MORE = 1, 2
 PROGRESS = {"percent": 50, "node": "3", "preview": "data:image/png;base64," + "A" * 1000}

@@ -4,8 +4,8 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import Play, play_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import Play, play_on
 
 from comfyfleet.server.fleets import service as fleets
 

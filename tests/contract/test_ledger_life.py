@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.dbkit.databases import Databases
+from tests.support.databases.factory import Databases
 
 from comfyfleet.errors import Conflict, InsufficientTokens
 from comfyfleet.server.db import Database, Tx

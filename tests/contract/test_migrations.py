@@ -6,8 +6,8 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, MetaData, column, table, text, update
-from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import create_database
+from tests.support.databases.factory import Databases
+from tests.support.databases.postgres import create_database
 
 from comfyfleet.errors import Refused
 from comfyfleet.server.db import Database, Tx, open_database

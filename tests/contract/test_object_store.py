@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from fastapi import FastAPI
-from tests.storagekit.s3 import RunningS3, running_s3
-from tests.storagekit.serving import free_listener, served, url_of
+from tests.support.databases.s3 import RunningS3, running_s3
+from tests.support.server.asgi import free_listener, served, url_of
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import InvalidInput, NotFound

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from tests.dbkit.databases import Databases
-from tests.dbkit.plans import statements_of
-from tests.jobskit.sides import START
+from tests.support.databases.factory import Databases
+from tests.support.databases.query_plans import statements_of
+from tests.support.jobs.context import START
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db import metrics_queries as plane

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.scalekit.reads import Read
-from tests.scalekit.routes import filled_on
+from tests.support.databases.factory import Databases
+from tests.support.databases.reads import Read
+from tests.support.server.routes import filled_on
 
 FEW, MANY = 300, 3_000
 GROWTH_MAX = 1.5

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
-from tests.dbkit.recording import recording
+from tests.support.databases.recorder import recording
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.db import Database, Tx

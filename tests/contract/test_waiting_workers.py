@@ -12,12 +12,12 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.jobskit.many import counting
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
-from tests.upkeepkit import Ahead
+from tests.support.databases.factory import Databases
+from tests.support.jobs.bulk import counting
+from tests.support.jobs.dispatches import parked
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.tenants import Ahead
 
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.jobs import poll

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.dbkit.dispatches import new
-from tests.fleetkit.making import NOW, a_fleet, a_worker, a_workflow, key_of
+from tests.support.jobs.dispatches import new
+from tests.support.jobs.fleets import NOW, a_fleet, a_worker, a_workflow, key_of
 
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.golden.comparing import difference, matches, without
 from tests.golden.shared import ENGINE
-from tests.unit.engine.running import NODES, NodeStopped, PromptRun, RecordingContext, folders_in
+from tests.unit.engine.node_runs import NODES, NodeStopped, PromptRun, RecordingContext, folders_in
 
 pytestmark = pytest.mark.skipif(
     not ENGINE.is_dir(), reason=f"{ENGINE} is absent (COMFYFLEET_SHARED names another place)"

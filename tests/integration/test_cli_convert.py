@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
+from tests.support.server.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
 from tests.unit.saved_files import chunk, png_with
 from tests.unit.small_server import OBJECT_INFO as SMALL_SERVER
 from tests.unit.small_server import text_to_image

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.integration.commands import NEGATIVE, Admin
-from tests.integration.small_http import Answer, serving
+from tests.support.server.commands import NEGATIVE, Admin
+from tests.support.server.small_http import Answer, serving
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.commands import NEGATIVE, OBJECT_INFO, comfyfleet
+from tests.support.server.commands import NEGATIVE, OBJECT_INFO, comfyfleet
 
 
 def failed(*arguments: str, stdin: bytes = b"") -> list[str]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.acceptancekit.processes import Process, finish
-from tests.clientkit import PHOTO, Shop, shop_in
-from tests.clientkit.relay import relayed
-from tests.integration.commands import Result, comfyfleet
+from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.processes import Process, finish
+from tests.support.server.relay import relayed
+from tests.support.server.shop import PHOTO, Shop, shop_in
 
 GRAPH = """
 name: A square

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.commands import comfyfleet
+from tests.support.server.commands import comfyfleet
 
 from comfyfleet import __version__
 from comfyfleet.cli.main import app

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from tests.integration.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
+from tests.support.server.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
 
 from comfyfleet.workflow.inspect import model
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.integration.commands import NEGATIVE, Admin
+from tests.support.server.commands import NEGATIVE, Admin
 
 
 def job_of(admin: Admin, *arguments: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import PIL.Image
 import pytest
-from tests.acceptancekit.processes import finish
-from tests.clientkit import Shop, shop_in
-from tests.integration.commands import Result, comfyfleet
+from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.processes import finish
+from tests.support.server.shop import Shop, shop_in
 
 TWO_STEPS = """
 name: Two steps

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.integration.commands import EXAMPLES, NEGATIVE, comfyfleet
+from tests.support.server.commands import EXAMPLES, NEGATIVE, comfyfleet
 
 from comfyfleet.cli.admin.catalog import parse_property, read_registrations
 from comfyfleet.cli.context import process_context

@@ -15,8 +15,8 @@ import av
 import httpx
 import PIL.Image
 import pytest
-from tests.integration.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
-from tests.support.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.server.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
 
 from comfyfleet.engine import Served, serve_in_thread
 

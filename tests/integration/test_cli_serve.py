@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.postgres import create_database
-from tests.integration.commands import comfyfleet
-from tests.integration.processes import Running, executed, started
+from tests.support.databases.factory import Databases
+from tests.support.databases.postgres import create_database
+from tests.support.server.commands import comfyfleet
+from tests.support.server.running import Running, executed, started
 
 URL = r"Control plane at (http://\S+)"
 KEY = r"export COMFYFLEET_URL=\S+ COMFYFLEET_KEY=(\w{64})"

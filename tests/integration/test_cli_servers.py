@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.commands import NEGATIVE, OBJECT_INFO, comfyfleet
-from tests.integration.small_http import Answer, SmallServer, serving
+from tests.support.server.commands import NEGATIVE, OBJECT_INFO, comfyfleet
+from tests.support.server.small_http import Answer, SmallServer, serving
 
 from comfyfleet.cli.context import ServerCache, base_url, url_without_password
 

@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from tests.integration.commands import comfyfleet
+from tests.support.server.commands import comfyfleet
 
 COMMAND = ("--comfyui-command", "comfyui --port {port}")
 

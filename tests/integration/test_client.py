@@ -7,7 +7,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from tests.clientkit import CLIP, PHOTO, Shop, shop_in
+from tests.support.server.shop import CLIP, PHOTO, Shop, shop_in
 
 from comfyfleet.client import Client, JobEvent
 from comfyfleet.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import PIL.Image
 import pytest
-from tests.clientkit import PHOTO, Shop, shop_in
+from tests.support.server.shop import PHOTO, Shop, shop_in
 
 from comfyfleet.client import Client, GraphEvent, PipelineRun
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut

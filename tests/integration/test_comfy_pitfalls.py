@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from tests.comfykit.prompts import kinds, new_color, new_id, node, picture, run
-from tests.comfykit.stub import LIMITS, Stub, client_of, until
+from tests.support.backends.prompts import kinds, new_color, new_id, node, picture, run
+from tests.support.backends.stub_server import LIMITS, Stub, client_of, until
 
 from comfyfleet.comfy import Cancellation, ComfyServer, OutputFile, ServerSettings
 from comfyfleet.comfy.calls import Runtime

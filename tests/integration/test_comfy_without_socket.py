@@ -6,11 +6,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.agentkit.plane import eventually
-from tests.agentkit.prompts import picture, steps
-from tests.agentkit.serving import serving_plane
-from tests.agentkit.workers import settings_for, working
-from tests.comfykit.proxy import meddling
+from tests.support.backends.proxy import meddling
+from tests.support.workers.memory_plane import eventually
+from tests.support.workers.plane_server import serving_plane
+from tests.support.workers.prompts import picture, steps
+from tests.support.workers.workers import settings_for, working
 
 from comfyfleet.comfy import BackendLimits, Cancellation, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Cancelled, End, Started, Succeeded

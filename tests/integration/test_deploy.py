@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptancekit.processes import COMFYFLEET
-from tests.awskit.simulator import Aws
+from tests.support.server.processes import COMFYFLEET
+from tests.support.workers.aws import Aws
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from tests.clientkit import KEY, Shop, shop_in
-from tests.integration.processes import started
+from tests.support.server.running import started
+from tests.support.server.shop import KEY, Shop, shop_in
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 300

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
-from tests.comfykit.prompts import new_id, node
-from tests.comfykit.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
+from tests.support.backends.prompts import new_id, node
+from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
 from comfyfleet.comfy.calls import Runtime

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from tests.integration.commands import NEGATIVE, OBJECT_INFO
+from tests.support.server.commands import NEGATIVE, OBJECT_INFO
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from tests.storagekit.serving import free_listener, served, url_of
+from tests.support.server.asgi import free_listener, served, url_of
 
 from comfyfleet.errors import InvalidInput, Unavailable
 from comfyfleet.server.http import objects

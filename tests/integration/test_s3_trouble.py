@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.storagekit.s3 import RunningS3, running_s3
-from tests.storagekit.serving import free_listener, url_of
+from tests.support.databases.s3 import RunningS3, running_s3
+from tests.support.server.asgi import free_listener, url_of
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import AccessDenied, NotFound, Refused, Unavailable

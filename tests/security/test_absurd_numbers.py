@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.fleet import Calling, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Calling, Yard, yard_on
 
 BEYOND = ("1e999", "-1e999", "NaN", "Infinity", "9" * 5000)
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import httpx
 import pytest
-from tests.planekit import ADMIN_KEY, client_of
-from tests.planekit.customers import Customer, Shop, png
 from tests.security.test_picture_bombs import bomb
+from tests.support.server.control_plane import ADMIN_KEY, client_of
+from tests.support.server.customers import Customer, Shop, png
 
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agentkit.plane import Dispatch, GivenFile, Plane, eventually
-from tests.agentkit.prompts import passing, picture
-from tests.agentkit.serving import serving_plane
-from tests.agentkit.workers import settings_for, working
-from tests.comfykit.prompts import node
+from tests.support.backends.prompts import node
+from tests.support.workers.memory_plane import Dispatch, GivenFile, Plane, eventually
+from tests.support.workers.plane_server import serving_plane
+from tests.support.workers.prompts import passing, picture
+from tests.support.workers.workers import settings_for, working
 
 from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine

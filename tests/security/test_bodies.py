@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import Customer, Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.draft import PROPERTIES_MAX

@@ -3,8 +3,8 @@
 from typing import Any
 
 import httpx
-from tests.planekit.customers import Customer, Shop, png
-from tests.planekit.fleet import Calling
+from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.fleet import Calling
 from tests.unit import saved_files
 
 SECRET = b"OPERATOR-SECRET-SYSTEM-PROMPT"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, Shop, png
 
 
 def passing(**node: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop
+from tests.support.server.customers import Customer, Shop
 
 FED = 10  # times that each merge is fed by the one before
 

@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import func, select
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on
-from tests.planekit import client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on
+from tests.support.server.control_plane import client_of, plane_on
 
 from comfyfleet.errors import TooManyActive
 from comfyfleet.server.db.central_tables import dispatches

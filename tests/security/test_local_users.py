@@ -11,10 +11,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.integration.commands import comfyfleet
-from tests.planekit import ADMIN_KEY, plane_on
-from tests.planekit.customers import Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.commands import comfyfleet
+from tests.support.server.control_plane import ADMIN_KEY, plane_on
+from tests.support.server.customers import Shop, shop_on
 
 import comfyfleet as package
 from comfyfleet.clock import utc_now

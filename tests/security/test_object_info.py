@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from blake3 import blake3
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
 
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets

@@ -11,8 +11,14 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import ADMIN_KEY, URL, client_of, documented_routes, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import (
+    ADMIN_KEY,
+    URL,
+    client_of,
+    documented_routes,
+    plane_on,
+)
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.app import create_app

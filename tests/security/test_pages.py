@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.dbkit.databases import Databases
-from tests.planekit import URL, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import URL, plane_on
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.app import create_app

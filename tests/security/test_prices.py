@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.planekit.customers import DRAWN, DRAWN_PROPERTIES, Customer, Shop
+from tests.support.server.customers import DRAWN, DRAWN_PROPERTIES, Customer, Shop
 
 from comfyfleet.server.graphs.runner import read_outbox
 from comfyfleet.server.maintenance.sweeps import advance_pipelines

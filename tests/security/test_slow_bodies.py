@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Shop, shop_on
 
 from comfyfleet.server.http import middleware
 

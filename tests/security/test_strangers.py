@@ -11,9 +11,9 @@ import httpx
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
-from tests.dbkit.databases import Databases
-from tests.planekit import ADMIN_KEY, plane_on
-from tests.storagekit.serving import free_listener, url_of
+from tests.support.databases.factory import Databases
+from tests.support.server.asgi import free_listener, url_of
+from tests.support.server.control_plane import ADMIN_KEY, plane_on
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.app import create_app

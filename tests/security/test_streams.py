@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import Customer, Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
 
 from comfyfleet.server.http import streams
 from comfyfleet.server.tenants import service as tenants

@@ -16,6 +16,7 @@ SHARED_NAMES = {
     "Verdict": "the SDK's exported name of the API's model",
     "Limits": "exported by workflow, and the name of a model in the admin API",
 }
+SUPPORT_PACKAGES = ["backends", "databases", "jobs", "server", "workers"]
 
 
 def test_no_module_is_named_by_a_gerund() -> None:
@@ -43,3 +44,8 @@ def test_there_are_few_files_and_few_short_ones() -> None:
 
 def test_there_are_few_packages_at_the_top() -> None:
     assert len(figures.top_packages()) <= TOP_PACKAGES_MAX, figures.top_packages()
+
+
+def test_what_tests_share_is_in_five_packages() -> None:
+    assert figures.support_packages() == SUPPORT_PACKAGES
+    assert not list(figures.ROOT.glob("tests/*kit"))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.contract.graphs.test_graph_runs import DIAMOND, FAN_OUT
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import PRICE, Play, play_on
-from tests.jobskit.fuse import Burnt, Fuse, fused
+from tests.support.databases.factory import Databases
+from tests.support.jobs.fuse import Burnt, Fuse, fused
+from tests.support.jobs.graphs import PRICE, Play, play_on
 
 from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.actions import NewGraphRun

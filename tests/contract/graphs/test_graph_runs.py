@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import PRICE, graph, new_owner, node, output, play_on, statuses
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import PRICE, graph, new_owner, node, output, play_on, statuses
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, NotFound

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import Play, graph, node, output, play_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import Play, graph, node, output, play_on
 
 from comfyfleet.server.db.tenant_tables import graph_runs
 from comfyfleet.server.graphs import runner

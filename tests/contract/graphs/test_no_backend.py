@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tests.dbkit.databases import Databases
-from tests.graphskit.playing import Play, graph, node, output, play_on, statuses
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import Play, graph, node, output, play_on, statuses
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.graphs import actions

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import select
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on, waiter
 
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.server.db import Tx

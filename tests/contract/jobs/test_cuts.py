@@ -6,9 +6,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.jobskit.fuse import Burnt, Fuse, fused
-from tests.jobskit.sides import (
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import (
     ByHand,
     asked,
     give_tokens,
@@ -17,6 +16,7 @@ from tests.jobskit.sides import (
     sides_on,
     waiter,
 )
+from tests.support.jobs.fuse import Burnt, Fuse, fused
 
 from comfyfleet.api.worker import Complete
 from comfyfleet.api.worker import Job as Handed

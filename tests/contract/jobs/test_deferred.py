@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import func, select
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand, asked, give_tokens, sides_on, waiter
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on, waiter
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import Complete, Heartbeat

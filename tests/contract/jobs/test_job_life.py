@@ -7,8 +7,8 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand, asked, give_tokens, let_expire, sides_on, waiter
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand, asked, give_tokens, let_expire, sides_on, waiter
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import Complete, Heartbeat

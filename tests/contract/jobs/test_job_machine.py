@@ -21,9 +21,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.dbkit.databases import Databases
-from tests.jobskit.fuse import Burnt, Fuse, fused
-from tests.jobskit.sides import (
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import (
     ByHand,
     asked,
     give_tokens,
@@ -32,6 +31,7 @@ from tests.jobskit.sides import (
     sides_on,
     waiter,
 )
+from tests.support.jobs.fuse import Burnt, Fuse, fused
 
 from comfyfleet.api.worker import Complete, Heartbeat
 from comfyfleet.api.worker import Job as Handed

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import (
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import (
     ByHand,
     asked,
     give_tokens,

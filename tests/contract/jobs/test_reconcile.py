@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import delete, func, select, update
-from tests.dbkit.databases import Databases
-from tests.jobskit.many import counting, queue_many
-from tests.jobskit.sides import ByHand, sides_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.bulk import counting, queue_many
+from tests.support.jobs.context import ByHand, sides_on
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.db.central_tables import dispatches, tenants

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.pipelinekit.studio import Studio, studio_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.pipelines import Studio, studio_on
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.jobskit.fuse import Burnt, Fuse, fused
-from tests.pipelinekit.studio import TOKENS, Studio, studio_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.fuse import Burnt, Fuse, fused
+from tests.support.jobs.pipelines import TOKENS, Studio, studio_on
 
 from comfyfleet.server.jobs.outbox import flush_due
 from comfyfleet.server.maintenance.sweeps import advance_pipelines, maintain_pipelines

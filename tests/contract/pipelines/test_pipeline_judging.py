@@ -3,7 +3,7 @@
 from uuid import UUID, uuid4
 
 import pytest
-from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, Studio
+from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, Studio
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.server.notifications import audit

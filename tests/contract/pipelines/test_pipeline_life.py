@@ -6,8 +6,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.pipelinekit.studio import ONE_STEP, THREE_STEPS, TOKENS, Studio, png, studio_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, TOKENS, Studio, png, studio_on
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.server.catalog import service as catalog

@@ -6,8 +6,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.pipelinekit.studio import ONE_STEP, Studio, png, studio_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.pipelines import ONE_STEP, Studio, png, studio_on
 
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.pipelines import actions

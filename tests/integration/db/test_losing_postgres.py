@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from tests.acceptancekit.postgres import PostgresProcess, restartable_postgres
+from tests.support.databases.restartable_postgres import PostgresProcess, restartable_postgres
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db import Database, open_database

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.dbkit.databases import Databases
+from tests.support.databases.factory import Databases
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db.database import Database, open_database

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.enginekit.nodes import NODES
-from tests.enginekit.talking import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.backends.engine_client import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.backends.nodes import NODES
 
 from comfyfleet.engine import Engine, Served, serve_in_thread
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.enginekit.nodes import NODES, link, node
-from tests.enginekit.talking import WAIT_SECONDS_MAX, Talk, talking
-from tests.support.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.engine_client import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.backends.nodes import NODES, link, node
 from websockets.exceptions import InvalidStatus
 
 from comfyfleet.engine import Served
@@ -280,7 +280,7 @@ def test_a_file_that_is_not_there_is_no_redirect(
 
 
 def test_at_most_so_many_jobs_can_wait(alice: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.comfy_cloud.cloud.QUEUE_JOBS_MAX", 1)
+    monkeypatch.setattr("tests.support.backends.comfy_cloud.cloud.QUEUE_JOBS_MAX", 1)
     first = submit(alice, slow())
     wait_for(alice, first, "executing")
     submit(alice, said("x"))

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import PIL.Image
 import pytest
-from tests.enginekit.talking import Talk
+from tests.support.backends.engine_client import Talk
 
 from comfyfleet.engine import DataFolder, Served
 from comfyfleet.engine.http import limit_body

@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 import pytest
-from tests.enginekit.nodes import NODES, link, node
-from tests.enginekit.talking import Talk
+from tests.support.backends.engine_client import Talk
+from tests.support.backends.nodes import NODES, link, node
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin

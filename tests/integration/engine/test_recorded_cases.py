@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.enginekit.talking import Talk, talking
 from tests.golden.comparing import difference, matches, without
 from tests.golden.shared import ENGINE
+from tests.support.backends.engine_client import Talk, talking
 
 from comfyfleet.engine import Served, serve_in_thread
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import PIL.Image
 import pytest
-from tests.enginekit.nodes import NODES, link, node
-from tests.enginekit.talking import Talk, talking
+from tests.support.backends.engine_client import Talk, talking
+from tests.support.backends.nodes import NODES, link, node
 
 from comfyfleet.engine import serve_in_thread
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.enginekit.replay import TIME_SCALE, Differences, replay
 from tests.golden.shared import SHARED
+from tests.support.backends.replay import TIME_SCALE, Differences, replay
 
 from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.node import Context, EngineNodeType, NodeResult

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.awskit.simulator import Aws
-from tests.integration.small_http import Answer, serving
+from tests.support.server.small_http import Answer, serving
+from tests.support.workers.aws import Aws
 
 from comfyfleet.server.fleets.ec2 import InstanceStatus, check_instance, is_instance
 

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.planekit import client_of, plane_on
-from tests.planekit.fleet import Calling, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import parked
+from tests.support.server.control_plane import client_of, plane_on
+from tests.support.server.fleet import Calling, Yard, yard_on
 
 CHECKPOINTS = "CheckpointLoaderSimple.ckpt_name"
 PROMPT = {

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from pydantic import BaseModel, Field
-from tests.dbkit.databases import Databases
-from tests.planekit import ADMIN_KEY, URL, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import ADMIN_KEY, URL, plane_on
 
 from comfyfleet import errors
 from comfyfleet.server.app import ControlPlane

@@ -4,8 +4,8 @@ import gc
 import weakref
 from pathlib import Path
 
-from tests.dbkit.databases import Databases
-from tests.planekit import client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import client_of, plane_on
 
 from comfyfleet.server.app import ControlPlane
 

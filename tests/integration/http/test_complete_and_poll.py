@@ -10,11 +10,11 @@ from uuid import UUID
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.jobskit.fuse import Fuse, fused
-from tests.planekit import URL, plane_on
-from tests.planekit.fleet import Calling, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import parked
+from tests.support.jobs.fuse import Fuse, fused
+from tests.support.server.control_plane import URL, plane_on
+from tests.support.server.fleet import Calling, Yard, yard_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.queue import service as dispatch

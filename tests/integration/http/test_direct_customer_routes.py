@@ -7,10 +7,10 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
 from tests.integration.http.test_direct_routes import client_on, counted, declared_only, more, told
-from tests.planekit import plane_on
-from tests.planekit.customers import Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Shop, shop_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.tenants.model import Scope

@@ -9,9 +9,9 @@ from uuid import uuid4
 import httpx
 import pytest
 from fastapi import FastAPI
-from tests.dbkit.databases import Databases
-from tests.planekit import URL, at_once, plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import URL, at_once, plane_on
+from tests.support.server.fleet import Yard, yard_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.direct_routes import DirectRoutes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import lane, leased, new, submit, waiter
-from tests.fleetkit.making import a_fleet, a_worker, a_workflow
-from tests.planekit import client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import lane, leased, new, submit, waiter
+from tests.support.jobs.fleets import a_fleet, a_worker, a_workflow
+from tests.support.server.control_plane import client_of, plane_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Unavailable

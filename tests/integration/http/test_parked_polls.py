@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agentkit.plane import eventually
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
-from tests.storagekit.serving import free_listener
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import parked
+from tests.support.server.asgi import free_listener
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
+from tests.support.workers.memory_plane import eventually
 
 from comfyfleet.server.http import connections
 from comfyfleet.server.http import connections as parking

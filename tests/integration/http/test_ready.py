@@ -5,8 +5,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 from sqlalchemy.engine import make_url
-from tests.dbkit.databases import Databases
-from tests.planekit import ADMIN_KEY, client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import ADMIN_KEY, client_of, plane_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Refused

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.dbkit.databases import Databases
-from tests.dbkit.wire import Wire, wire_to
-from tests.planekit import plane_on
-from tests.planekit.customers import Customer, Shop, shop_on
-from tests.planekit.fleet import Calling
+from tests.support.databases.factory import Databases
+from tests.support.databases.protocol_relay import Wire, wire_to
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.fleet import Calling
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import workers

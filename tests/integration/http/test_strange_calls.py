@@ -25,10 +25,10 @@ from schemathesis.checks import (
 )
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.core.result import Ok
-from tests.dbkit.databases import Databases
-from tests.planekit import ADMIN_KEY, plane_on
-from tests.planekit.customers import Customer, Shop, shop_on
-from tests.storagekit.serving import free_listener, served, url_of
+from tests.support.databases.factory import Databases
+from tests.support.server.asgi import free_listener, served, url_of
+from tests.support.server.control_plane import ADMIN_KEY, plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.transport.fetch import PublicHttpClient

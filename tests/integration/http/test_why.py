@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import workers

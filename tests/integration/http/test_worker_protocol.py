@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.planekit import plane_on
-from tests.planekit.fleet import PICTURE, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import parked
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import PICTURE, Yard, yard_on
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import parked
-from tests.planekit import URL, plane_on
-from tests.planekit.fleet import Calling, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import parked
+from tests.support.server.control_plane import URL, plane_on
+from tests.support.server.fleet import Calling, Yard, yard_on
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.app import create_app

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.dbkit.databases import Databases
-from tests.dbkit.dispatches import add_workflows, lane, new, opened, outcome, parked, submit, waiter
+from tests.support.databases.factory import Databases
+from tests.support.jobs.dispatches import (
+    add_workflows,
+    lane,
+    new,
+    opened,
+    outcome,
+    parked,
+    submit,
+    waiter,
+)
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.driver import dsn

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
 
 from comfyfleet.server.jobs.reconcile import expire_due_leases
 from comfyfleet.server.maintenance.sweeps import remove_lost_workers

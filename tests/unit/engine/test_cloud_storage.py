@@ -3,7 +3,7 @@
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
-from tests.support.comfy_cloud.cloud import URL_SECONDS, StorageUrlSigner
+from tests.support.backends.comfy_cloud.cloud import URL_SECONDS, StorageUrlSigner
 
 SIGNER = StorageUrlSigner(b"secret")
 NOW = 1000.0

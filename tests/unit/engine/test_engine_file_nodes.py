@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from tests.unit.engine.running import NODES, PromptRun, RecordingContext, folders_in, run
+from tests.unit.engine.node_runs import NODES, PromptRun, RecordingContext, folders_in, run
 
 from comfyfleet.errors import NodeFailed
 

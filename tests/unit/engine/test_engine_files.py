@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from tests.unit.engine.running import NOON, RecordingContext, folders_in
+from tests.unit.engine.node_runs import NOON, RecordingContext, folders_in
 
 from comfyfleet.engine.node import split_annotation
 from comfyfleet.engine.saved_files import (

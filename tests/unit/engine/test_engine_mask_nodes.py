@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.engine.running import RecordingContext, folders_in, run, value
+from tests.unit.engine.node_runs import RecordingContext, folders_in, run, value
 
 from comfyfleet.engine.image_math import Image, Mask
 from comfyfleet.errors import LimitExceeded, NodeFailed

@@ -2,7 +2,7 @@ import inspect
 from pathlib import Path
 
 import pytest
-from tests.unit.engine.running import NODES
+from tests.unit.engine.node_runs import NODES
 
 from comfyfleet.engine.node import Interface, integer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from tests.unit.engine.running import NODES, RecordingContext, folders_in, run, value
+from tests.unit.engine.node_runs import NODES, RecordingContext, folders_in, run, value
 
 from comfyfleet.errors import NodeFailed
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.engine.running import NODES, PromptRun, RecordingContext, folders_in, run, value
+from tests.unit.engine.node_runs import NODES, PromptRun, RecordingContext, folders_in, run, value
 
 from comfyfleet.errors import InvalidValue, NodeFailed
 

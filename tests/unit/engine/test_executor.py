@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.enginekit.listening import Bench
-from tests.enginekit.nodes import link, node
+from tests.support.backends.audience import Bench
+from tests.support.backends.nodes import link, node
 
 from comfyfleet.engine.run import MissingNode
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.enginekit.nodes import NODES, link, node, node_type, say
+from tests.support.backends.nodes import NODES, link, node, node_type, say
 
 from comfyfleet.engine.node import Folders
 from comfyfleet.engine.validate import PromptValidation, validate

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import client_of, plane_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import client_of, plane_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Unauthenticated

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.planekit.fleet import PROPERTIES, Yard, yard_on
+from tests.support.server.fleet import PROPERTIES, Yard, yard_on
 
 from comfyfleet.server.app import ControlPlane
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fleetkit.making import a_worker
-from tests.fleetkit.prompts import PROMPT
-from tests.planekit import client_of
+from tests.support.jobs.fleets import a_worker
+from tests.support.jobs.workflows import PROMPT
+from tests.support.server.control_plane import client_of
 
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.server.app import ControlPlane

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.jobskit.many import add_dispatches, add_jobs, dispatch_row, job_row
-from tests.planekit import client_of, plane_on
-from tests.planekit.fleet import Yard
+from tests.support.databases.factory import Databases
+from tests.support.jobs.bulk import add_dispatches, add_jobs, dispatch_row, job_row
+from tests.support.server.control_plane import client_of, plane_on
+from tests.support.server.fleet import Yard
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db import open_database

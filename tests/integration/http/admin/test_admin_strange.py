@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from tests.fleetkit.prompts import PROMPT
+from tests.support.jobs.workflows import PROMPT
 
 NUL = "a%00b"
 

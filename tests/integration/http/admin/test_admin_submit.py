@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from tests.fleetkit.prompts import OBJECT_INFO
+from tests.support.jobs.workflows import OBJECT_INFO
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import object_info

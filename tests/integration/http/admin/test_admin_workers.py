@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from tests.dbkit.dispatches import parked
-from tests.fleetkit.making import a_fleet, a_worker, a_workflow, key_of
+from tests.support.jobs.dispatches import parked
+from tests.support.jobs.fleets import a_fleet, a_worker, a_workflow, key_of
 
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import Unauthenticated

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fleetkit.prompts import OBJECT_INFO, PROMPT
+from tests.support.jobs.workflows import OBJECT_INFO, PROMPT
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import object_info

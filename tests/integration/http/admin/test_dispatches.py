@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.fleet import Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.fleet import PROMPT, Yard, yard_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import PROMPT, Yard, yard_on
 
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.maintenance.embedded_fleet import AutoAssign

@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 import httpx
 import jsonschema
-from tests.dbkit.databases import Databases
-from tests.jobskit.sides import ByHand
-from tests.planekit import client_of, plane_on
-from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ByHand
+from tests.support.server.control_plane import client_of, plane_on
+from tests.support.server.customers import PRICE, TOKENS, Customer, Shop, shop_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.http.app import create_app

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.planekit.customers import PRICE, TOKENS, Customer, Shop
-from tests.storagekit.serving import free_listener, served, url_of
+from tests.support.server.asgi import free_listener, served, url_of
+from tests.support.server.customers import PRICE, TOKENS, Customer, Shop
 
 from comfyfleet.server.http.app import create_app
 

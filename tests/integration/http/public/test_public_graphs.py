@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.planekit.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, Shop, png
 
 from comfyfleet.server.graphs.runner import read_outbox
 

@@ -6,9 +6,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import PRICE, TOKENS, Customer, Shop, png, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import PRICE, TOKENS, Customer, Shop, png, shop_on
 
 from comfyfleet.clock import utc_now
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.dbkit.databases import Databases
-from tests.planekit import plane_on
-from tests.planekit.customers import Customer, Shop, png, shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, png, shop_on
 
 from comfyfleet.transport.fetch import PublicHttpClient
 

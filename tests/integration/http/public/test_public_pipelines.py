@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.planekit.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, Shop, png
 
 from comfyfleet.server.http.public import pipelines
 from comfyfleet.server.maintenance.sweeps import advance_pipelines

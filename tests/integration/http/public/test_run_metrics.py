@@ -4,9 +4,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Table, func, insert, join, select, true
-from tests.dbkit.plans import statements_of
-from tests.planekit import client_of
-from tests.planekit.customers import Customer, Shop, png
+from tests.support.databases.query_plans import statements_of
+from tests.support.server.control_plane import client_of
+from tests.support.server.customers import Customer, Shop, png
 
 from comfyfleet.server.db import Database, Tx, metrics_queries
 from comfyfleet.server.db.tenant_tables import ai_jobs, graph_runs

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.dbkit.databases import Databases
+from tests.support.databases.factory import Databases
 
 from comfyfleet.server.db.database import open_database
 from comfyfleet.server.http.streams import until_unavailable

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.dbkit.databases import Databases
-from tests.planekit import client_of, plane_on
-from tests.planekit.customers import shop_on
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import client_of, plane_on
+from tests.support.server.customers import shop_on
 
 
 async def shown(client: httpx.AsyncClient, job_id: str, percent: float) -> None:

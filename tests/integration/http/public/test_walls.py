@@ -13,8 +13,8 @@ from uuid import UUID
 
 import httpx
 import pytest
-from tests.planekit import ADMIN_KEY, client_of, documented_routes
-from tests.planekit.customers import TOKENS, Customer, Shop, png
+from tests.support.server.control_plane import ADMIN_KEY, client_of, documented_routes
+from tests.support.server.customers import TOKENS, Customer, Shop, png
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.maintenance.sweeps import advance_pipelines

@@ -1,1 +1,0 @@
-"""The whole thing as processes: PostgreSQL, control plane, workers, engines, metadata services."""

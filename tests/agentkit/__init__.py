@@ -1,1 +1,0 @@
-"""A control plane in memory, and workers beside it."""

@@ -1,1 +1,0 @@
-"""What tests of backends share: prompts, a meddling proxy, a server that follows a script."""

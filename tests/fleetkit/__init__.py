@@ -1,1 +1,0 @@
-"""Fleets, workers and workflows that tests begin with."""

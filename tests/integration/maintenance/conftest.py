@@ -1,0 +1,48 @@
+"""A control plane with a customer, on either database and either store."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.databases.factory import Databases
+from tests.support.databases.s3 import RunningS3, running_s3
+from tests.support.server.control_plane import plane_on
+from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.tenants import Ahead, Customer, customer_of
+
+
+@pytest.fixture(scope="package")
+def s3() -> Iterator[RunningS3]:
+    with running_s3() as running:
+        yield running
+
+
+@pytest.fixture
+def ahead() -> Ahead:
+    return Ahead()
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    if request.param == "local":
+        return (tmp_path / "objects").as_uri()
+    running: RunningS3 = request.getfixturevalue("s3")
+    for name, value in running.env.items():
+        monkeypatch.setenv(name, value)
+    return running.url_of(tmp_path.name)
+
+
+@pytest.fixture
+async def house(
+    databases: Databases, tmp_path: Path, ahead: Ahead, storage_url: str
+) -> AsyncIterator[Yard]:
+    opening = plane_on(databases, tmp_path, clock=ahead, storage_url=storage_url)
+    async with opening as plane, yard_on(plane) as yard:
+        yield yard
+
+
+@pytest.fixture
+async def ada(house: Yard) -> Customer:
+    return await customer_of(house.plane, house.admin)

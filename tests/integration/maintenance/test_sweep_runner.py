@@ -1,0 +1,177 @@
+"""Sweeps: each on its own, one control plane at a time, stopped in order."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from tests.support.databases.factory import Databases
+
+from comfyfleet.clock import utc_now
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.coordination import AdvisoryLocks
+from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
+
+SOON = 5.0
+
+
+class Noted:
+    """Counts its passes, and tells when there were so many."""
+
+    def __init__(self, body: Callable[[], Awaitable[object]] | None = None) -> None:
+        self.passes = 0
+        self._body = body
+        self._changed = asyncio.Condition()
+
+    async def __call__(self) -> object:
+        async with self._changed:
+            self.passes += 1
+            self._changed.notify_all()
+        return await self._body() if self._body else None
+
+    async def reaches(self, passes: int) -> None:
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: self.passes >= passes), SOON)
+
+
+def sweeps_of(
+    turns: AdvisoryLocks, *sweeps: Sweep, meters: ProcessMetrics | None = None
+) -> SweepRunner:
+    return SweepRunner(sweeps, turns, meters or ProcessMetrics(), utc_now)
+
+
+@pytest.fixture
+async def turns(central: Database) -> AsyncIterator[AdvisoryLocks]:
+    turns = AdvisoryLocks(central)
+    yield turns
+    await turns.close()
+
+
+async def broken() -> object:
+    raise ValueError("on purpose")
+
+
+async def test_a_sweep_that_fails_runs_again_and_stops_no_other(
+    turns: AdvisoryLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good, meters = Noted(broken), Noted(), ProcessMetrics()
+    sweeps = sweeps_of(turns, Sweep("bad", bad, 0.01), Sweep("good", good, 0.01), meters=meters)
+    async with run_sweeps(sweeps):
+        await asyncio.gather(bad.reaches(3), good.reaches(3))
+    assert "on purpose" in caplog.text
+    value = meters.registry.get_sample_value
+    failed = value("comfyfleet_sweep_passes_total", {"sweep": "bad", "outcome": "failed"})
+    assert failed == bad.passes
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "bad"}) is None
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "good"})
+
+
+async def test_a_sweep_is_woken_before_its_time(turns: AdvisoryLocks) -> None:
+    lazy = Noted()
+    async with run_sweeps(sweeps_of(turns, Sweep("lazy", lazy, 3600))) as sweeps:
+        await lazy.reaches(1)
+        sweeps.wake("lazy")
+        await lazy.reaches(2)
+        sweeps.wake("nobody")
+
+
+async def test_a_sweep_with_more_to_do_goes_on_at_once(turns: AdvisoryLocks) -> None:
+    async def more() -> bool:
+        return busy.passes < 5
+
+    busy = Noted(more)
+    async with run_sweeps(sweeps_of(turns, Sweep("busy", busy, 3600))):
+        await busy.reaches(5)
+        await asyncio.sleep(0.05)
+    assert busy.passes == 5
+
+
+async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: AdvisoryLocks) -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> None:
+        await asyncio.sleep(0.1)
+        ended.set()
+
+    at_work = Noted(slow)
+    async with run_sweeps(sweeps_of(turns, Sweep("slow", at_work, 3600))):
+        await at_work.reaches(1)
+    assert ended.is_set()
+
+
+async def test_of_two_control_planes_on_postgres_one_passes_at_a_time(
+    postgres_databases: Databases,
+) -> None:
+    url = await postgres_databases.url("central")
+    here, there = open_database(url), open_database(url)
+    first, second = AdvisoryLocks(here), AdvisoryLocks(there)
+    try:
+        assert await first.take("expiry")
+        assert not await second.take("expiry")
+        assert await second.take("outbox")
+        meters = ProcessMetrics()
+        sweep = Sweep("expiry", Noted(), 1)
+        await sweeps_of(second, sweep, meters=meters).pass_once(sweep)
+        left = {"sweep": "expiry", "outcome": "elsewhere"}
+        assert meters.registry.get_sample_value("comfyfleet_sweep_passes_total", left) == 1
+        await first.give("expiry")
+        assert await second.take("expiry")
+        # A control plane that is gone holds nobody back.
+        await second.close()
+        assert await first.take("expiry")
+        assert await first.take("outbox")
+    finally:
+        for turns, database in ((first, here), (second, there)):
+            await turns.close()
+            await database.close()
+
+
+async def test_a_database_that_is_away_is_told_in_a_line_and_turns_come_back(
+    postgres_databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = open_database(await postgres_databases.url("central"))
+    turns, meters = AdvisoryLocks(database), ProcessMetrics()
+    sweep = Sweep("expiry", Noted(), 1)
+    sweeps = sweeps_of(turns, sweep, meters=meters)
+    try:
+        await sweeps.pass_once(sweep)
+        async with database.transaction() as tx:
+            await tx.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        for _ in range(2):
+            await sweeps.pass_once(sweep)
+    finally:
+        await turns.close()
+        await database.close()
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert ["is away" in each for each in told] == [True, False]
+    assert told[1].endswith("is back")
+    assert "Traceback" not in caplog.text
+    passes = meters.registry.get_sample_value
+    assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "done"}) == 2
+    assert passes("comfyfleet_sweep_passes_total", {"sweep": "expiry", "outcome": "failed"}) == 1
+
+
+async def test_what_is_away_is_told_once_and_again_when_it_is_back(
+    turns: AdvisoryLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = True
+
+    async def look() -> None:
+        if is_away:
+            raise Unavailable("the database can't be reached")
+
+    sweep = Sweep("expiry", look, 1)
+    sweeps = sweeps_of(turns, sweep)
+    for _ in range(3):
+        await sweeps.pass_once(sweep)
+    is_away = False
+    for _ in range(2):
+        await sweeps.pass_once(sweep)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "the sweep expiry was cut short: the database can't be reached",
+        "the sweep expiry passes again",
+    ]

@@ -1,0 +1,205 @@
+"""A backend that dies, hangs, runs out of memory or is poisoned."""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.worker.test_overlap import depth
+from tests.support.backends.proxy import Fault, meddling
+from tests.support.workers.memory_plane import Plane, eventually
+from tests.support.workers.prompts import failing, picture, steps
+from tests.support.workers.workers import settings_for, working
+
+from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker import health
+
+# For a worker that would ask for jobs which it can't run: it looks at its backend twice meanwhile.
+WRONG_SECONDS = 1.0
+LOOK_SECONDS_MAX = 15.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "IDLE_LOOK_SECONDS", 0.3)
+
+
+class Mortal:
+    """An engine that can be killed and started again at the same address."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._stack = contextlib.ExitStack()
+        self._port = 0
+        self.engine = self.start()
+
+    def start(self) -> Engine:
+        self.engine = self._stack.enter_context(serve_in_thread(data=self._data, port=self._port))
+        self._port = int(self.engine.url.rpartition(":")[2])
+        return self.engine
+
+    def kill(self) -> None:
+        self._stack.close()
+
+    async def looked_for(self) -> None:
+        """Until somebody has found that it is gone."""
+        found = asyncio.Event()
+
+        def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            found.set()
+
+        async with await asyncio.start_server(hang_up, "127.0.0.1", self._port):
+            await asyncio.wait_for(found.wait(), LOOK_SECONDS_MAX)
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Mortal]:
+    mortal = Mortal(tmp_path / "engine")
+    yield mortal
+    mortal.kill()
+
+
+async def test_a_backend_that_dies_in_mid_run_hands_the_job_back_and_is_waited_for(
+    plane: Plane, mortal: Mortal, tmp_path: Path
+) -> None:
+    job = plane.add(steps(40, 50))
+    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    async with working(settings):
+        await eventually(lambda: job.started)
+        await asyncio.to_thread(mortal.kill)
+        await eventually(lambda: job.word)
+        assert job.requeue.reason in ("backend_down", "backend_fault")
+        await eventually(lambda: not plane.waiting)
+        polls = len(plane.polls)
+        await asyncio.sleep(WRONG_SECONDS)
+        assert len(plane.polls) == polls, "it asks for jobs that it can't run"
+        await asyncio.to_thread(mortal.start)
+        await eventually(lambda: job.leases == 2 and job.status == "ended")
+    assert job.result.outputs
+
+
+async def test_an_idle_worker_notices_that_its_backend_is_gone(
+    plane: Plane, mortal: Mortal, tmp_path: Path
+) -> None:
+    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    async with working(settings):
+        await eventually(lambda: plane.polls)
+        await asyncio.to_thread(mortal.kill)
+        await eventually(lambda: not plane.waiting)
+        job = plane.add(picture())
+        await asyncio.sleep(WRONG_SECONDS)
+        assert job.leases == 0
+        await asyncio.to_thread(mortal.start)
+        await eventually(lambda: job.word)
+    assert job.leases == 1
+
+
+async def test_a_hung_backend_hands_the_job_back(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    job, later = plane.add(steps(1, 600_000)), plane.add(picture())
+    plane.requeues_again = False
+    settings = settings_for(plane, engine.url, tmp_path, stall_seconds=1.0)
+    async with working(settings):
+        await eventually(lambda: job.word)
+        await eventually(lambda: later.word)
+    assert job.requeue.reason == "backend_fault"
+    assert "no progress" in (job.requeue.detail or "")
+
+
+async def test_out_of_memory_is_the_backends_fault_and_memory_is_freed(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    plane.requeues_again = False
+    job = plane.add(failing("CUDA out of memory. Tried to allocate 2.00 GiB"), model_key="flux")
+    async with working(settings_for(plane, engine.url, tmp_path)) as worker:
+        await eventually(lambda: job.word)
+        await eventually(lambda: worker.models.keys == ())
+        after = plane.add(picture())
+        await eventually(lambda: after.word)
+    assert job.requeue.reason == "out_of_memory"
+    assert after.result.outputs
+
+
+async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
+    plane: Plane, mortal: Mortal, tmp_path: Path
+) -> None:
+    plane.requeues_again = False
+    job = plane.add(failing("CUDA error: an illegal memory access was encountered"))
+    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    async with working(settings):
+        await eventually(lambda: job.word)
+        assert job.requeue.reason == "backend_fault"
+        await eventually(lambda: not plane.waiting)
+        after = plane.add(picture())
+        await asyncio.sleep(WRONG_SECONDS)
+        assert after.leases == 0
+        await asyncio.to_thread(mortal.kill)
+        await mortal.looked_for()
+        await asyncio.to_thread(mortal.start)
+        await eventually(lambda: after.word)
+
+
+async def test_a_prompt_that_may_or_may_not_have_arrived_is_never_sent_twice(
+    plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("comfyfleet.worker.lease_runner.LOOK_SECONDS", 0.05)
+    job = plane.add(picture())
+    async with meddling(engine.url, {"POST /prompt": Fault.CUT_UNSEEN}) as proxy:
+        async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
+            await eventually(lambda: job.word)
+        assert proxy.steps.count("POST /prompt") == 1
+        assert "POST /prompt 2" not in proxy.steps
+    assert job.failure["code"] == "unknown_outcome"
+
+
+async def test_a_prompt_that_had_arrived_is_found_again(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    job = plane.add(picture())
+    async with meddling(engine.url, {"POST /prompt": Fault.CUT}) as proxy:
+        async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
+            await eventually(lambda: job.word)
+        assert "POST /prompt 2" not in proxy.steps
+    assert job.result.outputs
+
+
+async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_there_is_room(
+    plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(self: ComfyServer, file: OutputFile, to: Path) -> Fetched:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ComfyServer, "fetch", full)
+        patched.setattr(health, "FREE_BYTES_MIN", 1 << 60)
+        first = plane.add(picture())
+        async with working(settings_for(plane, engine.url, tmp_path)):
+            await eventually(lambda: first.word)
+            await eventually(lambda: not plane.waiting)
+            second = plane.add(picture())
+            await asyncio.sleep(WRONG_SECONDS)
+            assert second.leases == 0
+            patched.undo()
+            await eventually(lambda: second.word)
+    assert first.failure["code"] == "disk_full"
+    assert second.result.outputs
+
+
+async def test_a_lease_that_ran_on_a_dead_backend_leaves_nothing_behind(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    job = plane.add(steps(1000, 50))
+    plane.requeues_again = False
+    async with working(settings_for(plane, engine.url, tmp_path)) as worker:
+        await eventually(lambda: job.started)
+        worker.stop.ask("shutdown", 0)
+        await eventually(lambda: job.word)
+        assert depth(engine) == 0
+    assert job.requeue.reason == "shutdown"

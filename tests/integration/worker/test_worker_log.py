@@ -1,0 +1,138 @@
+"""What a worker's log tells of those that don't answer, and of its own leaving."""
+
+import asyncio
+import logging
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.support.server.running import STOP_SECONDS_MAX, started
+from tests.support.workers.memory_plane import SECRET, Plane, eventually
+from tests.support.workers.prompts import picture, steps
+from tests.support.workers.workers import settings_for, working
+
+from comfyfleet.api.worker import Heartbeat, Poll, Register
+from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.errors import InvalidInput, Unavailable
+from comfyfleet.worker.control_client import ControlClient
+from comfyfleet.worker.factory import open_worker
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    found = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    return [each.getMessage() for each in found if word in each.getMessage()]
+
+
+async def test_a_backend_that_is_not_there_is_told_once_and_that_it_is_back(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = plane.add(picture())
+    place = f"127.0.0.1:{unused_tcp_port}"
+    async with working(settings_for(plane, f"http://{place}", tmp_path)):
+        calls = "comfyfleet.comfy.calls"
+        await eventually(lambda: sum(each.name == calls for each in caplog.records) >= 2)
+        with serve_in_thread(port=unused_tcp_port):
+            await eventually(lambda: job.word)
+            told = lines(caplog, place)
+    assert len(told) == 2
+    assert told[0].startswith(f"waiting for the backend at http://{place}: ")
+    assert told[0].endswith("connection refused")
+    assert told[1] == f"the backend at http://{place} answers"
+
+
+async def test_a_control_plane_that_is_not_there_is_told_once_with_its_url(
+    unused_tcp_port: int, plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    control = ControlClient(url)
+    said = Register(worker_id="w", fleet_slug="gpus")
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await control.register(said, SECRET)
+    await control.aclose()
+    assert lines(caplog, "control plane") == [
+        f"the control plane at {url} doesn't answer: register at {url}: connection refused"
+    ]
+    plane.errors["register"] = 1
+    control = ControlClient(plane.url)
+    with pytest.raises(Unavailable):
+        await control.register(said, SECRET)
+    await control.register(said, SECRET)
+    await control.aclose()
+    assert lines(caplog, "control plane")[-1] == f"the control plane at {plane.url} answers again"
+
+
+async def test_a_part_of_the_service_that_is_away_is_no_control_plane_that_does_not_answer(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool of tenants is down: their jobs' results are not taken, all else goes on."""
+    control = ControlClient(plane.url)
+    await control.register(Register(worker_id="w", fleet_slug="gpus"), SECRET)
+    plane.errors["heartbeat"] = 2
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await control.heartbeat(Heartbeat(dispatch_id=1, lease_token=uuid4()))
+        await control.poll(Poll(worker_id="w"))
+    assert lines(caplog, "control plane") == []
+    plane.errors["poll"] = plane.errors["heartbeat"] = 1
+    with pytest.raises(Unavailable):
+        await control.poll(Poll(worker_id="w"))
+    with pytest.raises(Unavailable):
+        await control.heartbeat(Heartbeat(dispatch_id=1, lease_token=uuid4()))
+    await control.poll(Poll(worker_id="w"))
+    await control.aclose()
+    told = lines(caplog, "control plane")
+    assert [each.rpartition(plane.url)[2].partition(":")[0] for each in told] == [
+        " doesn't answer",
+        " answers again",
+    ]
+
+
+async def test_a_worker_without_a_secret_says_that_it_is_not_set(
+    plane: Plane, tmp_path: Path
+) -> None:
+    settings = settings_for(plane, "http://127.0.0.1:1", tmp_path, secret="")
+    async with open_worker(settings, {}) as worker:
+        with pytest.raises(InvalidInput, match="secret is not set"):
+            await worker.work()
+
+
+def test_the_command_names_the_variable_that_is_not_set(plane: Plane, tmp_path: Path) -> None:
+    where = ("--control", plane.url, "--fleet", "gpus", "--backend", "http://127.0.0.1:1")
+    with started("worker", *where, "--state", str(tmp_path), folder=tmp_path) as running:
+        running.hears("secret is not set")
+        running.hears("export COMFYFLEET_FLEET_SECRET=")
+        assert running.process.wait(STOP_SECONDS_MAX) == 1
+
+
+async def test_who_stops_while_a_job_runs_tells_that_it_waits(
+    plane: Plane, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = plane.add(steps(20, 50))
+    async with open_worker(settings_for(plane, engine.url, tmp_path), {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually(lambda: job.started)
+        worker.stop.ask("shutdown", 10)
+        await work
+    assert job.result.outputs
+    (told,) = lines(caplog, "second Ctrl-C")
+    assert "jobs: 1" in told
+
+
+async def test_why_there_are_no_jobs_is_told_once_until_it_is_something_else(
+    plane: Plane, engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    plane.reason = "this worker waits for an operator's approval"
+    async with working(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: len(plane.polls) > 2)
+        plane.reason = "this worker is draining"
+        asked = len(plane.polls)
+        await eventually(lambda: len(plane.polls) > asked + 1)
+    told = [each.getMessage() for each in caplog.records]
+    assert [each for each in told if each.startswith("no jobs: ")] == [
+        "no jobs: this worker waits for an operator's approval",
+        "no jobs: this worker is draining",
+    ]

@@ -1,1 +1,0 @@
-"""Pipelines on real databases, with a worker that is played by hand."""

@@ -1,1 +1,0 @@
-"""One tenant with as many ended jobs as wanted, and what each route then reads."""

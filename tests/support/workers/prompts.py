@@ -1,0 +1,39 @@
+"""Prompts that last as long as a test wants."""
+
+import uuid
+from typing import Any
+
+from tests.support.backends.prompts import new_color, node
+
+
+def picture(*, size: int = 16) -> dict[str, Any]:
+    return {
+        "1": node("EmptyImage", width=size, height=size, batch_size=1, color=new_color()),
+        "9": node("SaveImage", images=["1", 0], filename_prefix="made"),
+    }
+
+
+def steps(number: int = 5, step_ms: int = 100) -> dict[str, Any]:
+    """So many steps, then a picture."""
+    return {
+        "1": node("EmptyImage", width=8, height=8, batch_size=1, color=new_color()),
+        "2": node("ComfyfleetSteps", steps=number, step_ms=step_ms, previews=False, image=["1", 0]),
+        "9": node("SaveImage", images=["2", 0], filename_prefix="made"),
+    }
+
+
+def passing() -> dict[str, Any]:
+    """The input's bytes come out again."""
+    return {"1": node("ComfyfleetPassFile", file="{{input}}", filename_prefix=uuid.uuid4().hex)}
+
+
+def failing(message: str = "failed on demand", after_ms: int = 0) -> dict[str, Any]:
+    return {"1": node("ComfyfleetFail", fail=True, message=message, after_ms=after_ms)}
+
+
+def video() -> dict[str, Any]:
+    return {
+        "1": node("EmptyImage", width=32, height=32, batch_size=4, color=new_color()),
+        "2": node("CreateVideo", images=["1", 0], fps=4.0),
+        "9": node("SaveVideo", video=["2", 0], filename_prefix="made", format="auto", codec="auto"),
+    }
