@@ -137,8 +137,11 @@ def python_page() -> str:
 
 def _first_paragraph(value: Any) -> str:
     """Of its own docstring: not of the class that it inherits from, nor of the one that Python makes."""
-    text = inspect.cleandoc(getattr(value, "__dict__", {}).get("__doc__") or "")
-    is_made = text.startswith(f"{getattr(value, '__name__', '')}(")
+    if isinstance(value, str):
+        return f"`{value}`"
+    told = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    text = inspect.cleandoc(told or "")
+    is_made = text.startswith(f"{value.__name__}(")
     return "" if is_made else " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
