@@ -5,7 +5,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 NAME_CHARACTERS_MAX = 200
 ROW_ID_MAX = 2**63 - 1
@@ -18,6 +26,32 @@ class Message(BaseModel):
     """Unknown fields are let through: either side may be a little newer than the other."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+def _require_all(schema: dict[str, Any]) -> None:
+    for each in schema.get("properties", {}).values():
+        each.pop("default", None)
+    schema["required"] = list(schema.get("properties", {}))
+
+
+class Response(Message):
+    """What the server answers. It sends every field, and the OpenAPI document says so. The defaults are for
+    clients: entries of lists have fewer fields, and an older server may not know all of them."""
+
+    model_config = ConfigDict(json_schema_extra=_require_all)
+
+
+def _parse_or_keep(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return parse(value)
+    except ValidationError:
+        if isinstance(value, str):
+            return value
+        raise
+
+
+# Of an enum to which a newer server may have added a word: an older client gets the word as it is.
+OPEN_ENUM = WrapValidator(_parse_or_keep)
 
 
 class Asset(Message):

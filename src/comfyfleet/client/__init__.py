@@ -3,6 +3,10 @@
 Public: the names in `__all__`.
 """
 
+from comfyfleet.api.graphs import GraphEvent, Verdict
+from comfyfleet.api.jobs import JobEvent, Output
+from comfyfleet.api.media import MediaResult
+from comfyfleet.api.pipelines import PipelineEvent
 from comfyfleet.client.client import SIGNATURE_HEADER, Client, verify_signature
 from comfyfleet.client.graphs import GraphRunHandle
 from comfyfleet.client.jobs import BatchHandle, JobHandle
@@ -12,21 +16,15 @@ from comfyfleet.client.model import (
     Delivery,
     Effect,
     Graph,
-    GraphEvent,
     GraphRun,
     Job,
-    JobEvent,
     Key,
     Media,
-    MediaResult,
-    Output,
     Pipeline,
-    PipelineEvent,
     PipelineRun,
     Question,
     Quote,
     Transaction,
-    Verdict,
     Vote,
     Wallet,
     Webhook,

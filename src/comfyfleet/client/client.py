@@ -11,28 +11,23 @@ from uuid import UUID, uuid4
 
 import httpx
 
+from comfyfleet.api.account import Deliveries, PublicKeys, Transactions, Webhooks
+from comfyfleet.api.jobs import Jobs, PublicEffects
+from comfyfleet.api.media import Upload, Videos
 from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
 from comfyfleet.client.files import Transferred, upload_file, upload_source
 from comfyfleet.client.graphs import GraphsApi
 from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
 from comfyfleet.client.model import (
-    Announced,
     Batch,
     Delivery,
-    DeliveryList,
     Effect,
-    EffectList,
     Job,
-    JobList,
     Key,
-    KeyList,
     Media,
-    MediaPage,
     Transaction,
-    TransactionPage,
     Wallet,
     Webhook,
-    WebhookList,
 )
 from comfyfleet.client.pipelines import PipelinesApi
 from comfyfleet.client.transport import PAGE, ApiCall, ApiCalls, Patience, fetch_pages, parse_answer
@@ -53,11 +48,8 @@ class WebhooksApi:
         return parse_answer(Webhook, await self._calls.ask(ApiCall("POST", "/api/webhooks", body)))
 
     async def all(self) -> list[Webhook]:
-        return list(
-            parse_answer(
-                WebhookList, await self._calls.ask(ApiCall("GET", "/api/webhooks"))
-            ).webhooks
-        )
+        answer = await self._calls.ask(ApiCall("GET", "/api/webhooks"))
+        return [Webhook(**dict(each)) for each in parse_answer(Webhooks, answer).webhooks]
 
     async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
         """On again, after it was switched off because nobody took anything there for days."""
@@ -75,7 +67,7 @@ class WebhooksApi:
     async def deliveries(self, webhook: Webhook | UUID | str) -> list[Delivery]:
         """The newest ones, as far as one page goes."""
         call = ApiCall("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
-        return list(parse_answer(DeliveryList, await self._calls.ask(call)).deliveries)
+        return list(parse_answer(Deliveries, await self._calls.ask(call)).deliveries)
 
 
 def verify_signature(
@@ -145,7 +137,9 @@ class Client:
         """All that are published, by slug."""
         found: list[Effect] = []
         query = {"limit": PAGE}
-        async for page in fetch_pages(self._calls, "/api/effects", EffectList, query, by="after"):
+        async for page in fetch_pages(
+            self._calls, "/api/effects", PublicEffects, query, by="after"
+        ):
             found += page.effects
         self._effect_ids.update({each.slug: each.id for each in found})
         return found
@@ -162,7 +156,7 @@ class Client:
     async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
         """All of them, the newest first."""
         path, query = "/api/wallet/transactions", {"limit": page_size}
-        async for page in fetch_pages(self._calls, path, TransactionPage, query):
+        async for page in fetch_pages(self._calls, path, Transactions, query):
             for each in page.transactions:
                 yield each
 
@@ -194,7 +188,7 @@ class Client:
             body["effect_id"] = str(await self._effect_id(effect))
         # Announced twice, one of them stays without content and is swept away.
         call = ApiCall("POST", "/api/videos/uploads", body, is_repeatable=True)
-        announced = parse_answer(Announced, await self._calls.ask(call))
+        announced = parse_answer(Upload, await self._calls.ask(call))
         await upload_file(self._calls, announced.upload, file, progress)
         # A file has one media item, however often it is linked.
         body = {"file_id": str(announced.file_id)}
@@ -206,9 +200,9 @@ class Client:
 
     async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
         """The newest first, without URLs: ask for one of them to get those."""
-        async for page in fetch_pages(self._calls, "/api/videos", MediaPage, {"limit": page_size}):
+        async for page in fetch_pages(self._calls, "/api/videos", Videos, {"limit": page_size}):
             for each in page.videos:
-                yield each
+                yield Media(**dict(each))
 
     # Jobs
 
@@ -268,9 +262,9 @@ class Client:
     ) -> AsyncIterator[JobHandle]:
         """All of this user's, the newest first."""
         query = {"status": status, "limit": page_size}
-        async for page in fetch_pages(self._calls, "/api/ai-jobs", JobList, query):
+        async for page in fetch_pages(self._calls, "/api/ai-jobs", Jobs, query):
             for each in page.jobs:
-                yield JobHandle(self._calls, each)
+                yield JobHandle(self._calls, Job(**dict(each)))
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
         call = ApiCall("GET", f"/api/ai-jobs/batches/{batch_id}")
@@ -289,7 +283,8 @@ class Client:
     # Keys
 
     async def keys(self) -> list[Key]:
-        return list(parse_answer(KeyList, await self._calls.ask(ApiCall("GET", "/api/keys"))).keys)
+        answer = await self._calls.ask(ApiCall("GET", "/api/keys"))
+        return [Key(**dict(each)) for each in parse_answer(PublicKeys, answer).keys]
 
     async def create_key(
         self,

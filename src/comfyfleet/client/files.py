@@ -11,7 +11,7 @@ from typing import IO, TypeAlias
 
 import httpx
 
-from comfyfleet.client.model import UploadTarget
+from comfyfleet.api.media import UploadSlot
 from comfyfleet.client.transport import (
     CONNECT_SECONDS,
     RETRYABLE_STATUSES,
@@ -72,7 +72,7 @@ def upload_source(
 
 
 async def upload_file(
-    calls: ApiCalls, slot: UploadTarget, source: UploadSource, told: Transferred | None
+    calls: ApiCalls, slot: UploadSlot, source: UploadSource, told: Transferred | None
 ) -> None:
     """Without the key: the URL is all the right that it takes. The same bytes again do no harm."""
     # An explicit length: a store refuses uploads whose end it can't foresee.

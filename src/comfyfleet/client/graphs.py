@@ -11,22 +11,24 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
+from comfyfleet.api.graphs import (
+    Choice,
+    GraphEvent,
+    GraphPage,
+    GraphRunSummaries,
+    GraphRunSummary,
+    GraphSummary,
+    Verdict,
+    WorkflowOffer,
+    WorkflowOffers,
+)
 from comfyfleet.client.files import Transferred, download_file
 from comfyfleet.client.jobs import free_path
 from comfyfleet.client.model import (
-    Choice,
     Graph,
-    GraphEntry,
-    GraphEvent,
-    GraphList,
     GraphRun,
-    GraphRunEntry,
-    GraphRunPage,
     Media,
-    OfferedWorkflow,
-    OfferList,
     Quote,
-    Verdict,
 )
 from comfyfleet.client.transport import (
     PAGE,
@@ -159,7 +161,7 @@ class GraphRunHandle:
 
     async def answer(
         self,
-        choice: Choice,
+        choice: Choice | str,
         *,
         node: str | None = None,
         index: Sequence[int] = (),
@@ -227,11 +229,11 @@ class GraphsApi:
         """Only who made it may; its runs stay."""
         await self._calls.ask(ApiCall("DELETE", _path(graph)))
 
-    async def offered(self) -> list[OfferedWorkflow]:
+    async def offered(self) -> list[WorkflowOffer]:
         """All that a node may name: published effects and offered workflows, with their properties."""
         return list(
             parse_answer(
-                OfferList, await self._calls.ask(ApiCall("GET", "/api/workflows"))
+                WorkflowOffers, await self._calls.ask(ApiCall("GET", "/api/workflows"))
             ).workflows
         )
 
@@ -257,9 +259,9 @@ class GraphsApi:
         call = ApiCall("GET", _path(graph), query={"version": version})
         return parse_answer(Graph, await self._calls.ask(call))
 
-    async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphEntry]:
+    async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphSummary]:
         """All of the tenant, the newest first."""
-        async for page in fetch_pages(self._calls, "/api/graphs", GraphList, {"limit": page_size}):
+        async for page in fetch_pages(self._calls, "/api/graphs", GraphPage, {"limit": page_size}):
             for each in page.graphs:
                 yield each
 
@@ -329,11 +331,11 @@ class GraphsApi:
         graph: Graph | UUID | str | None = None,
         status: str | None = None,
         page_size: int = PAGE,
-    ) -> AsyncIterator[GraphRunEntry]:
+    ) -> AsyncIterator[GraphRunSummary]:
         """All of this user's, the newest first."""
         graph_id = None if graph is None else _id(graph)
         query = {"graph_id": graph_id, "status": status, "limit": page_size}
-        async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunPage, query):
+        async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunSummaries, query):
             for each in page.runs:
                 yield each
 

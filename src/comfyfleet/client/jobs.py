@@ -10,8 +10,9 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
+from comfyfleet.api.jobs import JobEvent, JobWaitAnswer
 from comfyfleet.client.files import Transferred, download_file
-from comfyfleet.client.model import Batch, Job, JobDiagnosis, JobEvent
+from comfyfleet.client.model import Batch, Job
 from comfyfleet.client.transport import ApiCall, ApiCalls, ResumableStream, parse_answer
 from comfyfleet.errors import RunFailed, RunTimedOut
 from comfyfleet.transport.sse import ServerEvent
@@ -153,7 +154,7 @@ class JobHandle:
     async def why(self) -> str:
         """Why it is not running, if it isn't."""
         answer = await self._calls.ask(ApiCall("GET", f"/api/ai-jobs/{self.id}/why"))
-        return parse_answer(JobDiagnosis, answer).why
+        return parse_answer(JobWaitAnswer, answer).why
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
         """Saves all that it made; nothing is overwritten."""
@@ -232,7 +233,7 @@ class BatchHandle:
         while True:
             page = await self._page(start)
             for each in page.jobs:
-                yield JobHandle(self._calls, each)
+                yield JobHandle(self._calls, Job(**dict(each)))
             if page.next is None:
                 return
             start = page.next

@@ -11,25 +11,21 @@ from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
-from comfyfleet.client.files import Transferred, download_file
-from comfyfleet.client.model import (
-    Candidate,
-    CandidateBranch,
-    CandidateList,
+from comfyfleet.api.pipelines import (
+    Branch,
+    CandidatePage,
     CandidateStatus,
-    CandidateTree,
-    Judgement,
-    Pair,
-    Pipeline,
+    FailureAnswer,
+    Failures,
+    PairAnswer,
     PipelineEvent,
-    PipelineFailure,
-    PipelineFailures,
-    PipelineList,
-    PipelineRun,
-    PipelineRunList,
-    RetriedJobIds,
-    Vote,
+    PipelinePage,
+    PipelineRunSummaries,
+    RetriedJobs,
+    TreeAnswer,
 )
+from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.model import Candidate, Judgement, Pipeline, PipelineRun, Vote
 from comfyfleet.client.transport import (
     PAGE,
     Answer,
@@ -109,13 +105,13 @@ class PipelineRunHandle:
         """Failed jobs, one or all, are made again: they are not by themselves."""
         body = {"job_id": None if job_id is None else str(job_id)}
         return list(
-            (await self._ask(RetriedJobIds, ApiCall("POST", f"{self._path}/retry", body))).jobs
+            (await self._ask(RetriedJobs, ApiCall("POST", f"{self._path}/retry", body))).jobs
         )
 
-    async def failures(self, *, limit: int = PAGE) -> list[PipelineFailure]:
+    async def failures(self, *, limit: int = PAGE) -> list[FailureAnswer]:
         """Jobs that failed and were not retried, the newest first."""
         call = ApiCall("GET", f"{self._path}/failures", query={"limit": limit})
-        return list((await self._ask(PipelineFailures, call)).failures)
+        return list((await self._ask(Failures, call)).failures)
 
     async def wait(
         self,
@@ -169,23 +165,23 @@ class PipelineRunHandle:
         self,
         *,
         step: int | None = None,
-        status: CandidateStatus | None = None,
+        status: CandidateStatus | str | None = None,
         parent: UUID | None = None,
         page_size: int = PAGE,
     ) -> AsyncIterator[Candidate]:
         """The oldest first."""
         wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
         path = f"{self._path}/candidates"
-        async for page in fetch_pages(self._calls, path, CandidateList, wanted, by="after"):
+        async for page in fetch_pages(self._calls, path, CandidatePage, wanted, by="after"):
             for each in page.candidates:
                 yield each
 
     async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
         return await self._ask(Candidate, ApiCall("GET", self._of(candidate)))
 
-    async def tree(self) -> tuple[CandidateBranch, ...]:
+    async def tree(self) -> tuple[Branch, ...]:
         """Who came out of whom."""
-        return (await self._ask(CandidateTree, ApiCall("GET", f"{self._path}/tree"))).tree
+        return (await self._ask(TreeAnswer, ApiCall("GET", f"{self._path}/tree"))).tree
 
     async def judge(self, candidate: Candidate | UUID | str, verdict: Judgement) -> Candidate:
         """`approve`, `reject` (stops its branch) or `winner`."""
@@ -200,7 +196,9 @@ class PipelineRunHandle:
 
     async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:
         """Two that are worth comparing; None where there are not two."""
-        found = await self._ask(Pair, ApiCall("GET", f"{self._path}/pair", query={"step": step}))
+        found = await self._ask(
+            PairAnswer, ApiCall("GET", f"{self._path}/pair", query={"step": step})
+        )
         return (found.candidates[0], found.candidates[1]) if len(found.candidates) == 2 else None
 
     async def vote(self, winner: Candidate | UUID | str, loser: Candidate | UUID | str) -> Vote:
@@ -293,7 +291,7 @@ class PipelinesApi:
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
         async for page in fetch_pages(
-            self._calls, "/api/pipelines", PipelineList, {"limit": page_size}
+            self._calls, "/api/pipelines", PipelinePage, {"limit": page_size}
         ):
             for each in page.pipelines:
                 yield each
@@ -338,9 +336,11 @@ class PipelinesApi:
             "pipeline_id": None if pipeline is None else _pipeline_id(pipeline),
             "limit": page_size,
         }
-        async for page in fetch_pages(self._calls, "/api/pipeline-runs", PipelineRunList, query):
+        async for page in fetch_pages(
+            self._calls, "/api/pipeline-runs", PipelineRunSummaries, query
+        ):
             for each in page.runs:
-                yield each
+                yield PipelineRun(**dict(each))
 
 
 def _pipeline_id(pipeline: Pipeline | UUID | str) -> str:

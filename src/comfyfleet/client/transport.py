@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from comfyfleet import errors
 from comfyfleet.api.values import Message
-from comfyfleet.client.model import Page
 from comfyfleet.errors import (
     FleetError,
     InsufficientTokens,
@@ -235,23 +234,22 @@ def _no_answer(call: ApiCall, error: httpx.TransportError) -> ServerUnavailable 
 
 
 PAGE = 100
-SomePage = TypeVar("SomePage", bound=Page)
 
 
 async def fetch_pages(
     calls: ApiCalls,
     path: str,
-    kind: type[SomePage],
+    kind: type[Answer],
     query: Mapping[str, Any],
     *,
     by: str = "before",
-) -> AsyncIterator[SomePage]:
+) -> AsyncIterator[Answer]:
     """Each names where the next one begins; the last names nothing."""
     begin = None
     while True:
         page = parse_answer(kind, await calls.ask(ApiCall("GET", path, query={**query, by: begin})))
         yield page
-        begin = page.next
+        begin = page.model_dump(include={"next"})["next"]
         if begin is None:
             return
 

@@ -22,6 +22,7 @@ from comfyfleet.errors import (
 
 EFFECT = "7f1c6a52-0000-4000-8000-000000000001"
 JOB = "7f1c6a52-0000-4000-8000-000000000002"
+AT = "2026-05-01T06:00:00Z"
 Step = Callable[[httpx.Request], httpx.Response] | httpx.Response | type[httpx.TransportError]
 
 
@@ -53,7 +54,7 @@ class Script:
 
 
 def job(status: str = "queued") -> httpx.Response:
-    return httpx.Response(201, json={"id": JOB, "status": status})
+    return httpx.Response(201, json={"id": JOB, "status": status, "submitted_at": AT})
 
 
 def refused(status: int, code: str, headers: dict[str, str] | None = None, **details: Any) -> Step:
@@ -228,10 +229,12 @@ async def test_streams_that_tell_nothing_are_given_up_for_polling() -> None:
 async def test_a_url_with_a_right_of_its_own_never_gets_the_key() -> None:
     slot = {"method": "PUT", "url": "http://store.test/x", "headers": {"Content-Type": "image/png"}}
     script = Script(
-        httpx.Response(201, json={"file_id": JOB, "upload": slot}),
+        httpx.Response(201, json={"file_id": JOB, "upload": slot, "expires_at": AT}),
         httpx.ReadError,
         httpx.Response(200),
-        httpx.Response(201, json={"id": JOB, "status": "uploaded"}),
+        httpx.Response(
+            201, json={"id": JOB, "kind": "image", "status": "uploaded", "created_at": AT}
+        ),
     )
     told: list[tuple[int, int | None]] = []
     async with script.client as client:

@@ -11,6 +11,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from comfyfleet.api.graphs import Choice as Choice
+from comfyfleet.api.graphs import ExecutionStatus as ExecutionStatus
+from comfyfleet.api.graphs import GraphRunStatus as GraphRunStatus
 from comfyfleet.server.graphs.catalogue import BackendNeed, BackendState, EffectTerms, WorkflowFacts
 from comfyfleet.server.graphs.model import Fallback, WorkflowNode
 
@@ -133,61 +136,6 @@ class ExecutionKey(NamedTuple):
 
     def __str__(self) -> str:
         return self.node + "".join(f"[{number}]" for number in self.at)
-
-
-class GraphRunStatus(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    WAITING_FOR_USER = "waiting_for_user"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_over(self) -> bool:
-        return self in (GraphRunStatus.COMPLETED, GraphRunStatus.FAILED, GraphRunStatus.CANCELLED)
-
-
-class ExecutionStatus(StrEnum):
-    PENDING = "pending"  # waits for its inputs to be decided
-    HELD = "held"  # may start; enough jobs of the run are in the queue already
-    QUEUED = "queued"
-    RUNNING = "running"
-    MOVING = "moving"  # its backend went away: its job is being cancelled, to start elsewhere
-    ASKING = "asking"  # a person must choose
-    STOPPING = "stopping"  # the run is over: its job was told to stop, and has not answered
-    DONE = "done"
-    SKIPPED = "skipped"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_ended(self) -> bool:
-        return self in _ENDED
-
-    @property
-    def is_in_flight(self) -> bool:
-        return self in _IN_FLIGHT
-
-
-_ENDED = frozenset(
-    {
-        ExecutionStatus.DONE,
-        ExecutionStatus.SKIPPED,
-        ExecutionStatus.FAILED,
-        ExecutionStatus.CANCELLED,
-    }
-)
-_IN_FLIGHT = frozenset({ExecutionStatus.QUEUED, ExecutionStatus.RUNNING, ExecutionStatus.MOVING})
-
-
-class Choice(StrEnum):
-    """What a person may answer."""
-
-    BACKEND = "backend"
-    RETRY = "retry"
-    SKIP = "skip"
-    FAIL = "fail"
 
 
 class UserQuestion(NamedTuple):

@@ -4,26 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
+from comfyfleet.api.jobs import ADMITTED_AT_ONCE_MAX as ADMITTED_AT_ONCE_MAX
+from comfyfleet.api.jobs import JobStatus as JobStatus
 from comfyfleet.api.values import ShownValue
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import AssetRef
 from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
-
-
-class JobStatus(StrEnum):
-    QUEUED = "queued"
-    PROCESSING = "processing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_active(self) -> bool:
-        return self in (JobStatus.QUEUED, JobStatus.PROCESSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +257,6 @@ def new_job_row(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) ->
 
 
 JOBS_PER_BATCH_MAX = 1000
-ADMITTED_AT_ONCE_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)

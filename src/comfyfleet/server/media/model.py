@@ -5,11 +5,12 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import Any
 from uuid import UUID, uuid5
 
+from comfyfleet.api.media import MediaKind as MediaKind
+from comfyfleet.api.media import MediaStatus as MediaStatus
 from comfyfleet.errors import InvalidInput
 from comfyfleet.media import ENDINGS, SNIFF_BYTES, sniff_type
 
@@ -116,8 +117,6 @@ def _shortened(text: str, bytes_max: int) -> str:
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
-MediaKind: TypeAlias = Literal["image", "video", "audio"]
-
 _ALIASES: Mapping[str, str] = {
     "image/jpg": "image/jpeg",
     "image/pjpeg": "image/jpeg",
@@ -180,16 +179,6 @@ def check_claim(claimed: str, first: bytes) -> str:
             found=sniff_type(first),
         )
     return canonical_type(claimed)
-
-
-class MediaStatus(StrEnum):
-    UPLOADED = "uploaded"
-    QUEUED = "queued"
-    PROCESSING = "processing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

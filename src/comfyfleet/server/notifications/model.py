@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.account import DeliveryStatus as DeliveryStatus
+from comfyfleet.api.account import WebhookEvent as WebhookEvent
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import InvalidInput
 from comfyfleet.transport.ssrf import parse_public_url
@@ -39,20 +41,6 @@ class StoredJobEvent:
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - only what each of them begins with
 WEBHOOKS_PER_USER_MAX = 20
-
-
-class WebhookEvent(StrEnum):
-    COMPLETED = "job.completed"
-    FAILED = "job.failed"
-    CANCELLED = "job.cancelled"
-    PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
-    PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
-
-
-class DeliveryStatus(StrEnum):
-    PENDING = "pending"
-    DELIVERED = "delivered"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,11 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.pipelines import CandidateStatus as CandidateStatus
+from comfyfleet.api.pipelines import PipelineRunStatus as PipelineRunStatus
 from comfyfleet.errors import InvalidInput
 
 START_SCORE = 1000.0
-
-
-class CandidateStatus(StrEnum):
-    """How a candidate was judged."""
-
-    ACTIVE = "active"  # nobody has said anything yet
-    APPROVED = "approved"
-    REJECTED = "rejected"
-    WINNER = "winner"
-
-
-class PipelineRunStatus(StrEnum):
-    ACTIVE = "active"
-    PAUSED = "paused"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.account import Scope as Scope
+from comfyfleet.api.account import TransactionType as TransactionType
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Forbidden, InvalidInput
 from comfyfleet.server.secrets import new_key
@@ -120,12 +122,6 @@ API_KEY_SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
 KEYS_PER_USER_MAX = 100
 # A key's last use is noted once a minute at most: a read of ours must not become a write.
 KEY_USE_NOTED_EVERY = timedelta(minutes=1)
-
-
-class Scope(StrEnum):
-    READ = "read"  # effects, media, jobs, wallet
-    WRITE = "write"  # upload, submit, cancel, retry
-    KEYS = "keys"  # make and revoke keys
 
 
 ALL_SCOPES = frozenset(Scope)
@@ -286,13 +282,6 @@ def check_operator_name(name: str) -> str:
 # A client in JavaScript still counts a thousand such amounts exactly.
 AMOUNT_TOKENS_MAX = 1_000_000_000_000
 PROVIDER_ID_CHARACTERS_MAX = 200
-
-
-class TransactionType(StrEnum):
-    PAYMENT_CREDIT = "PAYMENT_CREDIT"
-    JOB_RESERVE = "JOB_RESERVE"
-    JOB_CONSUME = "JOB_CONSUME"
-    JOB_REFUND = "JOB_REFUND"
 
 
 SETTLES = frozenset({TransactionType.JOB_CONSUME, TransactionType.JOB_REFUND})

@@ -1,12 +1,25 @@
 """Keys, wallet and webhooks of a user."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import Query, status
 from pydantic import AfterValidator, AwareDatetime, Field
 
+from comfyfleet.api.account import (
+    Deliveries,
+    DeliveryAnswer,
+    KeyAnswer,
+    MadeKey,
+    MadeWebhook,
+    PublicKeys,
+    TransactionAnswer,
+    Transactions,
+    WalletAnswer,
+    WebhookAnswer,
+    Webhooks,
+)
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
@@ -15,7 +28,6 @@ from comfyfleet.server.http.public.auth import (
     Body,
     KeyHolder,
     Limit,
-    PublicResponse,
     Reader,
     Text,
     Writer,
@@ -36,7 +48,6 @@ from comfyfleet.server.tenants.model import (
     Caller,
     NewApiKey,
     Scope,
-    TransactionType,
     new_api_key,
 )
 from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX, parse_public_url
@@ -75,25 +86,6 @@ class WantedKey(Body):
     )
 
 
-class KeyAnswer(PublicResponse):
-    id: UUID
-    name: str
-    prefix: str = Field(description="How it begins.", examples=["cf_1a2b3c4d"])
-    scopes: list[Scope]
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None = Field(description="To the minute.")
-
-
-class MadeKey(KeyAnswer):
-    key: str = Field(description="Shown this once: we keep only its hash.")
-
-
-class PublicKeys(PublicResponse):
-    keys: list[KeyAnswer] = Field(description="The newest first, the revoked ones among them.")
-
-
 @keys_router.post("/keys", status_code=status.HTTP_201_CREATED, name="create")
 async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> MadeKey:
     """No key can make one that may more than itself, or that outlives it."""
@@ -120,7 +112,7 @@ async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyH
 async def list_keys(plane: PlaneDep, caller: KeyHolder) -> PublicKeys:
     async with plane.central.read() as tx:
         found = await tenants.list_keys(tx, caller.tenant.id, caller.user_id)
-    return PublicKeys(keys=[_key_answer(each) for each in found])
+    return PublicKeys(keys=tuple(map(_key_answer, found)))
 
 
 @keys_router.delete("/keys/{key_id}", responses=problems(404))
@@ -153,7 +145,7 @@ def _key_answer(key: ApiKey) -> KeyAnswer:
         id=key.id,
         name=key.name,
         prefix=key.prefix,
-        scopes=sorted(key.scopes),
+        scopes=tuple(sorted(key.scopes)),
         created_at=key.created_at,
         expires_at=key.expires_at,
         revoked_at=key.revoked_at,
@@ -162,24 +154,6 @@ def _key_answer(key: ApiKey) -> KeyAnswer:
 
 
 wallet_router = public_router("wallet")
-
-
-class WalletAnswer(PublicResponse):
-    balance: int = Field(description="Tokens that are not reserved.", examples=[95])
-
-
-class TransactionAnswer(PublicResponse):
-    id: int
-    type: TransactionType
-    amount: int = Field(description="What it added to the balance.", examples=[-5])
-    job_id: UUID | None
-    provider_transaction_id: str | None = Field(description="Of a payment.")
-    created_at: datetime
-
-
-class Transactions(PublicResponse):
-    transactions: list[TransactionAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 @wallet_router.get("/wallet")
@@ -205,7 +179,7 @@ async def transactions(
         )
     page = found[:limit]
     return Transactions(
-        transactions=[
+        transactions=tuple(
             TransactionAnswer(
                 id=each.id,
                 type=each.type,
@@ -215,7 +189,7 @@ async def transactions(
                 created_at=each.created_at,
             )
             for each in page
-        ],
+        ),
         next=page[-1].id if len(found) > limit else None,
     )
 
@@ -232,46 +206,6 @@ class NewWebhook(Body):
     events: list[WebhookEvent] = Field(
         default=list(WebhookEvent), min_length=1, max_length=10, description="All, unless named."
     )
-
-
-class WebhookAnswer(PublicResponse):
-    id: UUID
-    url: str
-    events: list[WebhookEvent]
-    is_active: bool = Field(
-        description="false: nobody took anything there for days; switch it on with …/activate."
-    )
-    created_at: datetime
-
-
-class MadeWebhook(WebhookAnswer):
-    secret: str = Field(
-        description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",
-        examples=["whsec_5f…"],
-    )
-
-
-class Webhooks(PublicResponse):
-    webhooks: list[WebhookAnswer]
-
-
-class DeliveryAnswer(PublicResponse):
-    id: UUID
-    job_id: UUID
-    event: WebhookEvent
-    status: DeliveryStatus
-    tries: int
-    last_status: int | None = Field(description="What the server answered last.", examples=[200])
-    last_error: str | None = Field(description="Why no answer came.")
-    next_try_at: datetime | None = Field(description="null: it has ended.")
-    payload: dict[str, Any]
-    created_at: datetime
-    ended_at: datetime | None
-
-
-class Deliveries(PublicResponse):
-    deliveries: list[DeliveryAnswer] = Field(description="The newest first.")
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 @webhooks_router.post("/webhooks", status_code=status.HTTP_201_CREATED, name="create")
@@ -299,7 +233,7 @@ async def create_webhook(
 async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await webhooks.list_webhooks(tx, caller.tenant.id, caller.user_id)
-    return Webhooks(webhooks=[_webhook_answer(each) for each in found])
+    return Webhooks(webhooks=tuple(map(_webhook_answer, found)))
 
 
 @webhooks_router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
@@ -371,7 +305,7 @@ async def deliveries(
         found = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)
     page = found[:limit]
     return Deliveries(
-        deliveries=[_delivery(each) for each in page],
+        deliveries=tuple(map(_delivery, page)),
         next=page[-1].id if len(found) > limit else None,
     )
 
@@ -380,7 +314,7 @@ def _webhook_answer(webhook: RegisteredWebhook) -> WebhookAnswer:
     return WebhookAnswer(
         id=webhook.id,
         url=webhook.url,
-        events=sorted(webhook.events),
+        events=tuple(sorted(webhook.events)),
         is_active=webhook.is_active,
         created_at=webhook.created_at,
     )

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.errors import Forbidden, TooManyCalls, Unauthenticated
 from comfyfleet.server.app import ControlPlane
@@ -170,10 +169,6 @@ Wait: TypeAlias = Annotated[
         ge=0, le=WAIT_SECONDS_MAX, description="Answer when it has ended, or so many seconds on."
     ),
 ]
-
-
-class PublicResponse(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 def public_router(tag: str) -> APIRouter:

@@ -4,8 +4,7 @@ import json
 from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Body as FromBody
@@ -13,6 +12,20 @@ from fastapi import Path, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from comfyfleet.api.graphs import (
+    GraphAnswer,
+    GraphPage,
+    GraphRunAnswer,
+    GraphRunSummaries,
+    GraphRunSummary,
+    GraphSummary,
+    OfferedProperty,
+    ProblemSeen,
+    QuoteAnswer,
+    Verdict,
+    WorkflowOffer,
+    WorkflowOffers,
+)
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs import actions
@@ -40,13 +53,11 @@ from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
     Body,
     Limit,
-    PublicResponse,
     Reader,
     Text,
     Writer,
     public_router,
 )
-from comfyfleet.server.http.public.views import GraphRunAnswer
 from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
 from comfyfleet.server.tenants.model import Caller
@@ -54,37 +65,12 @@ from comfyfleet.server.tenants.model import Caller
 router = public_router("graphs")
 
 
-class OfferedProperty(PublicResponse):
-    name: str
-    type: str = Field(examples=["image"])
-    default: Any = Field(description="null: none that can be told.")
-    minimum: float | None
-    maximum: float | None
-    step: float | None
-    choices: list[Any] | None
-    required: bool = Field(description="It must be set, or connected.")
-    description: str
-
-
-class WorkflowOffer(PublicResponse):
-    kind: Literal["effect", "workflow"] = Field(description="The field that names it.")
-    name: str
-    version: int = Field(description="The one that a node gets if it names none.")
-    price_tokens: int
-    typical_seconds: float | None = Field(description="null: nobody has timed it yet.")
-    properties: list[OfferedProperty]
-
-
-class WorkflowOffers(PublicResponse):
-    workflows: list[WorkflowOffer] = Field(description="Effects first, by name.")
-
-
 @router.get("/workflows")
 async def list_offered(plane: PlaneDep, _: Reader) -> WorkflowOffers:
     """Published effects, and workflows that are offered as they are."""
     async with plane.central.read() as tx:
         found = await all_offered(tx)
-    return WorkflowOffers(workflows=[_offer(each) for each in found])
+    return WorkflowOffers(workflows=tuple(map(_offer, found)))
 
 
 def _offer(facts: WorkflowFacts) -> WorkflowOffer:
@@ -94,7 +80,7 @@ def _offer(facts: WorkflowFacts) -> WorkflowOffer:
         version=facts.version,
         price_tokens=facts.price_tokens,
         typical_seconds=facts.typical_seconds,
-        properties=[_property(each) for each in facts.properties],
+        properties=tuple(map(_property, facts.properties)),
     )
 
 
@@ -107,7 +93,7 @@ def _property(each: Property) -> OfferedProperty:
         minimum=each.minimum,
         maximum=each.maximum,
         step=each.step,
-        choices=list(each.choices) if each.choices is not None else None,
+        choices=each.choices,
         required=is_required(each),
         description=each.description,
     )
@@ -135,56 +121,11 @@ Document = Annotated[
 ]
 
 
-class ProblemSeen(PublicResponse):
-    code: str = Field(description="Stable.", examples=["unknown_workflow"])
-    message: str
-    node: str
-    port: str
-
-
-class Verdict(PublicResponse):
-    valid: bool
-    problems: list[ProblemSeen] = Field(description="All of them, each with its node and port.")
-    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
-
-
-class GraphAnswer(PublicResponse):
-    id: UUID
-    name: str
-    version: int
-    document: dict[str, Any]
-    mermaid: str = Field(description="A picture of it, in Mermaid's language.")
-
-
-class GraphSummary(PublicResponse):
-    id: UUID
-    user_id: UUID = Field(description="Who made it, and alone may change it.")
-    name: str
-    version: int = Field(description="The newest.")
-    created_at: datetime
-
-
-class GraphPage(PublicResponse):
-    graphs: list[GraphSummary] = Field(description="The newest first.")
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
-
-
 class QuoteBody(Body):
     inputs: dict[str, Any] = Field(
         default_factory=dict, description="Without them, lists are as long as they may be."
     )
     version: VersionNumber | None = None
-
-
-class QuoteAnswer(PublicResponse):
-    tokens_min: int
-    tokens_max: int
-    jobs_min: int
-    jobs_max: int
-    seconds_min: float
-    seconds_max: float
-    unknown_durations: list[str] = Field(description="Workflows that nobody has timed yet.")
-    warnings: list[ProblemSeen] = Field(description="What nobody could run just now.")
 
 
 def owner_of(caller: Caller) -> Owner:
@@ -225,7 +166,7 @@ async def list_graphs(
     )
     page = found[:limit]
     return GraphPage(
-        graphs=[GraphSummary(**asdict(each)) for each in page],
+        graphs=tuple(GraphSummary(**asdict(each)) for each in page),
         next=page[-1].id if len(found) > limit else None,
     )
 
@@ -292,7 +233,7 @@ async def quote(
         jobs_max=found.jobs_max,
         seconds_min=found.seconds_min,
         seconds_max=found.seconds_max,
-        unknown_durations=list(found.unknown_durations),
+        unknown_durations=found.unknown_durations,
         warnings=_problems(found.warnings),
     )
 
@@ -302,8 +243,8 @@ def _verdict(found: GraphCheck) -> Verdict:
     return Verdict(valid=not seen, problems=seen, warnings=_problems(found.warnings))
 
 
-def _problems(found: tuple[DocumentProblem, ...]) -> list[ProblemSeen]:
-    return [ProblemSeen(**each._asdict()) for each in found]
+def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
+    return tuple(ProblemSeen(**each._asdict()) for each in found)
 
 
 def _seen(graph: StoredGraph) -> GraphAnswer:
@@ -353,24 +294,6 @@ class NewGraphRunBody(RunBody):
     document: dict[str, Any] | str = Field(
         description="The graph, as an object or as a text in JSON or YAML."
     )
-
-
-class GraphRunSummary(PublicResponse):
-    id: UUID
-    graph_id: UUID
-    graph_version: int
-    name: str = Field(description="Of its graph, as that is called now.")
-    status: GraphRunStatus
-    tokens: int = Field(description="Of jobs that are in flight or done.")
-    max_tokens: int | None
-    error: str | None = Field(description="Why it failed, in words for people.")
-    created_at: datetime
-    ended_at: datetime | None
-
-
-class GraphRunSummaries(PublicResponse):
-    runs: list[GraphRunSummary] = Field(description="The newest first.")
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 class RetryBody(Body):
@@ -451,7 +374,7 @@ async def list_runs(
     )
     page = found[:limit]
     return GraphRunSummaries(
-        runs=[_summary(each) for each in page], next=page[-1].id if len(found) > limit else None
+        runs=tuple(map(_summary, page)), next=page[-1].id if len(found) > limit else None
     )
 
 

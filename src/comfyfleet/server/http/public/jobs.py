@@ -13,6 +13,16 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import Field
 
+from comfyfleet.api.jobs import (
+    BatchAnswer,
+    EffectAnswer,
+    JobAnswer,
+    Jobs,
+    JobSummary,
+    JobWaitAnswer,
+    PublicEffects,
+    Takes,
+)
 from comfyfleet.api.values import ROW_ID_MAX, text_of
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
@@ -25,7 +35,6 @@ from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
     Body,
     Limit,
-    PublicResponse,
     Reader,
     Text,
     Wait,
@@ -39,7 +48,6 @@ from comfyfleet.server.jobs.batches import BatchRequest
 from comfyfleet.server.jobs.diagnosis import cached_shortage
 from comfyfleet.server.jobs.effects import EffectRequest, EffectSubmission
 from comfyfleet.server.jobs.model import (
-    ADMITTED_AT_ONCE_MAX,
     JOBS_PER_BATCH_MAX,
     BatchSummary,
     Job,
@@ -78,47 +86,6 @@ class NewJob(Body):
     )
 
 
-class JobSummary(PublicResponse):
-    id: UUID
-    status: JobStatus
-    effect_id: UUID | None
-    video_id: UUID | None
-    batch_id: UUID | None
-    retry_of: UUID | None
-    price_tokens: int = Field(
-        description="Reserved at submit; consumed on success, else refunded.", examples=[5]
-    )
-    progress: float | None = Field(description="Percent; null as long as nobody knows.")
-    error: str | None = Field(description="Why it failed, in words for people.")
-    submitted_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None = Field(description="When it ended, however it ended.")
-
-
-class JobAnswer(JobSummary):
-    idempotency_key: str | None
-    properties: dict[str, Any] = Field(description="With all that was filled in, such as a seed.")
-    estimated_seconds_left: float | None = Field(
-        description="From the effect's history, without the wait in the queue.", examples=[8.5]
-    )
-    outputs: list[views.Output]
-    processed_file_url: str | None = Field(description="The first output's.")
-    values: list[views.Value] = views.VALUES
-    text: str | None = views.TEXT
-    warnings: list[str] = Field(
-        default_factory=list, description="At submit: that it will wait, as nobody can run it now."
-    )
-
-
-class Jobs(PublicResponse):
-    jobs: list[JobSummary] = Field(description="The newest first.")
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
-
-
-class JobWaitAnswer(PublicResponse):
-    why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
-
-
 @router.post(
     "/ai-jobs",
     status_code=status.HTTP_201_CREATED,
@@ -148,7 +115,7 @@ async def submit_job(
     job = await _waited(plane, made.job, wait)
     answer = await _job_answer(plane, job, now, known=made if made.is_new else None)
     short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
-    return answer if short is None else answer.model_copy(update={"warnings": [WAITS]})
+    return answer if short is None else answer.model_copy(update={"warnings": (WAITS,)})
 
 
 @router.get("/ai-jobs", responses=problems(404))
@@ -170,7 +137,7 @@ async def list_jobs(
     )
     page = found[:limit]
     return Jobs(
-        jobs=[summary(plane, each) for each in page],
+        jobs=tuple(summary(plane, each) for each in page),
         next=page[-1].id if len(found) > limit else None,
     )
 
@@ -323,25 +290,6 @@ class NewBatch(Body):
     idempotency_key: IdempotencyKey = None
 
 
-class BatchAnswer(PublicResponse):
-    id: UUID
-    effect_id: UUID
-    total: int
-    held: int = Field(
-        description=f"Not in the queue yet: {ADMITTED_AT_ONCE_MAX} of a batch are at a time."
-    )
-    counts: dict[JobStatus, int] = Field(description="Of those that are or were, by status.")
-    progress: float = Field(description="Percent of the jobs that have ended.")
-    is_ended: bool
-    reserved_tokens: int = Field(description="Of jobs that have not ended.")
-    consumed_tokens: int
-    refunded_tokens: int
-    created_at: datetime
-    cancelled_at: datetime | None
-    jobs: list[JobSummary] = Field(description="In the order of the items, a page of them.")
-    next: int | None = Field(description="Ask on with start=next; null: that was all.")
-
-
 @batches_router.post(
     "/ai-jobs/batches",
     status_code=status.HTTP_201_CREATED,
@@ -419,7 +367,7 @@ def _page(
         refunded_tokens=figures.refunded_tokens,
         created_at=batch.created_at,
         cancelled_at=batch.cancelled_at,
-        jobs=[summary(plane, each) for each in found[start:end]],
+        jobs=tuple(summary(plane, each) for each in found[start:end]),
         next=end if end < len(found) else None,
     )
 
@@ -526,38 +474,6 @@ def _event(kind: str, data: dict[str, Any]) -> str:
 effects_router = public_router("effects")
 
 
-class Takes(PublicResponse):
-    """The media that an effect is applied to."""
-
-    kind: str = Field(description="image, video or audio", examples=["image"])
-    media_types: list[str] = Field(
-        description="None named: all of the kind.", examples=[["image/png", "image/jpeg"]]
-    )
-    max_bytes: int = Field(examples=[50_000_000])
-
-
-class EffectAnswer(PublicResponse):
-    id: UUID = Field(description="What a job names as effect_id.")
-    slug: str = Field(examples=["cartoon"])
-    title: str = Field(examples=["Cartoon"])
-    description: str
-    preview_url: str | None
-    price_tokens: int = Field(description="Reserved at submit, and due on success.", examples=[5])
-    typical_seconds: float | None = Field(
-        description="How long the latest ones took; null before the first.", examples=[12.5]
-    )
-    takes: Takes | None = Field(description="null: it needs no media, and so no video_id.")
-    properties: dict[str, Any] = Field(
-        description="JSON Schema (2020-12) of what a job may send as properties.",
-        examples=[{"type": "object", "properties": {"prompt": {"type": "string"}}}],
-    )
-
-
-class PublicEffects(PublicResponse):
-    effects: list[EffectAnswer] = Field(description="By slug.")
-    next: str | None = Field(description="Ask on with after=next; null: that was all.")
-
-
 @effects_router.get("/effects")
 async def list_effects(
     plane: PlaneDep,
@@ -570,7 +486,7 @@ async def list_effects(
         found = await catalog.list_published(tx, after_slug=after, limit=limit + 1)
     page = found[:limit]
     return PublicEffects(
-        effects=[_effect_answer(plane, each) for each in page],
+        effects=tuple(_effect_answer(plane, each) for each in page),
         next=page[-1].effect.slug if len(found) > limit else None,
     )
 
@@ -603,6 +519,6 @@ def _takes(plane: ControlPlane, offer: ResolvedEffect) -> Takes | None:
     most = plane.settings.max_upload_bytes
     return Takes(
         kind=offer.takes,
-        media_types=list(offer.effect.face.media_types),
+        media_types=tuple(offer.effect.face.media_types),
         max_bytes=min(offer.effect.face.max_upload_bytes or most, most),
     )

@@ -7,6 +7,15 @@ from uuid import UUID
 from fastapi import Response, status
 from pydantic import Field, model_validator
 
+from comfyfleet.api.media import (
+    RESULTS_MAX,
+    MediaResult,
+    Upload,
+    UploadSlot,
+    Video,
+    Videos,
+    VideoSummary,
+)
 from comfyfleet.api.values import ROW_ID_MAX, text_of
 from comfyfleet.server import ingest
 from comfyfleet.server.app import ControlPlane
@@ -19,21 +28,18 @@ from comfyfleet.server.http.public.auth import (
     Body,
     FetchLimiterDep,
     Limit,
-    PublicResponse,
     Reader,
     Text,
     Writer,
     public_router,
 )
 from comfyfleet.server.jobs import service as jobs
-from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import (
     FILENAME_CHARACTERS_MAX,
     File,
     MediaItem,
-    MediaKind,
-    MediaStatus,
     canonical_type,
     status_of,
 )
@@ -56,20 +62,6 @@ class NewUpload(Body):
     )
 
 
-class UploadSlot(PublicResponse):
-    method: str = Field(examples=["PUT"])
-    url: str
-    headers: dict[str, str] = Field(
-        description="To be sent as they are.", examples=[{"Content-Type": "image/png"}]
-    )
-
-
-class Upload(PublicResponse):
-    file_id: UUID = Field(description="What POST /api/videos links once the bytes are there.")
-    upload: UploadSlot
-    expires_at: datetime = Field(description="Until when the URL can be used.")
-
-
 @router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer) -> Upload:
     """A URL to PUT a picture, a video or a sound to, of exactly this type and size."""
@@ -90,9 +82,6 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
     )
 
 
-RESULTS_MAX = 100
-
-
 class NewVideo(Body):
     """Either of the two."""
 
@@ -109,47 +98,6 @@ class NewVideo(Body):
         if (self.file_id is None) == (self.url is None):
             raise ValueError("either file_id or url is needed")
         return self
-
-
-class VideoSummary(PublicResponse):
-    id: UUID
-    kind: MediaKind
-    status: MediaStatus = Field(description="That of its latest job.")
-    progress: float | None = Field(description="Percent; null as long as nobody knows.")
-    error: str | None = Field(description="Why its latest job failed.")
-    job_id: UUID | None = Field(description="Its latest job.")
-    created_at: datetime
-    expired_at: datetime | None
-
-
-class MediaResult(PublicResponse):
-    job_id: UUID
-    effect_id: UUID | None
-    status: JobStatus
-    url: str | None = Field(description="The first output's; lives for 15 minutes.")
-    content_type: str | None = Field(examples=["image/png"])
-    submitted_at: datetime
-
-
-class Video(VideoSummary):
-    estimated_seconds_left: float | None = Field(
-        description="From the effect's history, without the wait in the queue.", examples=[8.5]
-    )
-    original_file_url: str | None = Field(description="Lives for 15 minutes.")
-    processed_file_url: str | None = Field(
-        description="The latest job's result, if it has one; lives for 15 minutes, ask again for a new one."
-    )
-    processed_content_type: str | None = Field(examples=["image/png"])
-    results: list[MediaResult] = Field(
-        description=f"All its jobs, also those under way; the newest first, {RESULTS_MAX} at most."
-    )
-    values: list[views.Value] = views.VALUES
-    text: str | None = views.TEXT
-
-
-class Videos(PublicResponse):
-    videos: list[VideoSummary] = Field(description="The newest first.")
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 @router.post(
@@ -190,7 +138,7 @@ async def list_videos(
         latest = await jobs.get_many(tx, caller.tenant.id, wanted)
     seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in found[:limit]]
     return Videos(
-        videos=[_summary(plane, each, job) for each, job in seen],
+        videos=tuple(_summary(plane, each, job) for each, job in seen),
         next=seen[-1][0].id if len(found) > limit else None,
     )
 
@@ -249,9 +197,9 @@ async def _video(plane: ControlPlane, seen: Look, *, now: datetime) -> Video:
         original_file_url=await views.url_of(plane, original) if original else None,
         processed_file_url=await views.url_of(plane, processed) if processed else None,
         processed_content_type=processed.mime_type if processed else None,
-        values=views.values_of(job) if job else [],
+        values=views.values_of(job) if job else (),
         text=text_of(job.values) if job else None,
-        results=[await _result(plane, each, seen) for each in seen.jobs],
+        results=tuple([await _result(plane, each, seen) for each in seen.jobs]),
     )
 
 

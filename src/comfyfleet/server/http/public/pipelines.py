@@ -11,6 +11,23 @@ from fastapi import Path, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, Field
 
+from comfyfleet.api.pipelines import (
+    Branch,
+    CandidateAnswer,
+    CandidatePage,
+    FailureAnswer,
+    Failures,
+    PairAnswer,
+    PipelineAnswer,
+    PipelinePage,
+    PipelineRunAnswer,
+    PipelineRunSummaries,
+    PipelineRunSummary,
+    RetriedJobs,
+    StepAnswer,
+    TreeAnswer,
+    VoteAnswer,
+)
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.graphs.actions import read_body
@@ -20,7 +37,6 @@ from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
     Body,
     Limit,
-    PublicResponse,
     Reader,
     Text,
     Writer,
@@ -44,7 +60,6 @@ from comfyfleet.server.pipelines.model import (
     CandidateStatus,
     PipelineCandidate,
     PipelineRunEvent,
-    PipelineRunStatus,
     StoredPipeline,
     StoredRun,
 )
@@ -66,18 +81,6 @@ class NewPipeline(Body):
     document: dict[str, Any] | str | None = Field(
         default=None, description="Instead: all of it as an object, or as a text in YAML or JSON."
     )
-
-
-class PipelineAnswer(PublicResponse):
-    id: UUID
-    name: str
-    document: dict[str, Any]
-    created_at: datetime
-
-
-class PipelinePage(PublicResponse):
-    pipelines: list[PipelineAnswer]
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 class LimitsBody(Body):
@@ -109,70 +112,8 @@ class Changes(Body):
     base_candidates: int | None = Field(default=None, ge=1, le=actions.BASE_CANDIDATES_MAX)
 
 
-class StepAnswer(PublicResponse):
-    name: str
-    wanted: int = Field(description="As things stand: for the parents that there are now.")
-    made: int
-    approved: int
-    rejected: int
-    in_flight: int
-    failed: int
-
-
-class PipelineRunSummary(PublicResponse):
-    id: UUID
-    pipeline_id: UUID
-    pipeline: str = Field(description="Its name.")
-    status: PipelineRunStatus
-    pause_reason: str | None
-    reason: str | None = Field(
-        description="Why nothing was submitted at the last look; null while the next one is due."
-    )
-    trouble: str | None = Field(description="What stands in the way of the next job.")
-    target_folder: str
-    base_candidates: int
-    variables: dict[str, Any]
-    limits: dict[str, Any]
-    tokens: int = Field(description="Reserved and consumed.")
-    created_at: datetime
-    changed_at: datetime
-    files_removed_at: datetime | None
-
-
-class PipelineRunAnswer(PipelineRunSummary):
-    steps: list[StepAnswer]
-    jobs: dict[str, int] = Field(description="How many there were, by state.")
-    queued: int = Field(description="Jobs that wait for a worker.")
-    success_rate: float | None = Field(description="Of jobs that ended; null while none has.")
-    bytes: int = Field(description="Of the files that are there.")
-    seconds_left: float | None = Field(
-        description="If all that can be made is made, and takes as long as the last jobs did."
-    )
-
-
-class PipelineRunSummaries(PublicResponse):
-    runs: list[PipelineRunSummary]
-    next: UUID | None = Field(description="Ask on with before=next; null: that was all.")
-
-
 class Retry(Body):
     job_id: UUID | None = Field(default=None, description="One; else all that failed.")
-
-
-class RetriedJobs(PublicResponse):
-    jobs: list[UUID] = Field(description="Whose places are free now.")
-
-
-class FailureAnswer(PublicResponse):
-    job_id: UUID
-    step: str
-    parent: UUID | None
-    error: str | None
-    ended_at: datetime | None
-
-
-class Failures(PublicResponse):
-    failures: list[FailureAnswer] = Field(description="The newest first.")
 
 
 @router.post("/pipelines", status_code=status.HTTP_201_CREATED)
@@ -202,7 +143,7 @@ async def list_pipelines(
     )
     page = found[:limit]
     more = page[-1].id if len(found) > limit else None
-    return PipelinePage(pipelines=[_pipeline(each) for each in page], next=more)
+    return PipelinePage(pipelines=tuple(map(_pipeline, page)), next=more)
 
 
 @router.get("/pipelines/{pipeline_id}", responses=problems(404))
@@ -282,7 +223,7 @@ async def list_runs(
     listed = [
         PipelineRunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page
     ]
-    return PipelineRunSummaries(runs=listed, next=more)
+    return PipelineRunSummaries(runs=tuple(listed), next=more)
 
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404), name="show")
@@ -335,7 +276,7 @@ async def retry(
     freed = await actions.retry_jobs(
         plane.context, caller.tenant.id, caller.user_id, run_id, job_id
     )
-    return RetriedJobs(jobs=freed)
+    return RetriedJobs(jobs=tuple(freed))
 
 
 @router.get("/pipeline-runs/{run_id}/failures", responses=problems(404))
@@ -357,7 +298,7 @@ async def failures(
         )
         for each in found
     ]
-    return Failures(failures=rows)
+    return Failures(failures=tuple(rows))
 
 
 def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
@@ -378,7 +319,7 @@ def _seen(seen: RunView, now: datetime) -> PipelineRunAnswer:
     return PipelineRunAnswer(
         **_summary(seen.stored, now),
         pipeline=seen.pipeline.name,
-        steps=[StepAnswer(**each._asdict()) for each in seen.steps],
+        steps=tuple(StepAnswer(**each._asdict()) for each in seen.steps),
         jobs={str(state): count for state, count in seen.jobs.items()},
         queued=seen.queued,
         success_rate=seen.success_rate,
@@ -417,61 +358,12 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class CandidateAnswer(PublicResponse):
-    id: UUID
-    step: int = Field(description="Its number; 0 is the base.")
-    parent: UUID | None
-    status: CandidateStatus
-    score: float
-    child_count: int
-    seed: int | None
-    properties: dict[str, Any] = Field(description="What it was made with.")
-    job_id: UUID | None
-    output_index: int
-    path: str = Field(description="Its name in listings and exports.")
-    content_type: str
-    size: int
-    url: str | None = Field(
-        description="Lives for 15 minutes; null of a text, and once the file was removed."
-    )
-    text: str | None = Field(description="What its job showed, beside a picture or in its place.")
-    created_at: datetime
-
-
-class CandidatePage(PublicResponse):
-    candidates: list[CandidateAnswer] = Field(description="The oldest first.")
-    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
-
-
-class Branch(PublicResponse):
-    id: UUID
-    step: int
-    status: CandidateStatus
-    score: float
-    children: list["Branch"]
-
-
-class TreeAnswer(PublicResponse):
-    tree: list[Branch]
-
-
-class PairAnswer(PublicResponse):
-    candidates: list[CandidateAnswer] = Field(
-        description="Two of one step; none where there are not two to compare."
-    )
-
-
 class VoteBody(Body):
     winner: UUID
     loser: UUID
     id: UUID | None = Field(
         default=None, description="Sent twice with the same id, it counts once."
     )
-
-
-class VoteAnswer(PublicResponse):
-    id: UUID = Field(description="To undo it by.")
-    scores: dict[UUID, float]
 
 
 @router.get("/pipeline-runs/{run_id}/candidates", responses=problems(404))
@@ -496,7 +388,7 @@ async def list_candidates(
         limit=limit + 1,
     )
     rows = [await _candidate_answer(plane, each, files) for each in found[:limit]]
-    return CandidatePage(candidates=rows, next=rows[-1].id if len(found) > limit else None)
+    return CandidatePage(candidates=tuple(rows), next=rows[-1].id if len(found) > limit else None)
 
 
 @router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))
@@ -511,9 +403,9 @@ async def tree(run_id: UUID, plane: PlaneDep, caller: Reader) -> TreeAnswer:
 
 def _branches(
     children: Mapping[UUID | None, list[PipelineCandidate]], parent: UUID | None
-) -> list[Branch]:
+) -> tuple[Branch, ...]:
     """As deep as the pipeline has steps, and no deeper."""
-    return [
+    return tuple(
         Branch(
             id=each.id,
             step=each.step,
@@ -522,7 +414,7 @@ def _branches(
             children=_branches(children, each.id),
         )
         for each in children.get(parent, [])
-    ]
+    )
 
 
 async def _judge(
@@ -598,7 +490,7 @@ async def pair(
     )
     files = await run_state.files_of(plane.context, caller.tenant.id, chosen or ())
     return PairAnswer(
-        candidates=[await _candidate_answer(plane, each, files) for each in chosen or ()]
+        candidates=tuple([await _candidate_answer(plane, each, files) for each in chosen or ()])
     )
 
 

@@ -3,11 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-from pydantic import Field
-
+from comfyfleet.api.graphs import (
+    ErrorSeen,
+    ExecutionSeen,
+    GraphRunAnswer,
+    NodeSeen,
+    ProgressSeen,
+    QuestionSeen,
+    RunningNodeSeen,
+)
+from comfyfleet.api.jobs import Output, Value
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.graphs import actions
@@ -17,40 +25,19 @@ from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,
     NO_SIZE,
-    Choice,
     ExecutionKey,
     ExecutionRecord,
     ExecutionStatus,
     GraphRunState,
-    GraphRunStatus,
     RunRow,
     job_id,
     size_of,
 )
-from comfyfleet.server.http.public.auth import PublicResponse
 from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 
 DONE_PERCENT = 100.0
-
-
-class Value(PublicResponse):
-    node_id: str = Field(examples=["7"])
-    name: str = Field(description="The node's word for it.", examples=["text"])
-    value: Any = Field(description="A text, number, boolean or JSON.", examples=["a cat"])
-
-
-VALUES = Field(description="What nodes showed: texts, numbers, booleans, JSON.")
-TEXT = Field(description="The texts of the first node that showed any; null: none did.")
-
-
-class Output(PublicResponse):
-    name: str
-    filename: str = Field(examples=["made_00001_.png"])
-    content_type: str = Field(examples=["image/png"])
-    size: int | None = Field(description="In bytes.", examples=[512_000])
-    url: str = Field(description="Lives for 15 minutes; ask again for a new one.")
 
 
 def percent_of(plane: ControlPlane, job: Job) -> float | None:
@@ -91,8 +78,8 @@ async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
     return [(name, found[file_id]) for name, file_id in named if file_id in found]
 
 
-async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> list[Output]:
-    return [
+async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> tuple[Output, ...]:
+    made = [
         Output(
             name=name,
             filename=file.filename,
@@ -102,10 +89,11 @@ async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> 
         )
         for name, file in found
     ]
+    return tuple(made)
 
 
-def values_of(job: Job) -> list[Value]:
-    return [Value(**each.model_dump()) for each in job.values]
+def values_of(job: Job) -> tuple[Value, ...]:
+    return tuple(Value(**each.model_dump()) for each in job.values)
 
 
 async def url_of(plane: ControlPlane, file: File) -> str:
@@ -115,100 +103,6 @@ async def url_of(plane: ControlPlane, file: File) -> str:
 
 
 URLS_MAX = 1000
-
-
-# Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
-Bound = Annotated[str | None, Field(description="To which backend it is bound, if it is.")]
-
-
-class RunningNodeSeen(PublicResponse):
-    node_id: str
-    index: list[int]
-    backend_id: Bound
-    progress: float = Field(description="0 to 1.")
-    current_step: str | None
-
-
-class ProgressSeen(PublicResponse):
-    overall_percent: float
-    weighted_percent: float = Field(description="By how long each node typically takes.")
-    completed_nodes: int
-    total_nodes: int
-    running_nodes: list[RunningNodeSeen] = Field(description="That a backend works on.")
-
-
-class QuestionSeen(PublicResponse):
-    node: str
-    index: list[int]
-    message: str = Field(examples=["Backend worker:gpu-7 is offline"])
-    backends: list[str] = Field(description="That could take its place, the best first.")
-    choices: list[Choice]
-
-
-class ErrorSeen(PublicResponse):
-    node: str
-    index: list[int]
-    backend: Bound
-    message: str
-    alternatives: list[str] = Field(description="For one that is bound to a backend.")
-
-
-class NodeSeen(PublicResponse):
-    id: str
-    type: str
-    workflow: str | None = Field(description="Of a node that names one.")
-    effect: str | None = Field(description="Of a node that names one.")
-    status: ExecutionStatus
-    expected: int = Field(description="How often it runs, as far as that is known.")
-    done: int
-    skipped: int
-    failed: int
-    cancelled: int
-
-
-class ExecutionSeen(PublicResponse):
-    node: str
-    index: list[int]
-    status: ExecutionStatus
-    attempts: int
-    job_id: UUID | None = Field(description="Of its last attempt.")
-    why: str | None = Field(description="Why it waits, if nobody can run it just now.")
-    backend: Bound
-    progress: float
-    current_step: str | None
-    inputs: dict[str, Any] | None
-    outputs: dict[str, Any] | None
-    has_values: bool = Field(
-        description="False: inputs and outputs were left out, as the answer would be too large."
-    )
-    error: str | None
-    notes: list[str]
-    queued_at: datetime | None
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-class GraphRunAnswer(PublicResponse):
-    id: UUID
-    graph_id: UUID
-    graph_version: int
-    name: str
-    status: GraphRunStatus
-    tokens: int = Field(description="Of jobs that are in flight or done.")
-    max_tokens: int | None
-    inputs: dict[str, Any]
-    outputs: dict[str, Any] | None = Field(description="By output node; files with fresh URLs.")
-    error: ErrorSeen | None
-    questions: list[QuestionSeen]
-    progress: ProgressSeen
-    nodes: list[NodeSeen]
-    executions: list[ExecutionSeen]
-    executions_total: int
-    created_at: datetime
-    ended_at: datetime | None
-    is_expired: bool = Field(
-        description="Its time was up: what went in, came out and was recorded is gone."
-    )
 
 
 async def run_view(
@@ -227,10 +121,10 @@ async def run_view(
         inputs=dict(head.inputs),
         outputs=await _with_urls(plane, head, run.outputs),
         error=_error(run),
-        questions=list(questions(run)),
+        questions=tuple(questions(run)),
         progress=progress_view(plane, kept, run),
-        nodes=list(node_views(kept, run)),
-        executions=list(islice(_executions(kept, run, unable), limit)),
+        nodes=tuple(node_views(kept, run)),
+        executions=tuple(islice(_executions(kept, run, unable), limit)),
         executions_total=len(run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
@@ -240,22 +134,22 @@ async def run_view(
 
 def progress_view(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> ProgressSeen:
     found = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
-    running = [
+    running = (
         RunningNodeSeen(
             node_id=each.node_id,
-            index=list(each.at),
+            index=each.at,
             backend_id=run.record(ExecutionKey(each.node_id, each.at)).affinity,
             progress=round(each.progress, 3),
             current_step=each.current_step,
         )
         for each in found.running_nodes
-    ]
+    )
     return ProgressSeen(
         overall_percent=round(found.overall_percent, 1),
         weighted_percent=round(found.weighted_percent, 1),
         completed_nodes=found.completed_nodes,
         total_nodes=found.total_nodes,
-        running_nodes=running,
+        running_nodes=tuple(running),
     )
 
 
@@ -265,10 +159,10 @@ def questions(run: GraphRunState) -> Iterator[QuestionSeen]:
         if question:
             yield QuestionSeen(
                 node=key.node,
-                index=list(key.at),
+                index=key.at,
                 message=question.message,
-                backends=list(question.backends),
-                choices=list(question.choices),
+                backends=question.backends,
+                choices=question.choices,
             )
 
 
@@ -278,10 +172,10 @@ def _error(run: GraphRunState) -> ErrorSeen | None:
     bound = run.record(ExecutionKey(run.error.node, run.error.at)).affinity
     return ErrorSeen(
         node=run.error.node,
-        index=list(run.error.at),
+        index=run.error.at,
         backend=bound,
         message=run.error.message,
-        alternatives=list(run.error.alternatives) if bound else [],
+        alternatives=run.error.alternatives if bound else (),
     )
 
 
@@ -324,7 +218,7 @@ def execution_view(
     inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
     return ExecutionSeen(
         node=key.node,
-        index=list(key.at),
+        index=key.at,
         status=record.status,
         attempts=record.attempt,
         job_id=job_id(run_id, key, record.attempt) if record.attempt else None,
@@ -336,7 +230,7 @@ def execution_view(
         outputs=None if outputs is None else dict(outputs),
         has_values=has_values,
         error=record.error,
-        notes=list(record.notes),
+        notes=record.notes,
         queued_at=record.queued_at,
         started_at=record.started_at,
         ended_at=record.ended_at,

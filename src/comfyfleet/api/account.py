@@ -1,0 +1,123 @@
+"""Keys, wallet and webhooks of a user in the public API."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.api.values import OPEN_ENUM, Response
+
+
+class Scope(StrEnum):
+    READ = "read"  # effects, media, jobs, wallet
+    WRITE = "write"  # upload, submit, cancel, retry
+    KEYS = "keys"  # make and revoke keys
+
+
+class KeyAnswer(Response):
+    id: UUID
+    name: str
+    prefix: str = Field(description="How it begins.", examples=["cf_1a2b3c4d"])
+    scopes: tuple[Annotated[Scope, OPEN_ENUM], ...]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = Field(default=None, description="To the minute.")
+
+
+class MadeKey(KeyAnswer):
+    key: str = Field(description="Shown this once: we keep only its hash.")
+
+
+class PublicKeys(Response):
+    keys: tuple[KeyAnswer, ...] = Field(
+        description="The newest first, the revoked ones among them."
+    )
+
+
+class WalletAnswer(Response):
+    balance: int = Field(description="Tokens that are not reserved.", examples=[95])
+
+
+class TransactionType(StrEnum):
+    PAYMENT_CREDIT = "PAYMENT_CREDIT"
+    JOB_RESERVE = "JOB_RESERVE"
+    JOB_CONSUME = "JOB_CONSUME"
+    JOB_REFUND = "JOB_REFUND"
+
+
+class TransactionAnswer(Response):
+    id: int
+    type: TransactionType
+    amount: int = Field(description="What it added to the balance.", examples=[-5])
+    job_id: UUID | None = None
+    provider_transaction_id: str | None = Field(default=None, description="Of a payment.")
+    created_at: datetime
+
+
+class Transactions(Response):
+    transactions: tuple[TransactionAnswer, ...] = Field(description="The newest first.")
+    next: int | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )
+
+
+class WebhookEvent(StrEnum):
+    COMPLETED = "job.completed"
+    FAILED = "job.failed"
+    CANCELLED = "job.cancelled"
+    PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
+    PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
+
+
+class WebhookAnswer(Response):
+    id: UUID
+    url: str
+    events: tuple[Annotated[WebhookEvent, OPEN_ENUM], ...]
+    is_active: bool = Field(
+        default=True,
+        description="false: nobody took anything there for days; switch it on with …/activate.",
+    )
+    created_at: datetime
+
+
+class MadeWebhook(WebhookAnswer):
+    secret: str = Field(
+        description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",
+        examples=["whsec_5f…"],
+    )
+
+
+class Webhooks(Response):
+    webhooks: tuple[WebhookAnswer, ...]
+
+
+class DeliveryStatus(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+class DeliveryAnswer(Response):
+    id: UUID
+    job_id: UUID
+    event: Annotated[WebhookEvent, OPEN_ENUM]
+    status: DeliveryStatus
+    tries: int
+    last_status: int | None = Field(
+        default=None, description="What the server answered last.", examples=[200]
+    )
+    last_error: str | None = Field(default=None, description="Why no answer came.")
+    next_try_at: datetime | None = Field(default=None, description="null: it has ended.")
+    payload: dict[str, Any] = Field(default_factory=dict)
+    created_at: datetime
+    ended_at: datetime | None = None
+
+
+class Deliveries(Response):
+    deliveries: tuple[DeliveryAnswer, ...] = Field(description="The newest first.")
+    next: UUID | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )

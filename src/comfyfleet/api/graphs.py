@@ -1,0 +1,323 @@
+"""Graphs and graph runs in the public API, and the workflows that graphs and pipelines may name."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.api.values import OPEN_ENUM, Message, Response
+
+
+class GraphRunStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING_FOR_USER = "waiting_for_user"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        return self in (GraphRunStatus.COMPLETED, GraphRunStatus.FAILED, GraphRunStatus.CANCELLED)
+
+
+class ExecutionStatus(StrEnum):
+    PENDING = "pending"  # waits for its inputs to be decided
+    HELD = "held"  # may start; enough jobs of the run are in the queue already
+    QUEUED = "queued"
+    RUNNING = "running"
+    MOVING = "moving"  # its backend went away: its job is being cancelled, to start elsewhere
+    ASKING = "asking"  # a person must choose
+    STOPPING = "stopping"  # the run is over: its job was told to stop, and has not answered
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_ended(self) -> bool:
+        return self in _ENDED
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self in _IN_FLIGHT
+
+
+_ENDED = frozenset(
+    {
+        ExecutionStatus.DONE,
+        ExecutionStatus.SKIPPED,
+        ExecutionStatus.FAILED,
+        ExecutionStatus.CANCELLED,
+    }
+)
+_IN_FLIGHT = frozenset({ExecutionStatus.QUEUED, ExecutionStatus.RUNNING, ExecutionStatus.MOVING})
+
+
+class Choice(StrEnum):
+    """What a person may answer."""
+
+    BACKEND = "backend"
+    RETRY = "retry"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+class OfferedProperty(Response):
+    """What a node may set or connect."""
+
+    name: str
+    type: str = Field(examples=["image"])
+    default: Any = Field(default=None, description="null: none that can be told.")
+    minimum: float | None = None
+    maximum: float | None = None
+    step: float | None = None
+    choices: tuple[Any, ...] | None = None
+    required: bool = Field(default=False, description="It must be set, or connected.")
+    description: str = ""
+
+
+class WorkflowOffer(Response):
+    kind: Literal["effect", "workflow"] = Field(description="The field that names it.")
+    name: str
+    version: int = Field(description="The one that a node gets if it names none.")
+    price_tokens: int
+    typical_seconds: float | None = Field(
+        default=None, description="null: nobody has timed it yet."
+    )
+    properties: tuple[OfferedProperty, ...] = ()
+
+
+class WorkflowOffers(Response):
+    workflows: tuple[WorkflowOffer, ...] = Field(description="Effects first, by name.")
+
+
+class ProblemSeen(Response):
+    code: str = Field(description="Stable.", examples=["unknown_workflow"])
+    message: str
+    node: str = ""
+    port: str = ""
+
+
+class Verdict(Response):
+    valid: bool
+    problems: tuple[ProblemSeen, ...] = Field(
+        default=(), description="All of them, each with its node and port."
+    )
+    warnings: tuple[ProblemSeen, ...] = Field(
+        default=(), description="What nobody could run just now."
+    )
+
+
+class GraphAnswer(Response):
+    id: UUID
+    name: str
+    version: int
+    document: dict[str, Any]
+    mermaid: str = Field(default="", description="A picture of it, in Mermaid's language.")
+
+
+class GraphSummary(Response):
+    id: UUID
+    user_id: UUID = Field(description="Who made it, and alone may change it.")
+    name: str
+    version: int = Field(description="The newest.")
+    created_at: datetime
+
+
+class GraphPage(Response):
+    graphs: tuple[GraphSummary, ...] = Field(description="The newest first.")
+    next: UUID | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )
+
+
+class QuoteAnswer(Response):
+    tokens_min: int
+    tokens_max: int
+    jobs_min: int
+    jobs_max: int
+    seconds_min: float
+    seconds_max: float
+    unknown_durations: tuple[str, ...] = Field(
+        default=(), description="Workflows that nobody has timed yet."
+    )
+    warnings: tuple[ProblemSeen, ...] = Field(
+        default=(), description="What nobody could run just now."
+    )
+
+
+# Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
+Bound = Annotated[str | None, Field(description="To which backend it is bound, if it is.")]
+
+
+class RunningNodeSeen(Response):
+    node_id: str
+    index: tuple[int, ...] = ()
+    backend_id: Bound = None
+    progress: float = Field(default=0.0, description="0 to 1.")
+    current_step: str | None = None
+
+
+class ProgressSeen(Response):
+    overall_percent: float = 0.0
+    weighted_percent: float = Field(
+        default=0.0, description="By how long each node typically takes."
+    )
+    completed_nodes: int = 0
+    total_nodes: int = 0
+    running_nodes: tuple[RunningNodeSeen, ...] = Field(
+        default=(), description="That a backend works on."
+    )
+
+
+class QuestionSeen(Response):
+    node: str
+    index: tuple[int, ...] = ()
+    message: str = Field(examples=["Backend worker:gpu-7 is offline"])
+    backends: tuple[str, ...] = Field(
+        default=(), description="That could take its place, the best first."
+    )
+    choices: tuple[Choice, ...] = ()
+
+
+class ErrorSeen(Response):
+    node: str
+    index: tuple[int, ...] = ()
+    backend: Bound = None
+    message: str
+    alternatives: tuple[str, ...] = Field(
+        default=(), description="For one that is bound to a backend."
+    )
+
+
+class NodeSeen(Response):
+    id: str
+    type: str
+    workflow: str | None = Field(default=None, description="Of a node that names one.")
+    effect: str | None = Field(default=None, description="Of a node that names one.")
+    status: Annotated[ExecutionStatus, OPEN_ENUM]
+    expected: int = Field(default=0, description="How often it runs, as far as that is known.")
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class ExecutionSeen(Response):
+    node: str
+    index: tuple[int, ...] = ()
+    status: Annotated[ExecutionStatus, OPEN_ENUM]
+    attempts: int = 0
+    job_id: UUID | None = Field(default=None, description="Of its last attempt.")
+    why: str | None = Field(
+        default=None, description="Why it waits, if nobody can run it just now."
+    )
+    backend: Bound = None
+    progress: float = 0.0
+    current_step: str | None = None
+    inputs: dict[str, Any] | None = None
+    outputs: dict[str, Any] | None = None
+    has_values: bool = Field(
+        default=True,
+        description="False: inputs and outputs were left out, as the answer would be too large.",
+    )
+    error: str | None = None
+    notes: tuple[str, ...] = ()
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class GraphRunSummary(Response):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    name: str = Field(default="", description="Of its graph, as that is called now.")
+    status: GraphRunStatus
+    tokens: int = Field(default=0, description="Of jobs that are in flight or done.")
+    max_tokens: int | None = None
+    error: str | None = Field(default=None, description="Why it failed, in words for people.")
+    created_at: datetime
+    ended_at: datetime | None = None
+
+
+class GraphRunSummaries(Response):
+    runs: tuple[GraphRunSummary, ...] = Field(description="The newest first.")
+    next: UUID | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )
+
+
+class GraphFile(Message):
+    """A file that a run gave out."""
+
+    file_id: UUID
+    filename: str
+    mime_type: str = "application/octet-stream"
+    url: str  # good for some minutes; ask again for a fresh one
+
+
+class GraphRunAnswer(Response):
+    id: UUID
+    graph_id: UUID
+    graph_version: int
+    name: str = ""
+    status: GraphRunStatus
+    tokens: int = Field(default=0, description="Of jobs that are in flight or done.")
+    max_tokens: int | None = None
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    outputs: dict[str, Any] | None = Field(
+        default=None, description="By output node; files with fresh URLs."
+    )
+    error: ErrorSeen | None = None
+    questions: tuple[QuestionSeen, ...] = ()
+    progress: ProgressSeen = ProgressSeen()
+    nodes: tuple[NodeSeen, ...] = ()
+    executions: tuple[ExecutionSeen, ...] = ()
+    executions_total: int = 0
+    created_at: datetime
+    ended_at: datetime | None = None
+    is_expired: bool = Field(
+        default=False,
+        description="Its time was up: what went in, came out and was recorded is gone.",
+    )
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.is_over
+
+    @property
+    def files(self) -> tuple[GraphFile, ...]:
+        """All that it gave out and that is still there, each once."""
+        found = {each["file_id"]: each for each in _files_in(self.outputs)}
+        return tuple(GraphFile.model_validate(each) for each in found.values())
+
+
+def _files_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "file_id" in value and "url" in value:
+            yield value
+        for inner in value.values():
+            yield from _files_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _files_in(inner)
+
+
+class GraphEvent(ProgressSeen):
+    """How a run stands; `end` is the last that is told of it."""
+
+    kind: str  # progress, end
+    run_id: UUID
+    status: GraphRunStatus
+    nodes: tuple[NodeSeen, ...] = ()
+    questions: tuple[QuestionSeen, ...] = ()
+    error: str | None = None
+
+    @property
+    def ends_run(self) -> bool:
+        return self.status.is_over

@@ -1,0 +1,195 @@
+"""Pipelines, their runs, candidates and votes in the public API."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import Field, PlainSerializer
+
+from comfyfleet.api.values import Message, Response
+
+# Reasons that time alone does not change.
+_RESTING = frozenset(
+    {
+        *("complete", "failed", "waiting_for_judgement", "candidates_limit", "tokens_limit"),
+        *("time_up", "cancelled", "paused"),
+    }
+)
+
+
+class CandidateStatus(StrEnum):
+    """How a candidate was judged."""
+
+    ACTIVE = "active"  # nobody has said anything yet
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    WINNER = "winner"
+
+
+class PipelineRunStatus(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+
+
+class PipelineAnswer(Response):
+    id: UUID
+    name: str
+    document: dict[str, Any]
+    created_at: datetime
+
+
+class PipelinePage(Response):
+    pipelines: tuple[PipelineAnswer, ...]
+    next: UUID | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )
+
+
+class PipelineLimits(Response):
+    """null is no limit."""
+
+    candidates: int | None = None
+    tokens: int | None = None
+    concurrent_jobs: int = 1
+    until: Annotated[datetime, PlainSerializer(datetime.isoformat)] | None = None
+    bytes: int | None = Field(default=None, description="Of its files; then it is paused.")
+
+
+class StepAnswer(Response):
+    name: str
+    wanted: int = Field(description="As things stand: for the parents that there are now.")
+    made: int
+    approved: int
+    rejected: int
+    in_flight: int
+    failed: int
+
+
+class PipelineRunSummary(Response):
+    id: UUID
+    pipeline_id: UUID
+    pipeline: str = Field(default="", description="Its name.")
+    status: PipelineRunStatus
+    pause_reason: str | None = None
+    reason: str | None = Field(
+        default=None,
+        description="Why nothing was submitted at the last look; null while the next one is due.",
+    )
+    trouble: str | None = Field(default=None, description="What stands in the way of the next job.")
+    target_folder: str
+    base_candidates: int
+    variables: dict[str, Any] = Field(default_factory=dict)
+    limits: PipelineLimits = PipelineLimits()
+    tokens: int = Field(default=0, description="Reserved and consumed.")
+    created_at: datetime
+    changed_at: datetime
+    files_removed_at: datetime | None = None
+
+
+class PipelineRunAnswer(PipelineRunSummary):
+    """The board of a run."""
+
+    steps: tuple[StepAnswer, ...] = ()
+    jobs: dict[str, int] = Field(default_factory=dict, description="How many there were, by state.")
+    queued: int = Field(default=0, description="Jobs that wait for a worker.")
+    success_rate: float | None = Field(
+        default=None, description="Of jobs that ended; null while none has."
+    )
+    bytes: int = Field(default=0, description="Of the files that are there.")
+    seconds_left: float | None = Field(
+        default=None,
+        description="If all that can be made is made, and takes as long as the last jobs did.",
+    )
+
+    @property
+    def is_resting(self) -> bool:
+        """Nothing is left that it could do by itself, as things stand."""
+        is_busy = any(each.in_flight for each in self.steps)
+        return not is_busy and (self.status != "active" or self.reason in _RESTING)
+
+
+class PipelineRunSummaries(Response):
+    runs: tuple[PipelineRunSummary, ...]
+    next: UUID | None = Field(
+        default=None, description="Ask on with before=next; null: that was all."
+    )
+
+
+class RetriedJobs(Response):
+    jobs: tuple[UUID, ...] = Field(description="Whose places are free now.")
+
+
+class FailureAnswer(Response):
+    job_id: UUID
+    step: str
+    parent: UUID | None = None
+    error: str | None = None
+    ended_at: datetime | None = None
+
+
+class Failures(Response):
+    failures: tuple[FailureAnswer, ...] = Field(description="The newest first.")
+
+
+class CandidateAnswer(Response):
+    id: UUID
+    step: int = Field(description="Its number; 0 is the base.")
+    parent: UUID | None = None
+    status: CandidateStatus
+    score: float
+    child_count: int = 0
+    seed: int | None = None
+    properties: dict[str, Any] = Field(default_factory=dict, description="What it was made with.")
+    job_id: UUID | None = None
+    output_index: int = 0
+    path: str = Field(default="", description="Its name in listings and exports.")
+    content_type: str = ""
+    size: int = 0
+    url: str | None = Field(
+        default=None,
+        description="Lives for 15 minutes; null of a text, and once the file was removed.",
+    )
+    text: str | None = Field(
+        default=None, description="What its job showed, beside a picture or in its place."
+    )
+    created_at: datetime
+
+
+class CandidatePage(Response):
+    candidates: tuple[CandidateAnswer, ...] = Field(description="The oldest first.")
+    next: UUID | None = Field(
+        default=None, description="Ask on with after=next; null: that was all."
+    )
+
+
+class Branch(Response):
+    id: UUID
+    step: int
+    status: CandidateStatus
+    score: float
+    children: tuple["Branch", ...] = ()
+
+
+class TreeAnswer(Response):
+    tree: tuple[Branch, ...]
+
+
+class PairAnswer(Response):
+    candidates: tuple[CandidateAnswer, ...] = Field(
+        default=(), description="Two of one step; none where there are not two to compare."
+    )
+
+
+class VoteAnswer(Response):
+    id: UUID = Field(description="To undo it by.")
+    scores: dict[UUID, float] = Field(default_factory=dict)
+
+
+class PipelineEvent(Message):
+    """One thing that happened; `id` is where a reader goes on."""
+
+    id: int
+    kind: str  # started, submitted, candidates, job_failed, approved, voted, paused …
+    data: dict[str, Any]
