@@ -1,8 +1,9 @@
-"""File formats, by their bytes alone: types, picture sizes, and metadata stripped without encoding anew. The stripping blocks."""
+"""File formats, by their bytes alone: types, sizes and faults of pictures, and metadata stripped without encoding anew. The stripping blocks."""
 
 import json
 import re
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -156,16 +157,6 @@ PIXELS_MAX = 64_000_000
 JPEG_SEGMENTS_MAX = 200
 # All markers that begin a frame; the gaps are tables of other kinds.
 _JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
-_BEGINNINGS: tuple[tuple[bytes, int, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
-    (b"\xff\xd8\xff", 0, "image/jpeg"),
-    (b"GIF8", 0, "image/gif"),
-    (b"WEBP", 8, "image/webp"),
-    (b"ftypavi", 4, "image/avif"),
-    (b"ftyphei", 4, "image/heic"),
-    (b"ftypmif1", 4, "image/heic"),
-    (b"ftypmsf1", 4, "image/heic"),
-)
 
 
 def picture_size(media_type: str | None, first: bytes) -> Size | None:
@@ -178,10 +169,28 @@ def picture_size(media_type: str | None, first: bytes) -> Size | None:
     return found if found and all(found) else None
 
 
-def size_by_header(first: bytes) -> Size | None:
-    """The same of whatever picture it is; none of anything else."""
-    named = (kind for begins, at, kind in _BEGINNINGS if first.startswith(begins, at))
-    return picture_size(next(named, None), first)
+def measure_picture(source: bytes | Path) -> Size | None:
+    """Width and height by the header alone: nothing is decoded, and of what is no picture little is read."""
+    first = _start(source, HEADER_BYTES)
+    kind = _picture_type(first)
+    size = picture_size(kind, first)
+    if size is None and kind in _READERS and len(first) == HEADER_BYTES:
+        return picture_size(kind, _start(source, LONG_HEADER_BYTES))
+    return size
+
+
+def _picture_type(first: bytes) -> str | None:
+    # Of a picture's brands that are not in the table, too: decoders take them.
+    if first.startswith((b"ftypavi", b"ftyphei"), 4):
+        return "image/avif"
+    return sniff_type(first[:SNIFF_BYTES])
+
+
+def _start(source: bytes | Path, length: int) -> bytes:
+    if isinstance(source, bytes):
+        return source[:length]
+    with source.open("rb") as file:
+        return file.read(length)
 
 
 def require_pixels(size: Size | None, pixels_max: int = PIXELS_MAX) -> None:
@@ -256,6 +265,49 @@ def _number(first: bytes, at: int, size: int, *, big: bool) -> int:
     if at + size > len(first):
         raise IndexError(at)
     return int.from_bytes(first[at : at + size], "big" if big else "little")
+
+
+_PNG_HEAD = 8
+_ENDINGS = {"image/jpeg": b"\xff\xd9", "image/gif": b";"}
+# Some writers pad a JPEG or GIF behind its end.
+_PADDING = b"\0\n\r "
+
+
+def picture_problem(data: bytes) -> str | None:
+    """Why it can't be shown; none if it can, as far as its structure tells."""
+    if not data:
+        return "it is empty"
+    found = sniff_type(data[:SNIFF_BYTES])
+    if found is None:
+        return "it is no picture that we know"
+    if not found.startswith("image/"):
+        return f"it is {found}, no picture"
+    if found == "image/png":
+        return _png_problem(data)
+    if found == "image/webp":
+        size = int.from_bytes(data[4:8], "little") + 8
+        return "it ends too early" if len(data) < size else None
+    ending = _ENDINGS.get(found)
+    if ending and not data.rstrip(_PADDING).endswith(ending):
+        return "it ends too early"
+    return None
+
+
+def _png_problem(data: bytes) -> str | None:
+    """Each part carries its own checksum; the last one is IEND."""
+    at, has_pixels = _PNG_HEAD, False
+    while at + 12 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        kind, end = data[at + 4 : at + 8], at + 12 + length
+        if end > len(data):
+            break
+        if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+            return f"its part {kind!r} is damaged"
+        has_pixels |= kind == b"IDAT"
+        if kind == b"IEND":
+            return None if has_pixels else "it has no pixels"
+        at = end
+    return "it ends too early"
 
 
 # A directory without entries: decoders refuse a picture whose Exif item is no Exif.

@@ -14,7 +14,7 @@ from comfyfleet.engine.file_routes import alpha_only
 from comfyfleet.engine.nodes.files import load_picture
 from comfyfleet.engine.payloads import UnforeseenInput
 from comfyfleet.errors import LimitExceeded
-from comfyfleet.media import size_by_header
+from comfyfleet.media import measure_picture
 
 MEMORY_MIB_MAX = 300
 
@@ -79,4 +79,4 @@ def test_a_jpeg_can_not_hide_its_size_behind_other_parts(tmp_path: Path) -> None
 def test_the_header_tells_the_size_of_every_kind_of_picture(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a"
     PIL.Image.new("RGB", (301, 77)).save(path, kind)
-    assert size_by_header(path.read_bytes()) == (301, 77)
+    assert measure_picture(path) == (301, 77)

@@ -26,7 +26,7 @@ from av.video.reformatter import ColorRange
 from comfyfleet.engine.image_math import Audio, Bytes, Image, Mask, from_bytes, to_bytes
 from comfyfleet.engine.node import require_memory, require_small
 from comfyfleet.errors import NodeFailed
-from comfyfleet.media import HEADER_BYTES, LONG_HEADER_BYTES, OPEN_OPTIONS, Size, size_by_header
+from comfyfleet.media import OPEN_OPTIONS, measure_picture
 
 # Decoded to 8-bit RGB; full-range JPEG is among them.
 BYTE_FORMATS = frozenset({"rgb24", "rgba", "pal8", "yuvj420p", "yuvj422p", "yuvj444p"})
@@ -61,7 +61,8 @@ def open_media(source: Source) -> Iterator[av.container.InputContainer]:
     """The file opened for reading; what FFmpeg can't make sense of is a NodeFailed."""
     file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
-        require_small(declared_size(source))
+        # By our own reading: FFmpeg decodes a picture already as it opens it.
+        require_small(measure_picture(source))
         with av.open(file, mode="r", options=dict(OPEN_OPTIONS)) as container:
             for stream in container.streams.video:
                 require_small((stream.width, stream.height))
@@ -69,21 +70,6 @@ def open_media(source: Source) -> Iterator[av.container.InputContainer]:
     except (av.error.FFmpegError, OSError) as error:
         # Without the path that FFmpeg adds: it is nobody's business but the server's.
         raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
-
-
-def declared_size(source: Source) -> Size | None:
-    """By our own reading: FFmpeg decodes a picture already as it opens it."""
-    for length in (HEADER_BYTES, LONG_HEADER_BYTES):
-        first = source[:length] if isinstance(source, bytes) else _start(source, length)
-        size = size_by_header(first)
-        if size is not None or len(first) < length:
-            return size
-    return None
-
-
-def _start(path: Path, length: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(length)
 
 
 def first_video(container: av.container.InputContainer) -> av.VideoStream:

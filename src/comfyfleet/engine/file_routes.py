@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from comfyfleet.engine.codecs import declared_size
 from comfyfleet.engine.engine import Engine
 from comfyfleet.engine.http import Route, empty_reply, json_reply, open_form
 from comfyfleet.engine.node import FolderName, Folders, require_small
 from comfyfleet.engine.payloads import UnforeseenInput
 from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.media import measure_picture
 
 CHUNK_BYTES = 256 * 1024
 NANOSECONDS = 1_000_000_000
@@ -306,7 +306,7 @@ def _png(picture: PIL.Image.Image) -> bytes:
 
 def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T]) -> T:
     try:
-        require_small(declared_size(path))
+        require_small(measure_picture(path))
         with PIL.Image.open(path) as picture:
             require_small(picture.size)
             return use(picture)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Protocol
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from comfyfleet.media import SNIFF_BYTES, sniff_type
 
 
 class BinaryFrame(IntEnum):
@@ -46,7 +46,7 @@ def text_frame(node_id: str, line: str) -> bytes:
 
 
 def _format(picture: bytes) -> ImageFormat:
-    return ImageFormat.PNG if picture.startswith(PNG_SIGNATURE) else ImageFormat.JPEG
+    return ImageFormat.PNG if sniff_type(picture[:SNIFF_BYTES]) == "image/png" else ImageFormat.JPEG
 
 
 # A client that does not read is cut off rather than fed from ever more memory.

@@ -40,7 +40,7 @@ from comfyfleet.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.media import SNIFF_BYTES, strip_metadata
+from comfyfleet.media import SNIFF_BYTES, measure_picture, strip_metadata
 from comfyfleet.worker.control_client import REPORT_ENDPOINTS, ControlClient, FinalReport
 from comfyfleet.worker.failures import (
     BackendCondition,
@@ -50,7 +50,7 @@ from comfyfleet.worker.failures import (
     job_error,
     outcome_of_error,
 )
-from comfyfleet.worker.files import SMALL_BYTES, OutputUploads, ReadyFile, picture_size
+from comfyfleet.worker.files import SMALL_BYTES, OutputUploads, ReadyFile
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.job_files import (
     BackendFiles,
@@ -436,7 +436,7 @@ def prepare_output(fetched: Fetched, *, strip: bool) -> ReadyFile:
     threads takes time."""
     path = fetched.path
     size = strip_metadata(path) if strip else fetched.size_bytes
-    width, height = picture_size(path) or (None, None)
+    width, height = measure_picture(path) or (None, None)
     return ReadyFile(
         path,
         size,

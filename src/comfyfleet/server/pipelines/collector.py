@@ -1,7 +1,6 @@
 """Turns ended jobs into candidates, one per picture or text, exactly once; alerts on failures and full storage."""
 
 import logging
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -12,13 +11,14 @@ from uuid import UUID, uuid5
 
 from comfyfleet.api.values import text_of
 from comfyfleet.errors import FleetError, NotFound
+from comfyfleet.media import picture_problem
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import SNIFF_BYTES, File, kind_of, sniff_type
+from comfyfleet.server.media.model import File, kind_of
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent
 from comfyfleet.server.pipelines import run_state, store, store_candidates
@@ -37,49 +37,6 @@ from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND
 from comfyfleet.server.pipelines.store_candidates import UnderwayJob
 
 PICTURE_BYTES_MAX = 256 * 1024**2
-_PNG_HEAD = 8
-_ENDINGS = {"image/jpeg": b"\xff\xd9", "image/gif": b";"}
-# Some writers pad a JPEG or GIF behind its end.
-_PADDING = b"\0\n\r "
-
-
-def picture_problem(data: bytes) -> str | None:
-    """Why it can't be shown; none if it can, as far as its structure tells."""
-    if not data:
-        return "it is empty"
-    found = sniff_type(data[:SNIFF_BYTES])
-    if found is None:
-        return "it is no picture that we know"
-    if kind_of(found) != "image":
-        return f"it is {found}, no picture"
-    if found == "image/png":
-        return _png_problem(data)
-    if found == "image/webp":
-        size = int.from_bytes(data[4:8], "little") + 8
-        return "it ends too early" if len(data) < size else None
-    ending = _ENDINGS.get(found)
-    if ending and not data.rstrip(_PADDING).endswith(ending):
-        return "it ends too early"
-    return None
-
-
-def _png_problem(data: bytes) -> str | None:
-    """Each part carries its own checksum; the last one is IEND."""
-    at, has_pixels = _PNG_HEAD, False
-    while at + 12 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        kind, end = data[at + 4 : at + 8], at + 12 + length
-        if end > len(data):
-            break
-        if zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
-            return f"its part {kind!r} is damaged"
-        has_pixels |= kind == b"IDAT"
-        if kind == b"IEND":
-            return None if has_pixels else "it has no pixels"
-        at = end
-    return "it ends too early"
-
-
 log = logging.getLogger(__name__)
 STORAGE_LIMIT = "storage_limit"
 
