@@ -1,0 +1,105 @@
+"""`docs/concepts/life-of-a-job.md` names files: a job passes them, in that order."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.fleet import Calling
+
+import comfyfleet
+
+PACKAGE = str(Path(comfyfleet.__file__).parent) + "/"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "life-of-a-job.md"
+
+
+def named_files() -> dict[str, list[str]]:
+    """The files of each section of the page, by the call in its heading."""
+    found: dict[str, list[str]] = {}
+    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+        call = re.search("`(.+?)`", section.splitlines()[0])
+        if call:
+            found[call[1]] = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
+    assert all(found.values())
+    return found
+
+
+@contextmanager
+def files_passed() -> Iterator[list[str]]:
+    """Our files in which a function was called meanwhile, in the order of the first calls."""
+    passed: dict[str, None] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(PACKAGE):
+            passed.setdefault(path.removeprefix(PACKAGE))
+
+    found: list[str] = []
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+        found.extend(passed)
+
+
+async def step(name: str, customer: Customer, worker: Calling, shop: Shop, job: Any) -> Any:
+    match name:
+        case "POST /api/ai-jobs":
+            return await customer.job(shop.draw)
+        case "POST /api/worker/poll":
+            return await worker.job()
+        case "POST /api/worker/heartbeat":
+            answer = await worker.of(job, "heartbeat", started=True)
+        case "PUT /objects":
+            slot = job["outputs"][0]
+            answer = await worker.client.put(slot["url"], content=b"made", headers=slot["headers"])
+        case "POST /api/worker/complete":
+            made = [{"name": job["outputs"][0]["name"], "size": len(b"made")}]
+            answer = await worker.of(job, "complete", outputs=made)
+        case _:
+            answer = await customer.client.get(f"/api/ai-jobs/{job['job_id']}")
+    assert answer.status_code in (200, 201), answer.text
+    return job
+
+
+async def files_of_each_step(
+    customer: Customer, worker: Calling, shop: Shop, steps: list[str]
+) -> dict[str, list[str]]:
+    job, passed = None, {}
+    for name in steps:
+        with files_passed() as passed[name]:
+            job = await step(name, customer, worker, shop, job)
+        await shop.plane.context.deferred.flush()
+    return passed
+
+
+async def test_a_job_passes_the_files_that_the_page_names(
+    postgres_databases: Databases, tmp_path: Path
+) -> None:
+    named = named_files()
+    assert len(named) == 6
+    async with (
+        plane_on(postgres_databases, tmp_path) as plane,
+        shop_on(plane) as shop,
+        shop.yard.worker() as worker,
+    ):
+        customer = await shop.customer()
+        for _ in range(3):  # the last one is warm
+            passed = await files_of_each_step(customer, worker, shop, list(named))
+    for call, files in named.items():
+        assert files == [each for each in passed[call] if each in files], passed[call]
+
+
+def test_every_file_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8"))
+    ours = [each for each in named if not each.startswith("tests/")]
+    assert len(ours) > 40
+    assert [each for each in ours if not Path(PACKAGE, each).is_file()] == []
