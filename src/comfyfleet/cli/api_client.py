@@ -66,11 +66,11 @@ class ApiOptions:
 
     url: Annotated[
         str | None,
-        Parameter(metavar="URL", help=f"The control plane; else {URL}, else {URL_DEFAULT}."),
+        Parameter(metavar="URL", help=f"The control plane; default: {URL}, or {URL_DEFAULT}."),
     ] = None
-    as_json: Annotated[
-        bool, Parameter(name="--json", help="Print the API's answer as JSON, for programs.")
-    ] = False
+    as_json: Annotated[bool, Parameter(name="--json", help="Print the API's response as JSON.")] = (
+        False
+    )
 
 
 API_DEFAULTS = ApiOptions()

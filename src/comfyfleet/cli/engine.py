@@ -129,7 +129,7 @@ PACKAGES = ("av", "numpy", "PIL", "python_multipart", "starlette", "uvicorn")
 Port = Annotated[
     int,
     Parameter(
-        help="Port to listen on; 0 takes any that is free.",
+        help="Port to listen on; 0 uses any free port.",
         validator=validators.Number(gte=0, lte=65535),
     ),
 ]
@@ -149,12 +149,14 @@ def engine(
     port: Port = 8188,
     data: Annotated[
         Path | None,
-        Parameter(help="Folder for input, output and temp files. Without it they go on exit."),
+        Parameter(
+            help="Folder for input, output and temp files. Without it they are deleted on exit."
+        ),
     ] = None,
     no_pace: Annotated[
         bool,
         Parameter(
-            help="Be as fast as it can. Else a large blur lasts up to 2 s, as on a ComfyUI without "
+            help="Run at full speed. Otherwise a large blur lasts up to 2 s, as on a ComfyUI without "
             "GPU, for trying out clients."
         ),
     ] = False,

@@ -180,10 +180,10 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="Of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, one of one.",
+        help="The value of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one.",
     ),
 ]
-Most = Annotated[int, Parameter(help="At most so many.")]
+Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 GRAPH_COLUMNS = ("id", "name", "version", "created_at")
 RUN_COLUMNS = ("id", "name", "status", "tokens", "created_at", "ended_at", "error")
 
@@ -203,7 +203,7 @@ def _read(path: Path) -> dict[str, Any]:
 def validate(
     file: File, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Tell all that is wrong with a graph, before anything runs."""
+    """Show all problems of a graph, before anything runs."""
     document = _read(file)
     with _public(options, context) as plane:
         verdict = plane.post("graphs", "validate", document=document)
@@ -224,7 +224,7 @@ def validate(
 def list_(
     *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """The graphs that are stored, the newest first."""
+    """Stored graphs, the newest first."""
     with _public(options, context) as plane:
         found = plane.pages("graphs", "graphs", limit=limit)
     if options.as_json:
@@ -237,8 +237,10 @@ def list_(
 @app.command
 def runs(
     *,
-    graph: Annotated[str | None, Parameter(help="Only of this one, by its id or name.")] = None,
-    status: Annotated[str | None, Parameter(help="Only those, such as running or failed.")] = None,
+    graph: Annotated[str | None, Parameter(help="Only its runs; an id or name.")] = None,
+    status: Annotated[
+        str | None, Parameter(help="Only runs with this status, such as running or failed.")
+    ] = None,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -262,9 +264,9 @@ def quote(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Tell what a run would cost and how long it would take, at least and at most.
+    """Show the minimum and maximum price and duration of a run.
 
-    Without inputs, lists are taken to be as long as they may be. A file is stored first.
+    Without inputs, lists are assumed to have their maximum length. A graph file is stored first.
     """
     with _public(options, context) as plane:
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
@@ -294,13 +296,15 @@ def run(
     *,
     input: Inputs = (),
     max_tokens: Annotated[
-        int | None, Parameter(help="Nothing starts that could cost more.")
+        int | None, Parameter(help="Spending limit: no job starts that could exceed it.")
     ] = None,
-    watch: Annotated[bool, Parameter(help="Follow it to its end, as a live tree.")] = False,
+    watch: Annotated[bool, Parameter(help="Follow the run to its end, as a live tree.")] = False,
     output: Annotated[
         Path | None,
         Parameter(
-            name=["--output", "-o"], metavar="DIR", help="Follow it, then save its files there."
+            name=["--output", "-o"],
+            metavar="DIR",
+            help="Follow the run, then save its files there.",
         ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
@@ -333,7 +337,7 @@ def _started(plane: ApiClient, graph: str, **body: Any) -> dict[str, Any]:
 def cancel(
     run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Stop a run and its jobs; what was not made is not paid."""
+    """Stop a run and its jobs; jobs that did not complete are refunded."""
     with _public(options, context) as plane:
         seen = plane.post("graph-runs", run_id, "cancel")
     _told(seen, options, context)
@@ -345,7 +349,7 @@ def download(
     /,
     *,
     output: Annotated[
-        Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Where the files go.")
+        Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Folder for the files.")
     ] = Path("output"),
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -362,7 +366,7 @@ def download(
 def delete(
     graph: StoredName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Delete a graph of yours; its runs stay."""
+    """Delete one of your graphs; its runs stay."""
     with _public(options, context) as plane:
         plane.delete("graphs", graph)
     context.say(f"{graph} is deleted; its runs stay")
@@ -476,7 +480,7 @@ def show(
     what: Which,
     /,
     *,
-    mermaid: Annotated[bool, Parameter(help="Draw it, in Mermaid's language.")] = False,
+    mermaid: Annotated[bool, Parameter(help="Print it as a Mermaid diagram.")] = False,
     watch: Annotated[bool, Parameter(help="Follow a run to its end.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -520,16 +524,16 @@ def retry(
     /,
     *,
     backend: Annotated[
-        str | None, Parameter(metavar="WHO", help="Run what failed there: worker:ID.")
+        str | None, Parameter(metavar="WHO", help="Run the failed nodes there: worker:ID.")
     ] = None,
     max_tokens: Annotated[
-        int | None, Parameter(help="Let the whole run spend so much, if that is more than before.")
+        int | None, Parameter(help="A higher spending limit for the whole run.")
     ] = None,
     watch: Annotated[bool, Parameter(help="Follow it to its end.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Go on from where a run failed; what was done is used again."""
+    """Continue a failed run; finished results are reused."""
     with _public(options, context) as plane:
         seen = plane.post("graph-runs", run_id, "retry", backend=backend, max_tokens=max_tokens)
         seen = _watched(plane, str(run_id), context) if watch else seen
@@ -539,13 +543,11 @@ def retry(
 @app.command
 def answer(
     run_id: RunId,
-    choice: Annotated[
-        Literal["backend", "retry", "skip", "fail"], Parameter(help="What is to be done.")
-    ],
+    choice: Annotated[Literal["backend", "retry", "skip", "fail"], Parameter(help="The answer.")],
     /,
     *,
-    node: Annotated[str | None, Parameter(help="That asks; needed if several do.")] = None,
-    index: Annotated[tuple[int, ...], Parameter(help="Of the item that asks.")] = (),
+    node: Annotated[str | None, Parameter(help="The node that asks; needed if several do.")] = None,
+    index: Annotated[tuple[int, ...], Parameter(help="The item that asks.")] = (),
     backend: Annotated[str | None, Parameter(metavar="WHO", help="worker:ID.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -574,11 +576,11 @@ def export(
     graph: StoredName,
     /,
     *,
-    version: Annotated[int | None, Parameter(help="Else the newest.")] = None,
+    version: Annotated[int | None, Parameter(help="The version; default: the newest.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Print a stored graph as YAML (or JSON), to be kept in a file."""
+    """Print a stored graph as YAML (or JSON)."""
     with _public(options, context) as plane:
         document = plane.get("graphs", graph, version=version)["document"]
     if options.as_json:

@@ -2,9 +2,9 @@
 
 RUN = """Run a workflow and save what it makes.
 
-Input files that the workflow names and that lie beside it are uploaded, and so are those that you
+Input files that the workflow names and that are in its folder are uploaded, and so are those that you
 give. Without --server and --cloud the built-in engine runs it, if it has every node type. The paths of
-the results go to stdout; progress and remarks go to stderr. Ctrl-C cancels the run on the server.
+the results go to stdout; progress and messages go to stderr. Ctrl-C cancels the run on the server.
 
 ```
 comfyfleet run flow.json --image cat.png
@@ -18,7 +18,7 @@ comfyfleet run flow.json --server gpu1:8188 --detach
 `comfyfleet inspect FILE` shows what can be set.
 """
 
-INSPECT = """Show what a workflow takes, makes and needs, and what of that a server lacks.
+INSPECT = """Show a workflow's inputs, outputs and requirements, and what a server lacks of them.
 
 ```
 comfyfleet inspect cat.png
@@ -29,7 +29,7 @@ comfyfleet inspect flow.json --json | jq -r '.takes[] | [.address, .value] | @ts
 
 CONVERT = """Turn a workflow into the prompt that ComfyUI's own editor would send.
 
-The prompt goes to stdout as JSON; what there is to say goes to stderr.
+The prompt goes to stdout as JSON; messages go to stderr.
 
 ```
 comfyfleet convert cat.png --server http://127.0.0.1:8188 -o cat.prompt.json
@@ -43,7 +43,7 @@ curl -s https://example.com/flow.json | comfyfleet convert - | jq 'keys'
 
 WATCH = """Follow a run that was started before, and save what it makes.
 
-With several servers the one is found that has it. Ctrl-C only stops watching: the run goes on.
+With several servers it finds the one that has the run. Ctrl-C only stops watching: the run continues.
 
 ```
 comfyfleet watch 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --server gpu1:8188
@@ -58,14 +58,14 @@ does, for nodes that need no model and no GPU. Ctrl-C (or SIGTERM) stops it in o
 
 SERVE = """Serve the control plane: the queue, the API for workers and operators, the sweeps.
 
-Without settings it keeps its databases (SQLite) and files in a folder. With
+Without settings it stores its databases (SQLite) and files in a folder. With
 `COMFYFLEET_CENTRAL_DATABASE_URL`, `COMFYFLEET_TENANT_DATABASE_URLS` and `COMFYFLEET_STORAGE_URL` any
 number of control planes share PostgreSQL and S3; bring the databases up to date first, with
-`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`, else it is made at the first start
+`comfyfleet db upgrade`. The admin key is `COMFYFLEET_ADMIN_KEY`; without it a key is generated at the first start
 and printed once.
 
-One process uses one core. `--processes N`, on PostgreSQL, keeps N of them behind the port: one that dies is
-started again, SIGHUP replaces them one by one while the others serve, SIGTERM ends all in order.
+One process uses one core. `--processes N`, on PostgreSQL, runs N of them behind the port: one that dies is
+restarted, SIGHUP replaces them one by one while the others serve, SIGTERM stops all in order.
 
 ```
 comfyfleet serve --data /var/lib/comfyfleet
@@ -74,20 +74,20 @@ comfyfleet serve --host 0.0.0.0 --processes 4
 ```
 """
 
-WORKER = """Put a GPU to work: lease jobs of a fleet and run them on a ComfyUI, or on Comfy Cloud.
+WORKER = """Run jobs of a fleet on a ComfyUI, or on Comfy Cloud.
 
-It needs to reach the control plane, the file store and its ComfyUI; nobody needs to reach it. The fleet's
-secret stands in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
-once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it says that it lives.
+It connects to the control plane, the file store and its ComfyUI; no connection to it is needed. The fleet's
+secret is in `COMFYFLEET_FLEET_SECRET`; `COMFYFLEET_MAX_CONCURRENCY` (1) is how many prompts run at
+once, `COMFYFLEET_HEARTBEAT_SECONDS` (30) how often it sends a heartbeat.
 
-While one prompt runs, the next job's files are brought to ComfyUI and its prompt is put behind. Killed
-and started again, it goes on with what still runs. SIGTERM, Ctrl-C and a spot notice let it finish what
-fits into the time that is left; the rest is handed back. Revoked by an operator, it stops its run and exits with 77.
+While one prompt runs, the next job's files are uploaded and its prompt is queued in ComfyUI. Killed
+and started again, it continues what still runs. On SIGTERM, Ctrl-C and a spot notice it finishes what
+ends in the time that is left, and requeues the rest. Revoked by an operator, it stops its run and exits with 77.
 
 One ComfyUI leaves a large GPU mostly idle. With `--comfyui-command` this command starts ComfyUI itself,
-and with `--per-gpu` several on each GPU: each has the next port, a folder and a name of its own (`gpu-1`, `gpu-2`),
-and is one worker of the fleet. `auto` tries one more while jobs wait and the GPU's memory has room, keeps it if more jobs
-a minute are finished, and takes one away when there is too little to do or memory ran out.
+and with `--per-gpu` several on each GPU: each has the next port, its own folder and name (`gpu-1`, `gpu-2`),
+and is one worker of the fleet. `auto` adds one while jobs wait and the GPU has free memory, keeps it if more jobs
+a minute are finished, and removes one when there is too little to do or memory ran out.
 
 ```
 export COMFYFLEET_FLEET_SECRET=…     # as `comfyfleet admin fleets create gpus` showed it
@@ -101,12 +101,12 @@ comfyfleet worker --control https://fleet.example.com --fleet gpus --per-gpu aut
 ```
 """
 
-DB = "Bring the databases to the newest schema, or see which they have."
+DB = "Upgrade the databases to the newest schema, or show their schema."
 
-ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the books, the audit.
+ADMIN = """Operate a control plane: fleets, workflows, effects, workers, tenants, the queue, the ledger, the audit.
 
-`COMFYFLEET_URL` says where it is, `COMFYFLEET_KEY` is the admin key that it printed at its first
-start. Tables are for people; `--json` is for programs.
+`COMFYFLEET_URL` is its address, `COMFYFLEET_KEY` is the admin key that it printed at its first
+start. `--json` prints JSON instead of tables.
 
 ```
 comfyfleet admin workflows register cat cat.json --property prompt:text=6.text
@@ -121,8 +121,8 @@ comfyfleet admin dispatches why 12
 UP = """Run everything in one process: control plane, a worker, and a backend for it.
 
 No services, no settings: SQLite and files in one folder, and the built-in CPU engine unless a
-ComfyUI is named. Each workflow that is registered and that the backends can run is assigned by
-itself. The same folder again goes on where it stopped.
+ComfyUI is given. Each registered workflow that the backends can run is assigned
+automatically. With the same folder it continues where it stopped.
 
 ```
 comfyfleet up
@@ -132,7 +132,7 @@ comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
 
 GRAPH = """Run graphs: workflows of workflows, over all backends of the fleet.
 
-`COMFYFLEET_URL` says where the control plane is, `COMFYFLEET_KEY` is an API key of yours (`cf_…`).
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key (`cf_…`).
 Graphs are JSON or YAML files.
 
 ```
@@ -147,7 +147,7 @@ comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend w
 
 PIPELINE = """Runs that make candidates step by step, day and night: create, run, judge, export.
 
-`COMFYFLEET_URL` says where the control plane is, `COMFYFLEET_KEY` is a key of yours.
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
 
 ```
 comfyfleet pipeline create examples/pipelines/soft-colours.yaml

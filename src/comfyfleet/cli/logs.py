@@ -16,7 +16,7 @@ from comfyfleet.log_context import current_ids
 
 LogLevel: TypeAlias = Annotated[
     Literal["debug", "info", "warning", "error"],
-    Parameter(help="What goes to stderr: lines on a terminal, JSON lines anywhere else."),
+    Parameter(help="What is logged to stderr: text on a terminal, JSON lines otherwise."),
 ]
 ACCESS = "comfyfleet.access"
 DELAY_SECONDS = 0.05

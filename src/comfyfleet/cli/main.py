@@ -78,11 +78,11 @@ def completion(
     /,
     *,
     install: Annotated[
-        bool, Parameter(help="Put it where the shell looks for it, for good, instead.")
+        bool, Parameter(help="Install the script where the shell finds it, instead of printing it.")
     ] = False,
     context: InjectedContext,
 ) -> None:
-    """Print the script with which a shell completes commands and options.
+    """Print the shell completion script.
 
     ```
     comfyfleet completion bash > ~/.local/share/bash-completion/completions/comfyfleet

@@ -152,7 +152,7 @@ Run = Annotated[str, Parameter(help="The run's id.")]
 Candidates = Annotated[
     tuple[str, ...], Parameter(metavar="CANDIDATE", help="Ids, as tree shows them.", negative=())
 ]
-Most = Annotated[int, Parameter(help="At most so many.")]
+Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 
 
 @app.command
@@ -163,7 +163,7 @@ def create(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Register a pipeline. Prints its id; all that is wrong with it is told at once."""
+    """Register a pipeline. Prints its id, or all of its problems at once."""
     text = read_text(document)
     with control(options, context) as plane:
         answer = _made(plane, text)
@@ -197,14 +197,20 @@ class RunStartOptions:
         Parameter(name="--set", metavar="NAME=VALUE", help="A variable; values are read as JSON."),
     ] = ()
     folder: Annotated[
-        str | None, Parameter(metavar="FOLDER", help="The target folder; else runs/ID.")
+        str | None, Parameter(metavar="FOLDER", help="The target folder; default: runs/ID.")
     ] = None
-    concurrent: Annotated[int | None, Parameter(metavar="N", help="Jobs in flight at once.")] = None
-    tokens: Annotated[int | None, Parameter(metavar="N", help="Spend no more.")] = None
-    candidates: Annotated[int | None, Parameter(metavar="N", help="Make no more.")] = None
+    concurrent: Annotated[
+        int | None, Parameter(metavar="N", help="Maximum number of jobs in flight.")
+    ] = None
+    tokens: Annotated[int | None, Parameter(metavar="N", help="Maximum tokens to spend.")] = None
+    candidates: Annotated[
+        int | None, Parameter(metavar="N", help="Maximum number of candidates.")
+    ] = None
     until: Annotated[
         datetime | None,
-        Parameter(metavar="TIME", help="Submit nothing later: 2026-05-01T06:00, in local time."),
+        Parameter(
+            metavar="TIME", help="Submit nothing after this time: 2026-05-01T06:00, in local time."
+        ),
     ] = None
 
     def body(self) -> dict[str, Any]:
@@ -230,7 +236,7 @@ def run(
     /,
     *,
     given: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
-    wait: Annotated[bool, Parameter(help="Show the board until nothing is left to do.")] = False,
+    wait: Annotated[bool, Parameter(help="Show the progress until nothing is left to do.")] = False,
     export_to: Annotated[
         Path | None, Parameter(name="--export", metavar="DIR", help="Wait, then export.")
     ] = None,
@@ -272,13 +278,11 @@ def status(
     run: Run,
     /,
     *,
-    follow: Annotated[
-        bool, Parameter(help="Stay, and show what changes until nothing is left to do.")
-    ] = False,
+    follow: Annotated[bool, Parameter(help="Show changes until nothing is left to do.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """The board of a run: per step how many are wanted, made, approved, in flight and failed."""
+    """The progress of a run: per step how many are wanted, made, approved, in flight and failed."""
     with control(options, context) as plane:
         if follow:
             _watched(plane, run, context)
@@ -328,7 +332,7 @@ def _figures(answer: Mapping[str, Any]) -> Iterator[str]:
 def list_(
     *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """The pipelines that are registered, the newest first."""
+    """Registered pipelines, the newest first."""
     with control(options, context) as plane:
         found = plane.pages("pipelines", "pipelines", limit=limit)
     if options.as_json:
@@ -341,7 +345,7 @@ def list_(
 @app.command
 def runs(
     *,
-    pipeline: Annotated[str | None, Parameter(help="Only of this one, by its id or name.")] = None,
+    pipeline: Annotated[str | None, Parameter(help="Only its runs; an id or name.")] = None,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -363,7 +367,7 @@ def delete(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Delete a pipeline; its runs stay, and go on."""
+    """Delete a pipeline; its runs continue."""
     with control(options, context) as plane:
         plane.delete("pipelines", pipeline)
     context.say(f"{pipeline} is deleted; its runs stay")
@@ -391,7 +395,7 @@ def reject(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Reject candidates: nothing more is made of them."""
+    """Reject candidates: they get no more children."""
     _judge(run, candidates, "reject", options, context)
 
 
@@ -417,7 +421,7 @@ def undo(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Take judgements of candidates back."""
+    """Undo judgements of candidates."""
     _judge(run, candidates, "undo", options, context)
 
 
@@ -438,11 +442,13 @@ def pair(
     run: Run,
     /,
     *,
-    step: Annotated[int | None, Parameter(help="Only of this step; the first is 0.")] = None,
+    step: Annotated[
+        int | None, Parameter(help="Only candidates of this step; the first is 0.")
+    ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show two candidates to compare; `vote` says which is better."""
+    """Show two candidates to compare; then use `vote`."""
     with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "pair", step=step)
     if options.as_json:
@@ -466,7 +472,7 @@ def vote(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Say which of two candidates of a step is better."""
+    """Vote for the better of two candidates of a step."""
     with control(options, context) as plane:
         answer = plane.post(
             "pipeline-runs", run, "vote", winner=winner, loser=loser, id=context.new_id()
@@ -479,19 +485,19 @@ def vote(
 
 @app.command
 def cancel(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Stop a run and its jobs for good; its candidates stay."""
+    """Cancel a run and its jobs; its candidates stay."""
     _act(run, "cancel", options, context)
 
 
 @app.command
 def pause(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Submit nothing more; what was submitted goes on."""
+    """Submit no more jobs; submitted jobs continue."""
     _act(run, "pause", options, context)
 
 
 @app.command
 def resume(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Go on with a paused run."""
+    """Resume a paused run."""
     _act(run, "resume", options, context)
 
 
@@ -509,11 +515,11 @@ def retry(
     run: Run,
     /,
     *,
-    job: Annotated[str | None, Parameter(metavar="ID", help="One job; else all.")] = None,
+    job: Annotated[str | None, Parameter(metavar="ID", help="Only this job; default: all.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make failed jobs again: they hold their places until somebody says so."""
+    """Retry failed jobs. They are not retried automatically."""
     with control(options, context) as plane:
         answer = plane.post("pipeline-runs", run, "retry", job_id=job)
     if options.as_json:
@@ -524,7 +530,7 @@ def retry(
 
 @app.command
 def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Who came out of whom, with scores and judgements."""
+    """Parents and children, with scores and judgements."""
     with control(options, context) as plane:
         answer = plane.get("pipeline-runs", run, "tree")
     if options.as_json:
@@ -551,16 +557,20 @@ def export(
     run: Run,
     /,
     folder: Annotated[
-        Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Where the files go.")
+        Path, Parameter(name=["--output", "-o"], metavar="DIR", help="Folder for the files.")
     ],
     *,
     status: Annotated[
-        str | None, Parameter(metavar="STATUS", help="Only approved, winner, active or rejected.")
+        str | None,
+        Parameter(
+            metavar="STATUS",
+            help="Only candidates with this status: approved, winner, active or rejected.",
+        ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Copy the candidates out, with a JSON index and a contact sheet."""
+    """Copy the candidates to a folder, with a JSON index and a contact sheet."""
     with control(options, context) as plane:
         _export(plane, plane.get("pipeline-runs", run), folder, context, status)
 

@@ -208,7 +208,7 @@ class RunConversion:
     unknown: Annotated[
         Literal["drop", "keep"] | None,
         Parameter(
-            help="Nodes of types that the server lacks: leave them out, or send them as the editor does. By default they are an error.",
+            help="Leave out nodes of types that the server lacks, or send them as the editor does. By default they are an error.",
         ),
     ] = None
     reachable_only: Annotated[
@@ -687,7 +687,9 @@ def _nobody_to_leave_it_with() -> InvalidInput:
 
 
 def watch(
-    run_id: Annotated[str, Parameter(metavar="ID", help="What `comfyfleet run --detach` printed.")],
+    run_id: Annotated[
+        str, Parameter(metavar="ID", help="The run's id, as `comfyfleet run --detach` printed it.")
+    ],
     /,
     *,
     where: TargetOptions = ANY_TARGET,

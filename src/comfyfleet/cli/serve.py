@@ -324,7 +324,9 @@ NEW_KEY_HINT = "if it is lost, stop this and run: comfyfleet db new-admin-key"
 Host = Annotated[str, Parameter(help="Address to listen on.")]
 Data = Annotated[
     Path,
-    Parameter(metavar="DIR", help="Folder for the embedded databases and files, made if missing."),
+    Parameter(
+        metavar="DIR", help="Folder for the embedded databases and files; created if missing."
+    ),
 ]
 
 
@@ -338,7 +340,9 @@ def serve(
     ] = False,
     processes: Annotated[
         int,
-        Parameter(help="So many behind the one port, on PostgreSQL; SIGHUP restarts them in turn."),
+        Parameter(
+            help="Number of processes behind the one port, on PostgreSQL; SIGHUP restarts them in turn."
+        ),
     ] = 1,
     log_level: LogLevel = "info",
     child: Annotated[str, Parameter(show=False)] = "",
@@ -516,15 +520,15 @@ def print_greeting(plane: ControlPlane, url: str, context: CliContext) -> None:
 
 
 T = TypeVar("T")
-db_app = App(name="db", help="Bring the databases to the newest schema, or see which they have.")
+db_app = App(name="db", help="Upgrade the databases to the newest schema, or show their schema.")
 ExistingData = Annotated[
-    Path, Parameter(metavar="DIR", help="Folder of the embedded databases, where no URL is set.")
+    Path, Parameter(metavar="DIR", help="Folder of the embedded databases, if no URL is set.")
 ]
 
 
 @db_app.command
 def upgrade(*, data: ExistingData = DATA, context: InjectedContext) -> None:
-    """Bring the central database and every tenant pool to the newest schema.
+    """Upgrade the central database and every tenant pool to the newest schema.
 
     Safe to repeat. On PostgreSQL several may try at once; on SQLite stop the control plane first.
     """
@@ -548,7 +552,7 @@ def current(*, data: ExistingData = DATA, context: InjectedContext) -> None:
 def new_admin_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
     """Make a new admin key in place of a lost one, and print it.
 
-    The one before is void, for each control plane from its next start on: on SQLite stop it first, on
+    The old one is invalid from the next start of each control plane on: on SQLite stop it first, on
     PostgreSQL restart those that run. Where `COMFYFLEET_ADMIN_KEY` is set, that is the key.
     """
     settings = read_settings(context.environ)
@@ -565,10 +569,10 @@ def new_admin_key(*, data: ExistingData = DATA, context: InjectedContext) -> Non
 
 @db_app.command
 def new_url_secret(*, data: ExistingData = DATA, context: InjectedContext) -> None:
-    """Make all signed URLs void that were ever handed out by a control plane that keeps files in a folder.
+    """Invalidate all signed URLs of a control plane that stores files in a folder.
 
-    From the next start of each control plane on: on SQLite stop it first, on PostgreSQL restart those that
-    run. Running jobs get new URLs with their next heartbeat. URLs to a bucket end by themselves, or
+    This applies from the next start of each control plane on: on SQLite stop it first, on PostgreSQL restart those that
+    run. Running jobs get new URLs with their next heartbeat. URLs to a bucket expire by themselves, or
     with the credentials that signed them.
     """
     places = locations_from(read_settings(context.environ), data)
@@ -580,7 +584,7 @@ def new_url_secret(*, data: ExistingData = DATA, context: InjectedContext) -> No
 
 @db_app.command
 def new_webhook_key(*, data: ExistingData = DATA, context: InjectedContext) -> None:
-    """Replace the key from which the secrets of all webhooks are made.
+    """Replace the key from which the secrets of all webhooks are derived.
 
     From the next start of each control plane on, deliveries are signed with new secrets: on SQLite stop it
     first, on PostgreSQL restart those that run. Users read theirs with `POST /api/webhooks/ID/secret`.

@@ -65,11 +65,11 @@ class UpBackendOptions:
         tuple[str, ...],
         Parameter(
             metavar="URL",
-            help="A ComfyUI to put to work, instead of the built-in engine. Repeatable.",
+            help="Use this ComfyUI instead of the built-in engine. Repeatable.",
         ),
     ] = ()
     no_worker: Annotated[
-        bool, Parameter(help="The control plane only; workers join from elsewhere.")
+        bool, Parameter(help="Start the control plane only; workers join from elsewhere.")
     ] = False
 
 

@@ -69,7 +69,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="URL",
-            help="The ComfyUI to put to work. With `--comfyui-command` where it will be, by default "
+            help="The ComfyUI to use. With `--comfyui-command` its address after the start, by default "
             "http://127.0.0.1:8188; with `--per-gpu` the first of them.",
         ),
     ] = None
@@ -82,7 +82,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="SLUG",
-            help="Serve this workflow of the fleet only. Repeatable.",
+            help="Run only this workflow of the fleet. Repeatable.",
         ),
     ] = ()
     capability: Annotated[
@@ -90,7 +90,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="NAME",
-            help="Something that workflows may require of a worker. Repeatable.",
+            help="A capability that workflows may require. Repeatable.",
         ),
     ] = ()
     comfyui_command: Annotated[
@@ -98,8 +98,8 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="COMMAND",
-            help="Start ComfyUI with this command, and again when it breaks down. `{port}`, `{gpu}` and "
-            "`{folder}` (one of its own, with `input`, `output`, `temp`, `user`) are filled in.",
+            help="Start ComfyUI with this command, and restart it when it fails. `{port}`, `{gpu}` and "
+            "`{folder}` (its own folder, with `input`, `output`, `temp`, `user`) are replaced.",
         ),
     ] = None
     comfyui_folder: Annotated[
@@ -107,8 +107,8 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="DIR",
-            help="The folder with ComfyUI's `input` and `output`, if this machine has it: files of a "
-            f"job are removed there after delivery. Else `{FOLDER}`.",
+            help="The folder with ComfyUI's `input` and `output`, if it is on this machine: files of a "
+            f"job are deleted there after delivery. Default: `{FOLDER}`.",
         ),
     ] = None
 
@@ -121,8 +121,8 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="N|auto",
-            help="ComfyUIs to start on each GPU, each a worker of its own in the fleet. `auto` begins "
-            "with one, and adds and removes them by what they bring.",
+            help="ComfyUIs to start on each GPU, each with its own worker in the fleet. `auto` starts "
+            "with one, and adds and removes them by throughput.",
         ),
     ] = "1"
     gpus: Annotated[
@@ -130,7 +130,7 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="0,1|all",
-            help="The GPUs to use. By default the one that the environment names.",
+            help="The GPUs to use. Default: the one that the environment selects.",
         ),
     ] = None
     gpu_memory_command: Annotated[
@@ -138,7 +138,7 @@ class PackOptions:
         Parameter(
             group=GPUS,
             metavar="COMMAND",
-            help="For `auto` where NVIDIA's driver does not tell: prints the used and the total bytes "
+            help="For `auto` without NVIDIA's driver: a command that prints the used and the total bytes "
             "of the GPU `{gpu}`.",
         ),
     ] = None
@@ -155,18 +155,18 @@ class ProcessOptions:
             "`~/.local/state/comfyfleet`, one for each worker.",
         ),
     ] = None
-    cache_gb: Annotated[float, Parameter(help="Gigabytes of input files to keep.")] = (
-        CACHE_BYTES / 1024**3
-    )
+    cache_gb: Annotated[
+        float, Parameter(help="Size of the cache of input files, in gigabytes.")
+    ] = CACHE_BYTES / 1024**3
     grace_seconds: Annotated[
-        float, Parameter(help="Time to finish after SIGTERM; a second signal means now.")
+        float, Parameter(help="Time to finish after SIGTERM; a second signal stops it immediately.")
     ] = GRACE_SECONDS
     stall_seconds: Annotated[
-        float, Parameter(help="A run without any sign of progress for so long is stuck.")
+        float, Parameter(help="A run without progress for so long counts as stuck.")
     ] = STALL_SECONDS
     metrics: Annotated[
         str | None,
-        Parameter(metavar="HOST:PORT", help="Where Prometheus may ask for this worker's figures."),
+        Parameter(metavar="HOST:PORT", help="Address for Prometheus metrics of this worker."),
     ] = None
 
 

@@ -40,7 +40,7 @@ OR_A_FILE = "Or save what it knows while it runs, and use --object-info FILE."
 
 GROUP = Group(
     "Node types",
-    help="A workflow names node types; what inputs they have only a ComfyUI server knows.",
+    help="The inputs of node types are known only to a ComfyUI server.",
     validator=validators.mutually_exclusive,
     sort_key=2,
 )
@@ -54,7 +54,7 @@ class NodeTypeOptions:
         Parameter(
             group=GROUP,
             metavar="FILE",
-            help="What the server answers at /object_info, saved as JSON or JSON.gz.",
+            help="The server's response of /object_info, saved as JSON or JSON.gz.",
         ),
     ] = None
     server: Annotated[
@@ -124,7 +124,7 @@ def require_types(known: KnownTypes | None) -> KnownTypes:
 VALUES = Group("Values", sort_key=3)
 USUAL_VALUES = Group(
     "The usual values",
-    help="Found by following the graph; what was set is said, and what was not found.",
+    help="Found by following the graph; prints what was set, and what was not found.",
     sort_key=4,
 )
 RANDOM = "random"  # as a seed: a new one each time
@@ -184,7 +184,7 @@ Assignments: TypeAlias = Annotated[
         name="--set",
         group=VALUES,
         metavar="NODE.INPUT=VALUE",
-        help="Set a value; NODE is an id, a title, or a class that occurs once; for a subgraph, INPUT is what it shows. Repeatable.",
+        help="Set a value; NODE is an id, a title, or a class that occurs once; for a subgraph, INPUT is the name that the editor shows. Repeatable.",
         allow_leading_hyphen=True,
     ),
 ]
@@ -233,7 +233,7 @@ def _report_settings(edit: Edit, context: CliContext) -> Prompt:
 
 PARTS = Group(
     "Parts",
-    help="PART is a node's id, a title, or a group; `Extend 6-8` or `Extend *` for several of them; `group:NAME` and the like where it could mean two things. Repeatable.",
+    help="PART is a node's id, a title, or a group; `Extend 6-8` or `Extend *` for several of them; `group:NAME` and similar if it is ambiguous. Repeatable.",
     sort_key=5,
 )
 
@@ -243,21 +243,21 @@ PARTS = Group(
 class SwitchOptions:
     bypass: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Let what comes in pass by these nodes."),
+        Parameter(metavar="PART", help="Bypass these nodes: their input is passed on."),
     ] = ()
     mute: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Leave out these nodes; nothing comes out of them."),
+        Parameter(metavar="PART", help="Mute these nodes: they output nothing."),
     ] = ()
     enable: Annotated[
         tuple[str, ...],
-        Parameter(metavar="PART", help="Execute these nodes, whatever the file says."),
+        Parameter(metavar="PART", help="Execute these nodes, even if the file has them off."),
     ] = ()
     segments: Annotated[
         int | None,
         Parameter(
             metavar="N",
-            help="Of a chain of numbered parts (Extend 1, Extend 2 …) run the first N, whether they are on or off in the file, and close the chain behind them.",
+            help="Run the first N of a chain of numbered parts (Extend 1, Extend 2 …), whether they are on or off in the file, and close the chain behind them.",
         ),
     ] = None
     chain: Annotated[
@@ -322,10 +322,10 @@ class OutputOptions:
         Parameter(
             name=["--output", "-o"],
             metavar="OUT",
-            help="Write to this file instead of stdout. There, only a prompt is replaced.",
+            help="Write to this file instead of stdout. An existing file is replaced only if it is a prompt.",
         ),
     ] = None
-    force: Annotated[bool, Parameter(help="Replace what is in OUT, whatever it is.")] = False
+    force: Annotated[bool, Parameter(help="Replace any existing file.")] = False
 
 
 TO_STDOUT = OutputOptions()
@@ -337,7 +337,7 @@ class ConversionOptions:
     strict: Annotated[
         bool,
         Parameter(
-            help="Fail if the server lacks a node type or nothing feeds an input that a node needs, and list all of these."
+            help="Fail if the server lacks a node type or a required input is not connected, and list all of these."
         ),
     ] = False
     unknown: Annotated[

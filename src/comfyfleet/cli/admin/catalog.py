@@ -129,8 +129,8 @@ PROPERTY_HELP = (
 )
 
 FROM_HELP = (
-    "A file (YAML or JSON) that says it all for several workflows: a slug each, with its file, properties, "
-    "output_node_id, price_tokens. With SLUG only that one is taken."
+    "A file (YAML or JSON) that describes several workflows: for each slug its file, properties, "
+    "output_node_id, price_tokens. With SLUG only that one is registered."
 )
 FROM_FIELDS = frozenset(
     {
@@ -155,17 +155,18 @@ class WorkflowTermsOptions:
         str | None, Parameter(metavar="NODE", help="The node whose files are the result.")
     ] = None
     capability: Annotated[
-        tuple[str, ...], Parameter(help="What a worker must have to run it. Repeatable.")
+        tuple[str, ...], Parameter(help="A capability that a worker must have. Repeatable.")
     ] = ()
     run_limit: Annotated[
         int | None, Parameter(metavar="SECONDS", help="How long a job may run.")
     ] = None
     price: Annotated[
         int | None,
-        Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: for nothing."),
+        Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: free."),
     ] = None
     break_effects: Annotated[
-        bool, Parameter(help="Though published effects don't fit it; they refuse jobs then.")
+        bool,
+        Parameter(help="Accept it though published effects don't fit it; these then refuse jobs."),
     ] = False
 
     def body(self) -> dict[str, Any]:
@@ -238,9 +239,7 @@ def register(
     ] = (),
     properties: Annotated[
         Path | None,
-        Parameter(
-            metavar="JSON", help="A file with a list of properties, with all that they have."
-        ),
+        Parameter(metavar="JSON", help="A file with a list of properties, with all their fields."),
     ] = None,
     from_: Annotated[
         Path | None,
@@ -319,7 +318,7 @@ def offer(
     slug: WorkflowSlug,
     /,
     *,
-    price: Annotated[int, Parameter(metavar="TOKENS", help="What a job costs; 0: nothing.")],
+    price: Annotated[int, Parameter(metavar="TOKENS", help="The price of a job; 0: free.")],
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -333,7 +332,7 @@ def offer(
 def withdraw_workflow(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Offer a workflow no more; effects of it stay, and graph runs that go on."""
+    """Stop offering a workflow; its effects and running graph runs stay."""
     with control(options, context) as plane:
         answer = plane.patch("workflows", slug, is_withdrawn=True)
     _done(answer, f"workflow {slug} is not offered", options, context)
@@ -344,11 +343,11 @@ def activate(
     slug: WorkflowSlug,
     /,
     *,
-    version: Annotated[int | None, Parameter(help="The version that new jobs get.")] = None,
+    version: Annotated[int | None, Parameter(help="The version for new jobs.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Let new jobs use a workflow, or another version of it."""
+    """Make a workflow, or another version of it, available to new jobs."""
     body = {} if version is None else {"version": version}
     with control(options, context) as plane:
         answer = plane.post("workflows", slug, "activate", **body)
@@ -359,7 +358,7 @@ def activate(
 def deactivate(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Take a workflow out of use; its jobs that wait stay where they are."""
+    """Accept no new jobs of a workflow; its queued jobs stay."""
     with control(options, context) as plane:
         answer = plane.post("workflows", slug, "deactivate")
     _done(answer, f"workflow {slug} is not active", options, context)
@@ -369,7 +368,7 @@ def deactivate(
 def pause(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Hand out no more jobs of a workflow; those that run are let end."""
+    """Give no more jobs of a workflow to workers; running jobs finish."""
     with control(options, context) as plane:
         answer = plane.post("workflows", slug, "pause")
     _done(answer, f"workflow {slug} is paused", options, context)
@@ -379,7 +378,7 @@ def pause(
 def resume(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Hand out jobs of a paused workflow again."""
+    """Give jobs of a paused workflow to workers again."""
     with control(options, context) as plane:
         answer = plane.post("workflows", slug, "resume")
     _done(answer, f"workflow {slug} goes on", options, context)
@@ -430,7 +429,7 @@ def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliCo
 
 
 effects_app = App(
-    name="effects", help="What customers pick: a workflow with a price and values of its own."
+    name="effects", help="What customers choose: a workflow with a price and its own values."
 )
 EffectSlug = Annotated[str, Parameter(help="The effect's slug.")]
 EFFECT_COLUMNS = (
@@ -448,39 +447,38 @@ EFFECT_COLUMNS = (
 class EffectFields:
     """All that customers see of an effect; what is left out stays as it is."""
 
-    title: Annotated[str | None, Parameter(help="For people; else the slug.")] = None
-    description: Annotated[str | None, Parameter(help="For people.")] = None
+    title: Annotated[str | None, Parameter(help="A title for people; default: the slug.")] = None
+    description: Annotated[str | None, Parameter(help="A description for people.")] = None
     preview_url: Annotated[
         str | None, Parameter(metavar="URL", help="A picture or video of the result.")
     ] = None
-    price: Annotated[int | None, Parameter(metavar="TOKENS", help="What a job costs.")] = None
+    price: Annotated[int | None, Parameter(metavar="TOKENS", help="The price of a job.")] = None
     set_: Annotated[
         tuple[str, ...],
         Parameter(
             name="--set",
             metavar="NAME=VALUE",
-            help="In place of the workflow's default. Repeatable.",
+            help="Replaces the workflow's default. Repeatable.",
         ),
     ] = ()
     lock: Annotated[
         tuple[str, ...],
-        Parameter(
-            metavar="NAME", help="A property that customers neither see nor set. Repeatable."
-        ),
+        Parameter(metavar="NAME", help="A property that customers can't see or set. Repeatable."),
     ] = ()
-    stage: Annotated[str | None, Parameter(help="Of the fleets that run it.")] = None
+    stage: Annotated[str | None, Parameter(help="The stage of the fleets that run it.")] = None
     provider: Annotated[
         Literal["self_hosted", "cloud"] | None, Parameter(help="Which kind of backend runs it.")
     ] = None
     max_upload: Annotated[
-        int | None, Parameter(metavar="BYTES", help="Of the media sent to it.")
+        int | None, Parameter(metavar="BYTES", help="The largest media that it accepts.")
     ] = None
     media_type: Annotated[
-        tuple[str, ...], Parameter(help="Such as image/png; else all of its kind. Repeatable.")
+        tuple[str, ...],
+        Parameter(help="Such as image/png; default: all types of its kind. Repeatable."),
     ] = ()
 
     keep_metadata: Annotated[
-        bool | None, Parameter(help="Results carry the prompt and workflow that made them.")
+        bool | None, Parameter(help="Keep the prompt and workflow in the result files.")
     ] = None
 
     def body(self, plane: ApiClient, workflow: str) -> dict[str, Any]:
@@ -508,7 +506,7 @@ NO_FIELDS = EffectFields()
 @effects_app.command(name="list")
 def list_effects(
     *,
-    workflow: Annotated[str | None, Parameter(help="Only of this one.")] = None,
+    workflow: Annotated[str | None, Parameter(help="Only effects of this workflow.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -541,9 +539,7 @@ def create(
     workflow: Annotated[str, Parameter(help="The slug of the workflow behind it.")],
     /,
     *,
-    publish_: Annotated[
-        bool, Parameter(name="--publish", help="Let customers see it at once.")
-    ] = False,
+    publish_: Annotated[bool, Parameter(name="--publish", help="Publish it at once.")] = False,
     fields: EffectFields = NO_FIELDS,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -567,7 +563,7 @@ def change(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Change what is named, and nothing else. --set replaces all values of its own."""
+    """Change the given fields only. --set replaces all of its values."""
     if fields == NO_FIELDS:
         raise InvalidInput(
             "nothing is named that is to change", hint="comfyfleet admin effects change --help"
@@ -592,7 +588,7 @@ def publish(
 def withdraw_effect(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Take an effect out of the catalogue; jobs that were submitted go on."""
+    """Remove an effect from the catalogue; submitted jobs continue."""
     with control(options, context) as plane:
         answer = plane.post("effects", slug, "withdraw")
     _done(answer, f"effect {slug} is withdrawn", options, context)

@@ -25,12 +25,14 @@ class AuditFilterOptions:
     actor: Annotated[
         str | None, Parameter(help="Such as operator:ada, admin, sweep or worker:gpu-7.")
     ] = None
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only what concerns it.")] = None
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only rows about this tenant.")] = (
+        None
+    )
     since: Annotated[
-        str | None, Parameter(metavar="TIME", help="Not before then: 2026-11-15, or with a time.")
+        str | None, Parameter(metavar="TIME", help="From this time on: 2026-11-15, or with a time.")
     ] = None
-    until: Annotated[str | None, Parameter(metavar="TIME", help="Before then.")] = None
-    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None
+    until: Annotated[str | None, Parameter(metavar="TIME", help="Before this time.")] = None
+    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None
 
 
 ALL = AuditFilterOptions()
@@ -39,9 +41,9 @@ ALL = AuditFilterOptions()
 def audit(
     *,
     wanted: AuditFilterOptions = ALL,
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     export: Annotated[
-        bool, Parameter(help="All that fit, one JSON object per line, however many.")
+        bool, Parameter(help="Print all matching rows, one JSON object per line.")
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -63,7 +65,9 @@ def audit(
         context.say(f"older ones: --before {answer['next']}")
 
 
-operators_app = App(name="operators", help="People who run the fleet, each with a key and a role.")
+operators_app = App(
+    name="operators", help="People who operate the fleet, each with a key and a role."
+)
 OPERATOR_COLUMNS = (
     "name",
     "role",
@@ -73,7 +77,7 @@ OPERATOR_COLUMNS = (
     "used:last_used_at",
     "revoked:revoked_at",
 )
-Name = Annotated[str, Parameter(help="Their name; the audit tells it.")]
+Name = Annotated[str, Parameter(help="Their name, as the audit shows it.")]
 
 
 @operators_app.command
@@ -83,12 +87,14 @@ def add(
     *,
     role: Annotated[
         Literal["viewer", "operator", "owner"],
-        Parameter(help="viewer reads; operator also acts; owner also has operators and money."),
+        Parameter(
+            help="viewer reads; operator also changes; owner also manages operators and money."
+        ),
     ] = "operator",
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Give a person a key of their own. It is shown this once."""
+    """Create an operator with a key. The key is shown only once."""
     with control(options, context) as plane:
         answer = plane.post("operators", name=name, role=role)
     if options.as_json:
@@ -101,7 +107,7 @@ def add(
 
 @operators_app.command(name="list")
 def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Operators with their roles, revoked ones among them."""
+    """Operators with their roles, including revoked ones."""
     with control(options, context) as plane:
         answer = plane.get("operators")
     if options.as_json:
@@ -116,7 +122,7 @@ def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedConte
 def revoke_operator(
     name: Name, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """End a person's key, at once and on every control plane."""
+    """Revoke an operator's key, at once and on every control plane."""
     with control(options, context) as plane:
         answer = plane.post("operators", name, "revoke")
     if options.as_json:
@@ -125,7 +131,9 @@ def revoke_operator(
         context.say(f"the key of {answer['name']} is revoked")
 
 
-fleets_app = App(name="fleets", help="Workers that can stand in for each other: make, cap, assign.")
+fleets_app = App(
+    name="fleets", help="Groups of workers that can replace each other: create, cap, assign."
+)
 PRODUCTION = "production"
 Slug = Annotated[str, Parameter(help="The fleet's slug.")]
 Stage = Annotated[str, Parameter(help="Its stage.")]
@@ -163,7 +171,7 @@ def show_fleet(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """One fleet, with what a switch to each of its models costs as its runs tell."""
+    """One fleet, with the learned cost of a switch to each of its models."""
     with control(options, context) as plane:
         answer = plane.get("fleets", slug, stage)
     if options.as_json:
@@ -185,16 +193,16 @@ def create(
     *,
     stage: Stage = PRODUCTION,
     max_workers: Annotated[
-        int | None, Parameter(help="At most so many workers; else as the settings say.")
+        int | None, Parameter(help="Maximum number of workers; default: the setting.")
     ] = None,
     approval: Annotated[
         Literal["auto", "manual"],
-        Parameter(help="manual: who joins gets no job before `admin workers approve`."),
+        Parameter(help="manual: a new worker gets no job before `admin workers approve`."),
     ] = "auto",
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a fleet. Its secret, with which workers join, is shown this once."""
+    """Create a fleet. Its secret, with which workers join, is shown only once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
     with control(options, context) as plane:
         answer = plane.post("fleets", slug=slug, stage=stage, approval=approval, **body)
@@ -210,7 +218,7 @@ def rotate_secret(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a new secret. Workers that have joined go on with keys of their own."""
+    """Make a new secret. Workers that have joined keep their own keys."""
     with control(options, context) as plane:
         answer = plane.post("fleets", slug, stage, "rotate-secret")
     _show_secret(answer, options, context)
@@ -219,14 +227,14 @@ def rotate_secret(
 @fleets_app.command
 def cap(
     slug: Slug,
-    max_workers: Annotated[int, Parameter(help="At most so many workers.")],
+    max_workers: Annotated[int, Parameter(help="Maximum number of workers.")],
     /,
     *,
     stage: Stage = PRODUCTION,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Limit a fleet's workers. A lower cap sends nobody away; it lets nobody else in."""
+    """Limit a fleet's workers. A lower cap removes no worker; no more can join."""
     with control(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "cap", max_workers=max_workers)
     if options.as_json:
@@ -260,7 +268,7 @@ def assign(
     /,
     *workflows: Annotated[str, Parameter(help="Slugs of workflows.")],
     stage: Stage = PRODUCTION,
-    add: Annotated[bool, Parameter(help="Keep those that it has.")] = False,
+    add: Annotated[bool, Parameter(help="Keep the workflows that it has.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -293,7 +301,7 @@ def _show_secret(answer: dict[str, Any], options: ApiOptions, context: CliContex
     )
 
 
-workers_app = App(name="workers", help="The agents beside the GPUs. They join by themselves.")
+workers_app = App(name="workers", help="Workers beside the GPUs. They register themselves.")
 WorkerId = Annotated[str, Parameter(help="The worker's id.")]
 WORKER_COLUMNS = (
     "worker:worker_id",
@@ -309,11 +317,13 @@ WORKER_COLUMNS = (
 @workers_app.command(name="list")
 def list_workers(
     *,
-    fleet: Annotated[str | None, Parameter(help="Only this one's, as SLUG/STAGE.")] = None,
+    fleet: Annotated[
+        str | None, Parameter(help="Only workers of this fleet, as SLUG/STAGE.")
+    ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """All workers: where they are, what they do, when they were last heard of."""
+    """All workers: their fleet, their state, when they were last seen."""
     with control(options, context) as plane:
         answer = plane.get("workers", fleet=fleet)
     if options.as_json:
@@ -327,7 +337,7 @@ def list_workers(
 def show_worker(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One worker with its backend, its assignments and its last reading."""
+    """One worker with its backend, its assignments and its last metrics."""
     with control(options, context) as plane:
         answer = plane.get("workers", worker)
     if options.as_json:
@@ -344,7 +354,7 @@ def show_worker(
 def approve(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """Let a worker take jobs that waits for approval, or that was revoked."""
+    """Approve a worker that is pending or was revoked."""
     _act(worker, "approve", "takes jobs", options, context)
 
 
@@ -352,7 +362,7 @@ def approve(
 def revoke_worker(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """End a worker's key at once, bar its id, and give its jobs to others."""
+    """Revoke a worker's key and id at once, and requeue its jobs."""
     answer = _act(worker, "revoke", "is revoked; its jobs are queued again", options, context)
     if not options.as_json:
         context.say(answer["hint"])
@@ -367,7 +377,7 @@ def drain(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Let a worker finish what it runs and take nothing new."""
+    """Let a worker finish its jobs and take no new ones."""
     if stop:
         _act(worker, "undrain", "takes jobs again", options, context)
     else:
@@ -386,12 +396,12 @@ def rotate_key(
     /,
     *,
     now: Annotated[
-        bool, Parameter(help="The key it has is dead at once, and its run is lost.")
+        bool, Parameter(help="The old key is invalid at once, and its run is lost.")
     ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a worker a new key. It is told, and goes on with it; the old one is dead then."""
+    """Make a new key for a worker. It gets the key automatically; then the old one is invalid."""
     with control(options, context) as plane:
         answer = plane.post("workers", worker, "rotate-token", now=now)
     if options.as_json:
@@ -419,7 +429,7 @@ def _act(
     return answer
 
 
-dispatches_app = App(name="dispatches", help="The queue: look, understand, put right.")
+dispatches_app = App(name="dispatches", help="The queue: list, explain, repair.")
 DispatchId = Annotated[int, Parameter(help="The dispatch's number.")]
 DISPATCH_COLUMNS = (
     "id",
@@ -445,8 +455,8 @@ def list_dispatches(
     workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None,
     worker: Annotated[str | None, Parameter(help="Only of this worker.")] = None,
     tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None,
-    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None,
+    limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -468,7 +478,7 @@ def list_dispatches(
 def show_dispatch(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """One dispatch with all its attempts, and why it isn't running if it isn't."""
+    """One dispatch with all its attempts, and why it isn't running."""
     with control(options, context) as plane:
         answer = plane.get("dispatches", dispatch)
     if options.as_json:
@@ -514,7 +524,7 @@ def retry(
 def cancel(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
-    """End a job that waits; one that runs is told with its worker's next heartbeat."""
+    """Cancel a job: at once if it is queued, with the worker's next heartbeat if it runs."""
     with control(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "cancel")
     told = "its worker will be told" if answer.get("cancel_requested") else answer.get("status")
@@ -530,7 +540,7 @@ def reprioritise(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Give a job that waits another priority."""
+    """Change the priority of a queued job."""
     with control(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "reprioritise", priority=priority)
     _done(answer, f"dispatch {dispatch} has priority {priority}", options, context)
@@ -555,13 +565,15 @@ def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliCo
 
 
 def maintenance(
-    wanted: Annotated[Literal["on", "off"] | None, Parameter(help="Without it, only look.")] = None,
+    wanted: Annotated[
+        Literal["on", "off"] | None, Parameter(help="Without it, show the current state.")
+    ] = None,
     /,
     *,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Stop handing out jobs, or go on. What runs is let end."""
+    """Stop or resume giving jobs to workers. Running jobs finish."""
     with control(options, context) as plane:
         if wanted is None:
             answer = plane.get("maintenance")
@@ -577,12 +589,12 @@ def maintenance(
 
 def poisoned(
     *,
-    before: Annotated[int | None, Parameter(help="Only older ones than this number.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    before: Annotated[int | None, Parameter(help="Only those with a smaller number.")] = None,
+    limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Jobs that were set aside because they came back too often.
+    """Jobs that were set aside because they were requeued too often.
 
     `comfyfleet admin dispatches show ID` tells what happened each time; `retry` tries once more.
     """
@@ -592,7 +604,7 @@ def poisoned(
 
 
 def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
-    """Look for jobs and dispatches that don't agree, and put them right. Safe at any time."""
+    """Find and repair differences between jobs and dispatches. Safe at any time."""
     with control(options, context) as plane:
         answer = _reconciled(plane)
     if options.as_json:

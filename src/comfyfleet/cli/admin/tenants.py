@@ -17,20 +17,20 @@ from comfyfleet.cli.run_session import check_folder, readable_name, reserve_name
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
 
-ledger_app = App(name="ledger", help="Wallets, their transactions, and whether they add up.")
+ledger_app = App(name="ledger", help="Wallets and transactions: verify that they add up.")
 LEDGER_COLUMNS = ("fault", "tenant:tenant_id", "user:user_id", "job:job_id", "message")
 
 
 @ledger_app.command
 def verify(
     *,
-    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only this one's.")] = None,
+    tenant: Annotated[str | None, Parameter(metavar="ID", help="Only this tenant.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Check balances against transactions and transactions against jobs. Changes nothing.
 
-    Ends with 1 if something does not add up, or a pool can't be reached; the others are verified.
+    Exits with 1 if something does not add up, or a pool can't be reached; the others are verified.
     """
     with control(options, context) as plane:
         answer = plane.get("ledger", tenant_id=tenant)
@@ -55,7 +55,7 @@ def verify(
         )
 
 
-jobs_app = App(name="jobs", help="Jobs of all tenants: look, understand.")
+jobs_app = App(name="jobs", help="Jobs of all tenants: list, explain.")
 LIST_COLUMNS = (
     "id",
     "status",
@@ -75,12 +75,12 @@ def show_job(
     /,
     *,
     tenant: Annotated[
-        str | None, Parameter(metavar="ID", help="Only if it is this tenant's.")
+        str | None, Parameter(metavar="ID", help="The job's tenant; the job is only found there.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """A job of any tenant, its outputs, and why it isn't running if it isn't."""
+    """A job of any tenant, its outputs, and why it isn't running."""
     with control(options, context) as plane:
         answer = plane.get("jobs", job, tenant_id=tenant)
     if options.as_json:
@@ -110,11 +110,15 @@ class JobFilterOptions:
     ] = None
     tenant: Annotated[str | None, Parameter(metavar="ID", help="Only of this tenant.")] = None
     workflow: Annotated[str | None, Parameter(help="Only of this workflow.")] = None
-    worker: Annotated[str | None, Parameter(help="Only those that it had last.")] = None
+    worker: Annotated[
+        str | None, Parameter(help="Only jobs whose last lease was with this worker.")
+    ] = None
     since: Annotated[
         str | None, Parameter(metavar="TIME", help="Only those submitted since: 2026-11-15.")
     ] = None
-    after: Annotated[str | None, Parameter(help="Go on after a page, as it says.")] = None
+    after: Annotated[
+        str | None, Parameter(help="Continue after a page, with the value that it printed.")
+    ] = None
 
 
 ALL = JobFilterOptions()
@@ -124,7 +128,7 @@ ALL = JobFilterOptions()
 def list_jobs(
     *,
     wanted: JobFilterOptions = ALL,
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    limit: Annotated[int, Parameter(help="Maximum number of rows.")] = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -149,7 +153,7 @@ def prompt(
     /,
     *,
     attempt: Annotated[
-        int | None, Parameter(help="Which attempt; else the last that was told.")
+        int | None, Parameter(help="The attempt; default: the last that was reported.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -179,24 +183,29 @@ RESULTS = Group("Results", sort_key=3)
 @dataclass(frozen=True)
 class PlacementOptions:
     tenant: Annotated[
-        str | None, Parameter(metavar="ID", help="Whose job it is; else the tenant `default`.")
+        str | None,
+        Parameter(metavar="ID", help="The owner of the job; default: the tenant `default`."),
     ] = None
-    version: Annotated[int | None, Parameter(help="Of the workflow; else the active one.")] = None
+    version: Annotated[
+        int | None, Parameter(help="The workflow's version; default: the active one.")
+    ] = None
     priority: Annotated[int, Parameter(help="Higher goes first.", allow_leading_hyphen=True)] = 0
-    stage: Annotated[str, Parameter(help="Of the fleets that may run it.")] = "production"
+    stage: Annotated[str, Parameter(help="The stage of the fleets that may run it.")] = "production"
     provider: Annotated[Literal["self_hosted", "cloud"], Parameter(help="The kind of backend.")] = (
         "self_hosted"
     )
     affinity: Annotated[
         str | None,
-        Parameter(metavar="WHO", help="Only there: worker:ID or fleet:SLUG/STAGE."),
+        Parameter(metavar="WHO", help="Run it only there: worker:ID or fleet:SLUG/STAGE."),
     ] = None
 
 
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class FollowOptions:
-    wait: Annotated[bool, Parameter(help="Wait until all have ended, and tell how.")] = False
+    wait: Annotated[bool, Parameter(help="Wait until all have ended, and print the results.")] = (
+        False
+    )
     output_dir: Annotated[
         Path | None,
         Parameter(
@@ -231,7 +240,7 @@ def submit(
         tuple[str, ...],
         Parameter(metavar="NAME=PATH", help="A file for an image, video or audio. Repeatable."),
     ] = (),
-    count: Annotated[int, Parameter(help="So many jobs; seeds that are not set differ.")] = 1,
+    count: Annotated[int, Parameter(help="Number of jobs; seeds that are not set differ.")] = 1,
     placing: PlacementOptions = ANYWHERE,
     following: FollowOptions = NOT_FOLLOWED,
     options: ApiOptions = API_DEFAULTS,
@@ -386,7 +395,7 @@ def resolve_user(plane: ApiClient, tenant: str, user: str | None) -> str:
     return found
 
 
-keys_app = App(name="keys", help="Keys of a tenant's users, with which they call the API.")
+keys_app = App(name="keys", help="API keys of a tenant's users.")
 KEY_COLUMNS = ("id", "name", "prefix", "scopes", "created:created_at", "expires_at", "revoked_at")
 
 
@@ -399,7 +408,7 @@ def list_keys(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """A user's keys, by their first characters, revoked ones among them."""
+    """A user's keys, by their first characters, including revoked ones."""
     with control(options, context) as plane:
         answer = plane.get("tenants", tenant, "users", resolve_user(plane, tenant, user), "keys")
     if options.as_json:
@@ -413,18 +422,19 @@ def create_key(
     tenant: TenantId,
     /,
     *,
-    name: Annotated[str, Parameter(help="To tell it from others.")] = "key",
+    name: Annotated[str, Parameter(help="A name for the key.")] = "key",
     scope: Annotated[
-        tuple[str, ...], Parameter(help="read, write, keys; all unless named. Repeatable.")
+        tuple[str, ...], Parameter(help="read, write or keys; default: all. Repeatable.")
     ] = (),
     expires: Annotated[
-        str | None, Parameter(metavar="TIME", help="As 2027-01-31T12:00:00Z; else never.")
+        str | None,
+        Parameter(metavar="TIME", help="When it expires, as 2027-01-31T12:00:00Z; default: never."),
     ] = None,
     user: UserId = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a key for a user. It is shown this once."""
+    """Make a key for a user. It is shown only once."""
     wanted: dict[str, Any] = {"name": name, "scopes": list(scope), "expires_at": expires}
     given = {field: value for field, value in wanted.items() if value}
     with control(options, context) as plane:
@@ -448,7 +458,7 @@ def revoke(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """End a key at once."""
+    """Revoke a key at once."""
     with control(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", key, "revoke")
@@ -459,7 +469,7 @@ def revoke(
 
 
 tenants_app = App(
-    name="tenants", help="Who owns jobs and pays for them: make, limit, credit, erase."
+    name="tenants", help="Owners of jobs, who pay for them: create, limit, credit, erase."
 )
 tenants_app.command(keys_app)
 TENANT_COLUMNS = (
@@ -490,14 +500,14 @@ def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 
 @tenants_app.command(name="create")
 def create_tenant(
-    name: Annotated[str, Parameter(help="For people; the id is what counts.")],
+    name: Annotated[str, Parameter(help="A name for people; commands use the id.")],
     /,
     *,
-    email: Annotated[str | None, Parameter(help="Of its first user.")] = None,
+    email: Annotated[str | None, Parameter(help="The email address of its first user.")] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Make a tenant with its first user, in the pool with the fewest. The key is shown this once."""
+    """Create a tenant with its first user, in the pool with the fewest. The key is shown only once."""
     body = {} if email is None else {"email": email}
     with control(options, context) as plane:
         answer = plane.post("tenants", name=name, **body)
@@ -551,12 +561,12 @@ def limits(
     min_priority: Annotated[int, Parameter(help="The lowest priority of its jobs.")] = -10,
     max_priority: Annotated[int, Parameter(help="The highest priority of its jobs.")] = 10,
     max_queued: Annotated[
-        int | None, Parameter(help="At most so many jobs may wait; else as the settings say.")
+        int | None, Parameter(help="Maximum number of queued jobs; default: the setting.")
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set the range of a tenant's priorities, and how many of its jobs may wait."""
+    """Set the range of a tenant's priorities, and its maximum number of queued jobs."""
     wanted = {
         "min_priority": min_priority,
         "max_priority": max_priority,
@@ -572,13 +582,13 @@ def limits(
 @tenants_app.command
 def retention(
     tenant: TenantId,
-    days: Annotated[int | None, Parameter(help="Without it, as the settings say.")] = None,
+    days: Annotated[int | None, Parameter(help="Default: the setting.")] = None,
     /,
     *,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Set after how many days a tenant's media and files go. The ledger stays."""
+    """Set after how many days a tenant's media and files are deleted. The ledger stays."""
     with control(options, context) as plane:
         answer = plane.put("tenants", tenant, "retention", retention_days=days)
     kept = "as the settings say" if days is None else f"for {days} days"
@@ -589,15 +599,15 @@ def retention(
 def quota(
     tenant: TenantId,
     most_bytes: Annotated[
-        int | None, Parameter(help="Without it, only look; 0 lets nothing in.")
+        int | None, Parameter(help="Without it, only show; 0 refuses all uploads.")
     ] = None,
     /,
     *,
-    as_settings: Annotated[bool, Parameter(help="No quota of its own any more.")] = False,
+    as_settings: Annotated[bool, Parameter(help="Use the quota of the settings again.")] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """How many bytes a tenant stores, and how many it may; or set that."""
+    """Show how many bytes a tenant stores and its quota, or set the quota."""
     with control(options, context) as plane:
         if as_settings or most_bytes is not None:
             given = None if as_settings else most_bytes
@@ -614,13 +624,13 @@ def credit(
     /,
     *,
     payment: Annotated[
-        str, Parameter(metavar="ID", help="The payment provider's id: the same one counts once.")
+        str, Parameter(metavar="ID", help="The payment provider's id; the same id counts once.")
     ],
     user: UserId = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Credit a payment to a user's wallet, once however often it is told."""
+    """Credit a payment to a user's wallet. The same payment counts once."""
     with control(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post(
@@ -641,17 +651,17 @@ def erase(
     /,
     *,
     yes: Annotated[
-        bool, Parameter(help="There is no way back; without it nothing happens.")
+        bool, Parameter(help="Confirm: this can't be undone. Without it nothing happens.")
     ] = False,
     wait: Annotated[
-        bool, Parameter(negative="--no-wait", help="Come back when all is gone.")
+        bool, Parameter(negative="--no-wait", help="Wait until everything is deleted.")
     ] = True,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Remove a tenant's private data: files, media, prompts, properties, events, webhooks, keys.
 
-    Active jobs are cancelled and refunded. The ledger stays. Asked again, it goes on where it was.
+    Active jobs are cancelled and refunded. The ledger stays. Run it again to continue.
     """
     with control(options, context) as plane:
         answer = plane.get("tenants", tenant)
