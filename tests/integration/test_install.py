@@ -7,6 +7,7 @@ import tomllib
 import venv
 from collections.abc import Iterable
 from importlib.metadata import distribution
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ USED_FROM_PYTHON = """
 import comfyfleet.client, comfyfleet.errors, comfyfleet.workflow
 import comfyfleet.cli.admin, comfyfleet.cli.graph, comfyfleet.cli.pipeline, comfyfleet.cli.run
 """
+# What only commands with that extra import.
+PARTS_OF_EXTRAS = {
+    "server": "import comfyfleet.cli.serve",
+    "worker": "import comfyfleet.cli.worker",
+    "engine": "import comfyfleet.engine.child",
+    "server,worker": "import comfyfleet.cli.up",
+}
 SECONDS_MAX = 300
 
 
@@ -50,12 +58,16 @@ def link_packages(requirements: Iterable[str], folder: Path) -> None:
         ]
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("core")
-    link_packages(PROJECT["dependencies"], folder)
+def install(folder: Path, *extras: str) -> Path:
+    of_extras = [PROJECT["optional-dependencies"][extra] for extra in extras]
+    link_packages(chain(PROJECT["dependencies"], *of_extras), folder)
     (folder / "comfyfleet").symlink_to(ROOT / "src" / "comfyfleet")
     return folder
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("core"))
 
 
 def python(core: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +100,13 @@ def test_a_command_without_its_extra_says_what_to_install(core: Path, command: s
     assert done.returncode == 1, done.stderr
     assert f'hint: pip install "comfyfleet[{COMMANDS_OF_EXTRAS[command]}]"' in done.stderr
     assert "which is not installed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extras", PARTS_OF_EXTRAS)
+def test_an_extra_brings_all_that_its_command_imports(extras: str, tmp_path: Path) -> None:
+    done = python(install(tmp_path, *extras.split(",")), "-c", PARTS_OF_EXTRAS[extras])
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_and_completion_and_slips_of_the_pen_need_no_extra(core: Path) -> None:

@@ -34,6 +34,7 @@ app = App(
     version=__version__,
     version_flags=("--version", "-V"),
     help_format="markdown",
+    version_format="plaintext",
     default_parameter=Parameter(negative=(), show_default=_default_in_help),
 )
 app["--help"].group = app["--version"].group = (ABOUT,)
