@@ -1,14 +1,11 @@
 """Figures of fleets, lanes, graph runs and pipeline runs at one moment, and what ended since the last reading."""
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from comfyfleet.errors import FleetError
-from comfyfleet.server.db import Database, Pools, Tx, metrics_queries
-from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.db import Database, Pools, Tx, for_each_pool, metrics_queries
 from comfyfleet.server.db.metrics_queries import EndedCountRow, FleetRow, WorkersRow
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
@@ -174,7 +171,6 @@ class OutcomeCounters:
             self.sums.setdefault(key, EndedCounts()).add(row)
 
 
-log = logging.getLogger(__name__)
 GRAPH_RUNS = ("pending", "running", "waiting_for_user")
 PIPELINE_RUNS = ("active", "paused")
 KINDS = ("graph", "pipeline")
@@ -190,15 +186,7 @@ class RunFigures:
 
 async def read_run_figures(pools: Pools) -> dict[str, RunFigures]:
     """By pool."""
-    found: dict[str, RunFigures] = {}
-    for name, pool in pools.items():
-        try:
-            found[name] = await _read(pool)
-        except FleetError as error:
-            log.log(
-                log_level_of(error), "runs of pool %s can't be counted: %s", name, error.message
-            )
-    return found
+    return await for_each_pool(pools, _read, "its runs are not counted")
 
 
 async def _read(pool: Database) -> RunFigures:

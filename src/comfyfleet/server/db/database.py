@@ -4,10 +4,10 @@ import asyncio
 import functools
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import aiosqlite
 from sqlalchemy import event
@@ -19,12 +19,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from comfyfleet.errors import InvalidInput, NotFound, Unavailable, missing_extra
 from comfyfleet.server.db.errors import (
     OutageLog,
+    errors_logged,
     is_caused_by_bad_value,
     is_caused_by_disconnect,
     to_sqlalchemy_error,
 )
 
 Tx: TypeAlias = AsyncConnection
+T = TypeVar("T")
 # More than about eight connections make the queue slower, not faster.
 KEPT_MAX = 8
 OVERFLOW_MAX = 4
@@ -620,6 +622,27 @@ class Pools:
     async def close(self) -> None:
         for database in self._databases.values():
             await database.close()
+
+
+async def for_each_pool(
+    pools: Pools, act: Callable[[Database], Awaitable[T]], failed: str, *, at_once: bool = False
+) -> dict[str, T]:
+    """What `act` returns, by pool. A pool that fails is logged and left out: it holds up no other.
+
+    `failed` says in the log what did not happen: "its outbox waits".
+    """
+    done: dict[str, T] = {}
+
+    async def act_on(name: str, pool: Database) -> None:
+        with errors_logged(f"pool {name}: {failed}"):
+            done[name] = await act(pool)
+
+    if at_once:
+        await asyncio.gather(*(act_on(*each) for each in pools.items()))
+    else:
+        for each in pools.items():
+            await act_on(*each)
+    return done
 
 
 __all__ = ["Database", "Tx", "driver_of", "open_database", "prepare_sqlite"]

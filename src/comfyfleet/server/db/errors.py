@@ -102,6 +102,17 @@ def is_logged(error: BaseException) -> bool:
     return LOGGED in getattr(error, "__notes__", ())
 
 
+@contextmanager
+def errors_logged(what: str) -> Iterator[None]:
+    """Logs what is raised and goes on, so that one that fails holds up no other."""
+    try:
+        yield
+    except FleetError as error:
+        logger.log(log_level_of(error), "%s: %s", what, error.message)
+    except Exception:
+        logger.exception("%s", what)
+
+
 def log_level_of(error: FleetError) -> int:
     """For whoever can't go on because of it: a line for each would hide the rest of the log."""
     return logging.DEBUG if is_logged(error) else logging.WARNING

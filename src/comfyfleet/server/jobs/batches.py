@@ -2,17 +2,16 @@
 
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.errors import Conflict, FleetError, InvalidInput, NotFound
-from comfyfleet.server.db import Database, Tx
-from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.db import Database, Tx, for_each_pool
 from comfyfleet.server.jobs import service, store, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.effects import (
@@ -85,7 +84,6 @@ async def mark_batch_cancelled(
     return await get_batch(tx, tenant_id, user_id, batch_id)
 
 
-log = logging.getLogger(__name__)
 USERS_PER_PASS_MAX = 500
 # A whole batch that has enough in the queue must not hide what is held behind it.
 HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
@@ -137,17 +135,14 @@ def as_batch_job(job: Job) -> BatchJob:
 
 
 async def admit_all(context: JobContext) -> None:
-    """A pass over all pools; one that is down holds up no other."""
-    for name, pool in context.pools.items():
-        try:
-            async with pool.read() as tx:
-                waiting = await store.users_with_held(tx, limit=USERS_PER_PASS_MAX)
-            for tenant_id, user_id in waiting:
-                await admit(context, pool, tenant_id, user_id)
-        except FleetError as error:
-            log.log(log_level_of(error), "held jobs of pool %s wait: %s", name, error.message)
-        except Exception:
-            log.exception("held jobs of pool %s wait", name)
+    await for_each_pool(context.pools, partial(_admit_of_pool, context), "held jobs wait")
+
+
+async def _admit_of_pool(context: JobContext, pool: Database) -> None:
+    async with pool.read() as tx:
+        waiting = await store.users_with_held(tx, limit=USERS_PER_PASS_MAX)
+    for tenant_id, user_id in waiting:
+        await admit(context, pool, tenant_id, user_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Both databases are compared by sets, with a few queries a page. A pass may end b
 returns the cursor where the next one continues. Repairs are audited."""
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from comfyfleet.errors import FleetError, InvalidInput, Unavailable
+from comfyfleet.errors import InvalidInput
 from comfyfleet.server.db import Database
-from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.db.errors import errors_logged
 from comfyfleet.server.jobs import context as job_context
 from comfyfleet.server.jobs import service, store
 from comfyfleet.server.jobs.context import JobContext
@@ -26,7 +25,6 @@ from comfyfleet.server.notifications import audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
 
-log = logging.getLogger(__name__)
 EXPIRED_PER_PASS_MAX = 200
 
 
@@ -55,17 +53,10 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:
     """One that can't be put right now is taken again when the sweep's own lease has run out."""
-    try:
+    with errors_logged(f"expired dispatch {row.id} waits"):
         await _end_or_requeue(context, row)
-    except Unavailable as error:
-        log.log(
-            log_level_of(error), "expired dispatch %s waits for its pool: %s", row.id, error.message
-        )
-        return False
-    except Exception:
-        log.exception("expired dispatch %s could not be put right", row.id)
-        return False
-    return True
+        return True
+    return False
 
 
 async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
@@ -218,29 +209,22 @@ async def _pool_page(
 ) -> tuple[Repairs, ReconcileCursor | None]:
     """A pool that is down, or was taken away, holds up no other."""
     name = place.pool
-    try:
+    following = _pool_after(context, name)
+    with errors_logged(f"pool {name} is left out"):
         keys, repairs = await _compare_jobs(context, context.pools[name], place.after)
-    except FleetError as error:
-        log.warning("pool %s was left out: %s", name, error.message)
-        return Repairs(pools_skipped=1), _pool_after(context, name)
-    except Exception:
-        log.exception("pool %s was left out", name)
-        return Repairs(pools_skipped=1), _pool_after(context, name)
-    on = ReconcileCursor(POOL, name, keys[-1]) if len(keys) == PAGE else _pool_after(context, name)
-    return repairs, on
+        is_full = len(keys) == PAGE
+        return repairs, ReconcileCursor(POOL, name, keys[-1]) if is_full else following
+    return Repairs(pools_skipped=1), following
 
 
 async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> int:
     """Dispatches whose job is gone or ended are ended."""
     ended = 0
     for pool, part in (await _by_pool(context, rows)).items():
-        try:
+        with errors_logged(f"{len(part)} dispatches are left as they are"):
             known = await _job_statuses(context, pool, part)
-        except FleetError as error:
-            log.warning("%s dispatches were left as they are: %s", len(part), error.message)
-            continue
-        for row in part:
-            ended += await _guarded(row.id, _end_if_orphaned, context, row, known)
+            for row in part:
+                ended += await _guarded(row.id, _end_if_orphaned, context, row, known)
     return ended
 
 
@@ -287,12 +271,8 @@ async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None
 
 async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: object) -> bool:
     """One row that can't be repaired holds up no other."""
-    try:
+    with errors_logged(f"{name} is left as it is"):
         return await act(*given)
-    except FleetError as error:
-        log.warning("%s was left as it is: %s", name, error.message)
-    except Exception:
-        log.exception("%s was left as it is", name)
     return False
 
 

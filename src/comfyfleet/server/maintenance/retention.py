@@ -2,17 +2,17 @@
 no row names, and all private data of an erased tenant. The ledger stays."""
 
 import asyncio
-import logging
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
 
-from comfyfleet.errors import FleetError
-from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db import Database, Tx, for_each_pool
+from comfyfleet.server.db.errors import errors_logged
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.graphs import actions as graph_actions
 from comfyfleet.server.jobs import store as job_store
@@ -126,7 +126,6 @@ async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
         await asyncio.gather(*(context.store.delete(key) for key in some))
 
 
-log = logging.getLogger(__name__)
 ROWS_PER_STEP = 500
 STEPS_PER_PASS_MAX = 200
 PAUSE_SECONDS_MAX = 1.0
@@ -144,12 +143,10 @@ async def delete_expired_rows(context: JobContext) -> dict[str, int]:
         gone["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
     if before := _before(context, days=settings.dispatch_keep_days):
         gone["dispatches"] = await remove_dispatches(context, before)
-    for name, pool in context.pools.items():
-        try:
-            for what, count in (await _delete_expired_in_pool(context, pool)).items():
-                gone[what] = gone.get(what, 0) + count
-        except FleetError as error:
-            log.warning("pool %s was not thinned: %s", name, error.message)
+    delete = partial(_delete_expired_in_pool, context)
+    for of_pool in (await for_each_pool(context.pools, delete, "old rows are kept")).values():
+        for what, count in of_pool.items():
+            gone[what] = gone.get(what, 0) + count
     return gone
 
 
@@ -230,14 +227,11 @@ async def _of_ended_jobs(context: JobContext, page: Sequence[EndedDispatch]) -> 
         parts[await context.pool_name_of(row.tenant_id)].append(row)
     may_go = [row.id for row in parts.pop(None, [])]  # of tenants that are gone
     for name, part in parts.items():
-        try:
+        with errors_logged(f"pool {name}: ended dispatches are kept for now"):
             async with context.pools[name or ""].read() as tx:
                 known = await job_store.statuses_of(tx, [row.job_id for row in part])
-        except FleetError as error:
-            log.warning("dispatches of pool %s are kept for now: %s", name, error.message)
-            continue
-        active = {keys for keys, status in known.items() if status.is_active}
-        may_go += [row.id for row in part if (row.tenant_id, row.job_id) not in active]
+            active = {keys for keys, status in known.items() if status.is_active}
+            may_go += [row.id for row in part if (row.tenant_id, row.job_id) not in active]
     return may_go
 
 

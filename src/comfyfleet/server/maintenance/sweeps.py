@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.db import Database
+from comfyfleet.server.db import Database, for_each_pool
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
@@ -99,19 +99,10 @@ def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def flush_outboxes(plane: ControlPlane) -> bool:
-    """True: there is more. A pool that is down holds up no other."""
-    has_more = False
-    for name, pool in plane.pools.items():
-        try:
-            delivered = await flush_due(plane.context, pool, limit=OUTBOX_PER_PASS_MAX)
-            has_more |= delivered == OUTBOX_PER_PASS_MAX
-        except FleetError as error:
-            log.log(
-                log_level_of(error), "the outbox of pool %s was left out: %s", name, error.message
-            )
-        except Exception:
-            log.exception("the outbox of pool %s was left out", name)
-    return has_more
+    """True: there is more."""
+    flush = partial(flush_due, plane.context, limit=OUTBOX_PER_PASS_MAX)
+    flushed = await for_each_pool(plane.pools, flush, "its outbox waits")
+    return OUTBOX_PER_PASS_MAX in flushed.values()
 
 
 async def expire_leases(plane: ControlPlane) -> None:
@@ -196,22 +187,8 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 async def in_all_pools(
     plane: ControlPlane, act: Callable[[GraphContext, Database], Awaitable[None]]
 ) -> None:
-    """All pools side by side: one that is down, or slow, holds up no other."""
-    await asyncio.gather(*(_in_pool(plane, name, pool, act) for name, pool in plane.pools.items()))
-
-
-async def _in_pool(
-    plane: ControlPlane,
-    name: str,
-    pool: Database,
-    act: Callable[[GraphContext, Database], Awaitable[None]],
-) -> None:
-    try:
-        await act(plane.graphs, pool)
-    except FleetError as error:
-        log.log(log_level_of(error), "graph runs of pool %s wait: %s", name, error.message)
-    except Exception:
-        log.exception("graph runs of pool %s were left out", name)
+    """All pools side by side: a slow one holds up no other."""
+    await for_each_pool(plane.pools, partial(act, plane.graphs), "graph runs wait", at_once=True)
 
 
 RESULTS, SUBMITS, UPKEEP, RETENTION = (
@@ -250,18 +227,9 @@ async def maintain_pipelines(context: JobContext, pool: Database) -> bool:
 
 
 async def _in_all_pools(plane: ControlPlane, act: PoolAction) -> bool:
-    """True: there is more. A pool that is down holds up no other."""
-    has_more = False
-    for name, pool in plane.pools.items():
-        try:
-            has_more |= await act(plane.context, pool) is True
-        except FleetError as error:
-            log.log(
-                log_level_of(error), "pipelines of pool %s were left out: %s", name, error.message
-            )
-        except Exception:
-            log.exception("pipelines of pool %s were left out", name)
-    return has_more
+    """True: there is more."""
+    done = await for_each_pool(plane.pools, partial(act, plane.context), "pipelines wait")
+    return any(each is True for each in done.values())
 
 
 # All that are taken are sent at once: none waits so long that it might be taken a second time.
@@ -270,24 +238,19 @@ TAKEN, REFUSED, UNANSWERED = "taken", "refused", "unanswered"
 
 
 async def deliver_due(plane: ControlPlane) -> bool:
-    """True: there is more. A pool that is down holds up no other."""
-    counts = await asyncio.gather(
-        *(_deliver_of(plane, name, pool) for name, pool in plane.pools.items())
-    )
-    return AT_ONCE_MAX in counts
+    """True: there is more."""
+    deliver = partial(_deliver_of, plane)
+    counts = await for_each_pool(plane.pools, deliver, "webhooks wait", at_once=True)
+    return AT_ONCE_MAX in counts.values()
 
 
-async def _deliver_of(plane: ControlPlane, name: str, pool: Database) -> int:
-    try:
-        async with pool.read() as tx:
-            if not await webhooks.is_any_delivery_due(tx, plane.clock()):
-                return 0
-        async with pool.transaction() as tx:
-            due = await webhooks.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
-        await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
-    except FleetError as error:
-        log.log(log_level_of(error), "the webhooks of pool %s wait: %s", name, error.message)
-        return 0
+async def _deliver_of(plane: ControlPlane, pool: Database) -> int:
+    async with pool.read() as tx:
+        if not await webhooks.is_any_delivery_due(tx, plane.clock()):
+            return 0
+    async with pool.transaction() as tx:
+        due = await webhooks.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
+    await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
     return len(due)
 
 
@@ -344,16 +307,10 @@ def retention_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def check_all_files(plane: ControlPlane) -> bool:
-    """True: there is more. A pool that is down holds up no other."""
-    has_more = False
-    for name, pool in plane.pools.items():
-        try:
-            has_more |= await check_files(plane.context, pool) == FILES_PER_PAGE
-        except FleetError as error:
-            log.log(
-                log_level_of(error), "files of pool %s were not checked: %s", name, error.message
-            )
-    return has_more
+    """True: there is more."""
+    check = partial(check_files, plane.context)
+    checked = await for_each_pool(plane.pools, check, "files are not checked")
+    return FILES_PER_PAGE in checked.values()
 
 
 async def expire_all(plane: ControlPlane) -> None:
@@ -381,14 +338,8 @@ async def prune_expired_rows(plane: ControlPlane) -> bool:
 
 
 async def recount_storage(plane: ControlPlane) -> None:
-    for name, pool in plane.pools.items():
-        try:
-            missing = await media.recount(pool)
-        except FleetError as error:
-            log.log(
-                log_level_of(error), "storage of pool %s was not counted: %s", name, error.message
-            )
-            continue
+    recounted = await for_each_pool(plane.pools, media.recount, "storage is not counted")
+    for missing in recounted.values():
         for tenant_id, size in missing.items():
             log.info("storage of tenant %s was counted %s bytes too low", tenant_id, size)
 
