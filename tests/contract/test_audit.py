@@ -12,9 +12,7 @@ NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 async def record_some(tx: Tx, count: int, *, action: str = "lease") -> None:
     for number in range(count):
         at = NOW + timedelta(seconds=number)
-        await audit.record_audit(
-            tx, actor="sweep", action=action, subject=f"dispatch:{number}", now=at
-        )
+        await audit.record_audit(tx, "sweep", action, f"dispatch:{number}", at)
 
 
 async def test_what_was_recorded_is_found_as_it_was(central: Database) -> None:
@@ -22,12 +20,13 @@ async def test_what_was_recorded_is_found_as_it_was(central: Database) -> None:
     async with central.transaction() as tx:
         await audit.record_audit(
             tx,
-            actor="worker:gpu-7",
-            action="complete",
-            subject="dispatch:12",
-            now=NOW,
-            tenant_id=tenant_id,
-            details={"seconds": 1.5, "outputs": ["a.png"]},
+            "worker:gpu-7",
+            "complete",
+            "dispatch:12",
+            NOW,
+            tenant_id,
+            seconds=1.5,
+            outputs=["a.png"],
         )
         (entry,) = await audit.find_audit_entries(tx, limit=10)
     assert (entry.at, entry.actor, entry.action) == (NOW, "worker:gpu-7", "complete")
@@ -61,12 +60,7 @@ async def test_lines_are_found_by_tenant_and_by_time(central: Database) -> None:
     async with central.transaction() as tx:
         await record_some(tx, 5)
         await audit.record_audit(
-            tx,
-            actor="operator:ada",
-            action="retry",
-            subject="dispatch:9",
-            now=NOW + timedelta(hours=1),
-            tenant_id=tenant_id,
+            tx, "operator:ada", "retry", "dispatch:9", NOW + timedelta(hours=1), tenant_id
         )
         of_tenant = await audit.find_audit_entries(tx, tenant_id=tenant_id, limit=10)
         late = await audit.find_audit_entries(tx, since=NOW + timedelta(seconds=4), limit=10)
@@ -79,9 +73,7 @@ async def test_lines_are_found_by_tenant_and_by_time(central: Database) -> None:
 async def test_keys_and_secrets_are_left_out_however_deep(central: Database) -> None:
     details = {"secret": "a", "worker": [{"token": "b", "id": "gpu-7"}], "model_key": "sdxl"}
     async with central.transaction() as tx:
-        await audit.record_audit(
-            tx, actor="admin", action="rotate", subject="fleet:a/b", now=NOW, details=details
-        )
+        await audit.record_audit(tx, "admin", "rotate", "fleet:a/b", NOW, **details)
         (entry,) = await audit.find_audit_entries(tx, limit=1)
     assert entry.details == {
         "secret": "(left out)",

@@ -58,7 +58,7 @@ async def scene_on(context: JobContext, tenant_id: UUID) -> Scene:
     async with context.central.transaction() as tx:
         for days in sorted(DAYS, reverse=True):
             at = now - timedelta(days=days)
-            await audit.record_audit(tx, actor="sweep", action="fail", subject=f"x:{days}", now=at)
+            await audit.record_audit(tx, "sweep", "fail", f"x:{days}", at)
     return Scene(context, tenant_id, jobs)
 
 

@@ -21,7 +21,7 @@ from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerR
 from comfyfleet.server.fleets.object_info import upload_slot
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.jobs.poll import note_sighting
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.secrets import hash_key, new_key
 
@@ -48,7 +48,7 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
             now=plane.clock(),
             unseen_since=plane.clock() - timedelta(seconds=plane.settings.lost_after_seconds),
         )
-        await _note(
+        await _audit(
             tx, plane, worker, "register", **({"unchecked": unchecked} if unchecked else {})
         )
         assigned = await fleets.workflows_of(tx, worker)
@@ -110,17 +110,11 @@ async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:
     await requeue_worker(plane.context, worker.worker_id, RequeueReason.SHUTDOWN)
     async with plane.central.transaction() as tx:
         if await fleets.remove_worker(tx, worker):
-            await _note(tx, plane, worker, "deregister")
+            await _audit(tx, plane, worker, "deregister")
 
 
-async def _note(
+async def _audit(
     tx: Tx, plane: ControlPlane, worker: FleetWorker, action: str, **details: object
 ) -> None:
-    await audit.record_audit(
-        tx,
-        actor=worker.subject,
-        action=action,
-        subject=worker.subject,
-        now=plane.clock(),
-        details={"fleet": worker.fleet_name, **details},
-    )
+    who, now = worker.subject, plane.clock()
+    await record_audit(tx, who, action, who, now, fleet=worker.fleet_name, **details)

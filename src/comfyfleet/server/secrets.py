@@ -8,7 +8,7 @@ from datetime import datetime
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import read_state, write_state, write_state_if_new
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.settings import Settings
 
 KEY_CHARACTERS = 64
@@ -57,9 +57,7 @@ async def replace_admin_key(central: Database, now: datetime) -> str:
     key = new_key()
     async with central.transaction() as tx:
         await write_state(tx, ADMIN_KEY_HASH, hash_key(key))
-        await audit.record_audit(
-            tx, actor="system", action="admin_key_replaced", subject="admin", now=now
-        )
+        await record_audit(tx, "system", "admin_key_replaced", "admin", now)
     return key
 
 
@@ -67,18 +65,14 @@ async def replace_url_secret(central: Database, now: datetime) -> None:
     """Every URL that was ever handed out is void, once the control planes were started anew."""
     async with central.transaction() as tx:
         await write_state(tx, URL_SECRET, new_key())
-        await audit.record_audit(
-            tx, actor="system", action="url_secret_replaced", subject="storage", now=now
-        )
+        await record_audit(tx, "system", "url_secret_replaced", "storage", now)
 
 
 async def replace_webhook_key(central: Database, now: datetime) -> None:
     """Webhooks whose secret is not stored have another one, once the control planes were started anew."""
     async with central.transaction() as tx:
         await write_state(tx, WEBHOOK_KEY, new_key())
-        await audit.record_audit(
-            tx, actor="system", action="webhook_key_replaced", subject="webhooks", now=now
-        )
+        await record_audit(tx, "system", "webhook_key_replaced", "webhooks", now)
 
 
 async def url_secret(central: Database) -> str:

@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
 from comfyfleet.server.jobs.user_messages import UNKNOWN
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
 
@@ -257,9 +257,8 @@ async def _end_if_orphaned(
     if job and job.status.is_active:
         return False
     await end_dispatch(context, row, job)
-    await _audit_ended(
-        context, row.id, row.tenant_id, f"job is {job.status}" if job else "job is gone"
-    )
+    found = f"job is {job.status}" if job else "job is gone"
+    await _audit_repair(context, f"dispatch:{row.id}", row.tenant_id, found)
     return True
 
 
@@ -305,34 +304,16 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
             jobs = await store.get_many(tx, tenant_id, job_ids)
         await sync_dispatches(context, jobs)
         for job in jobs:
-            await _audit_made(context, job)
+            found = "an active job without a dispatch"
+            await _audit_repair(context, f"job:{job.id}", tenant_id, found)
         made += len(jobs)
     return made
 
 
-async def _audit_ended(context: JobContext, dispatch_id: int, tenant_id: UUID, found: str) -> None:
+async def _audit_repair(context: JobContext, subject: str, tenant_id: UUID, found: str) -> None:
     async with context.central.transaction() as tx:
-        await audit.record_audit(
-            tx,
-            actor="sweep",
-            action="reconcile",
-            subject=f"dispatch:{dispatch_id}",
-            now=context.clock(),
-            tenant_id=tenant_id,
-            details={"found": found},
-        )
-
-
-async def _audit_made(context: JobContext, job: Job) -> None:
-    async with context.central.transaction() as tx:
-        await audit.record_audit(
-            tx,
-            actor="sweep",
-            action="reconcile",
-            subject=f"job:{job.id}",
-            now=context.clock(),
-            tenant_id=job.tenant_id,
-            details={"found": "an active job without a dispatch"},
+        await record_audit(
+            tx, "sweep", "reconcile", subject, context.clock(), tenant_id, found=found
         )
 
 
@@ -352,5 +333,5 @@ async def _fail_with_its_dispatch(
     if failed:
         await flush(context, pool, [failed], words)
         found = f"job was active while its dispatch is {row.status}"
-        await _audit_ended(context, row.id, row.tenant_id, found)
+        await _audit_repair(context, f"dispatch:{row.id}", row.tenant_id, found)
     return failed is not None

@@ -21,6 +21,7 @@ from comfyfleet.server.maintenance.retention import delete_objects
 from comfyfleet.server.maintenance.store import Checked
 from comfyfleet.server.media.model import SNIFF_BYTES, File, is_media_type, kind_of, sniff_type
 from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.storage import ObjectFacts
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
@@ -199,13 +200,5 @@ async def record_drifts(
             if await audit.find_audit_entries(tx, action=ACTION, subject=subject, limit=1):
                 continue
             new += 1
-            await audit.record_audit(
-                tx,
-                actor="sweep",
-                action=ACTION,
-                subject=subject,
-                now=now,
-                tenant_id=drift.tenant_id,
-                details=asdict(drift),
-            )
+            await record_audit(tx, "sweep", ACTION, subject, now, drift.tenant_id, **asdict(drift))
     return new

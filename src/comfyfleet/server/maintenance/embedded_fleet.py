@@ -15,7 +15,7 @@ from comfyfleet.server.catalog.service import lacks, least_lacking
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 
 FLEET, STAGE = "default", "production"
@@ -47,7 +47,7 @@ async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
         action = "fleet_secret_rotated"
     else:
         return
-    await audit.record_audit(tx, actor="system", action=action, subject=fleet.subject, now=now)
+    await record_audit(tx, "system", action, fleet.subject, now)
 
 
 def _read_secret(path: Path) -> str | None:
@@ -107,13 +107,8 @@ class AutoAssign:
         async with plane.central.transaction() as tx:
             fleet = await fleets.get(tx, self._slug, self._stage)
             await fleets.assign(tx, fleet, workflow_ids, now=now)
-            await audit.record_audit(
-                tx,
-                actor="system",
-                action="assign",
-                subject=fleet.subject,
-                now=now,
-                details={"workflows_added": list(new)},
+            await record_audit(
+                tx, "system", "assign", fleet.subject, now, workflows_added=list(new)
             )
         # Those who wait ask anew, as workers that may run more.
         plane.queue.order()

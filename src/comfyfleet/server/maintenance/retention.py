@@ -21,7 +21,8 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import audit, job_events, webhooks
+from comfyfleet.server.notifications import job_events, webhooks
+from comfyfleet.server.notifications.audit import prune_audit, record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import EndedDispatch
 from comfyfleet.server.tenants import service as tenants
@@ -138,7 +139,7 @@ async def delete_expired_rows(context: JobContext) -> dict[str, int]:
     settings, central = context.settings, context.central
     gone: dict[str, int] = {}
     if before := _before(context, days=settings.audit_keep_days):
-        gone["audit"] = await _in_steps(_step(central, audit.prune_audit, before))
+        gone["audit"] = await _in_steps(_step(central, prune_audit, before))
     if before := _before(context, hours=settings.reading_keep_hours):
         gone["readings"] = await _in_steps(_step(central, fleets.prune_readings, before))
     if before := _before(context, days=settings.dispatch_keep_days):
@@ -305,14 +306,15 @@ async def begin_erasure(
         tenant = await tenants.begin_erasing(tx, tenant_id, now=now)
         removed = await tenants.delete_keys_of(tx, tenant_id)
         if before.erasing_at is None:
-            await audit.record_audit(
+            await record_audit(
                 tx,
-                actor=actor,
-                action=ACTION,
-                subject=tenant.subject,
-                now=now,
-                tenant_id=tenant_id,
-                details={"step": "begun", "keys_removed": removed},
+                actor,
+                ACTION,
+                tenant.subject,
+                now,
+                tenant_id,
+                step="begun",
+                keys_removed=removed,
             )
     return tenant
 
@@ -341,19 +343,17 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
         # A key that was made as the door was shut goes, too.
         await tenants.delete_keys_of(tx, tenant.id)
         await tenants.end_erasing(tx, tenant.id, now=context.clock())
-        await audit.record_audit(
+        await record_audit(
             tx,
-            actor="sweep",
-            action=ACTION,
-            subject=tenant.subject,
-            now=context.clock(),
-            tenant_id=tenant.id,
-            details={
-                "step": "ended",
-                "jobs_cancelled": cancelled,
-                "objects_removed": objects,
-                "rows_removed": rows,
-            },
+            "sweep",
+            ACTION,
+            tenant.subject,
+            context.clock(),
+            tenant.id,
+            step="ended",
+            jobs_cancelled=cancelled,
+            objects_removed=objects,
+            rows_removed=rows,
         )
 
 

@@ -40,7 +40,8 @@ from comfyfleet.server.maintenance.retention import (
 )
 from comfyfleet.server.maintenance.runner import Sweep
 from comfyfleet.server.media import service as media
-from comfyfleet.server.notifications import audit, webhooks
+from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
@@ -145,13 +146,14 @@ async def _remove_lost(plane: ControlPlane, worker: FleetWorker) -> None:
     async with plane.central.transaction() as tx:
         removed = await fleets.remove_stale_worker(tx, worker, unseen_since=unseen)
         if removed:
-            await audit.record_audit(
+            await record_audit(
                 tx,
-                actor="sweep",
-                action="deregister",
-                subject=worker.subject,
-                now=plane.clock(),
-                details={"fleet": worker.fleet_name, "reason": "not heard of"},
+                "sweep",
+                "deregister",
+                worker.subject,
+                plane.clock(),
+                fleet=worker.fleet_name,
+                reason="not heard of",
             )
     if removed:
         await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
@@ -266,7 +268,7 @@ async def _deliver(
         has_failed = noted is not None and noted.status is DeliveryStatus.FAILED
         is_off = has_failed and await webhooks.disable_if_dead(tx, webhook, now=now)
     if is_off:
-        await _record(plane, webhook)
+        await _audit_disabled(plane, webhook)
 
 
 def _outcome(answer: WebhookResponse) -> str:
@@ -275,17 +277,12 @@ def _outcome(answer: WebhookResponse) -> str:
     return UNANSWERED if answer.status is None else REFUSED
 
 
-async def _record(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
+async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
     """The address is the customer's own affair, and may hold a secret: it is not told."""
     log.info("webhook %s was switched off: nobody has taken anything for days", webhook.id)
     async with plane.central.transaction() as tx:
-        await audit.record_audit(
-            tx,
-            actor="sweep",
-            action="switch_off",
-            subject=f"webhook:{webhook.id}",
-            now=plane.clock(),
-            tenant_id=webhook.tenant_id,
+        await record_audit(
+            tx, "sweep", "switch_off", f"webhook:{webhook.id}", plane.clock(), webhook.tenant_id
         )
 
 

@@ -1,6 +1,5 @@
 """The audit log: who did what to which subject, written in the transaction of the act."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,17 +15,20 @@ from comfyfleet.server.notifications.store import AuditFilter
 
 async def record_audit(
     tx: Tx,
-    *,
     actor: str,
     action: str,
     subject: str,
     now: datetime,
     tenant_id: UUID | None = None,
-    details: Mapping[str, Any] | None = None,
+    /,
+    **details: object,
 ) -> None:
-    """`actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject` "kind:name"."""
+    """Who did what to what, and when.
+
+    `actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject` "kind:name".
+    """
     row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
-    await store.add_entry(tx, {**row, "details": without_secrets(details or {})})
+    await store.add_entry(tx, {**row, "details": without_secrets(details)})
 
 
 async def find_audit_entries(

@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.pipelines import store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import StepProgress, count_steps
@@ -113,14 +113,14 @@ async def flush_audit(context: JobContext, pool: Database) -> bool:
         return False
     async with context.central.transaction() as tx:
         for each in untold:
-            await audit.record_audit(
+            await record_audit(
                 tx,
-                actor=each.actor,
-                action=f"pipeline_{each.kind}",
-                subject=f"pipeline_run:{each.run_id}",
-                now=each.created_at,
-                tenant_id=each.tenant_id,
-                details={**each.data, "event_id": each.id},
+                each.actor,
+                f"pipeline_{each.kind}",
+                f"pipeline_run:{each.run_id}",
+                each.created_at,
+                each.tenant_id,
+                **{**each.data, "event_id": each.id},
             )
     async with pool.transaction() as tx:
         await store.mark_audited(tx, [each.id for each in untold])

@@ -153,12 +153,7 @@ async def audited(plane: ControlPlane) -> None:
     async with plane.central.transaction() as tx:
         for number in range(5):
             await audit.record_audit(
-                tx,
-                actor="sweep",
-                action="expire",
-                subject=f"dispatch:{number}",
-                now=plane.clock(),
-                details={"number": number},
+                tx, "sweep", "expire", f"dispatch:{number}", plane.clock(), number=number
             )
 
 

@@ -35,7 +35,7 @@ from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.http.admin.auth import AdminResponse, Body, OperatorDep, admin_router
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 
 
 class PropertyBody(BaseModel):
@@ -200,13 +200,14 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             *await service.doubts(tx, workflow, version),
             *await _broken(tx, workflow, version, before),
         ]
-        await audit.record_audit(
+        await record_audit(
             tx,
-            actor=operator,
-            action="register_workflow",
-            subject=workflow.subject,
-            now=now,
-            details={"version": version.version, "document_hash": version.document_hash},
+            operator,
+            "register_workflow",
+            workflow.subject,
+            now,
+            version=version.version,
+            document_hash=version.document_hash,
         )
     told = [warning for each in body.properties for warning in each.warnings()]
     return RegisteredVersion(
@@ -401,7 +402,7 @@ async def change_terms(
         return await catalog.change_terms(tx, workflow, body.terms())
 
     details = body.model_dump(exclude_unset=True)
-    return await _workflow_acted(plane, slug, "change_workflow", change, operator, now, details)
+    return await _workflow_acted(plane, slug, "change_workflow", change, operator, now, **details)
 
 
 @router.post("/workflows/{slug}/activate")
@@ -422,9 +423,7 @@ async def activate(
             await catalog.require_unbroken(tx, workflow, wanted.properties, before)
         return await catalog.activate_version(tx, workflow, version=version)
 
-    return await _workflow_acted(
-        plane, slug, "activate", change, operator, now, {"version": version}
-    )
+    return await _workflow_acted(plane, slug, "activate", change, operator, now, version=version)
 
 
 @router.post("/workflows/{slug}/deactivate")
@@ -459,13 +458,11 @@ async def _workflow_acted(
     change: Callable[[Tx, RegisteredWorkflow], Awaitable[RegisteredWorkflow]],
     operator: str,
     now: datetime,
-    details: dict[str, Any] | None = None,
+    **details: object,
 ) -> WorkflowAnswer:
     async with plane.central.transaction() as tx:
         workflow = await change(tx, await catalog.find_workflow(tx, slug))
-        await audit.record_audit(
-            tx, actor=operator, action=action, subject=workflow.subject, now=now, details=details
-        )
+        await record_audit(tx, operator, action, workflow.subject, now, **details)
         answer = await _workflow_answer(tx, workflow)
         concerned = [
             worker.worker_id
@@ -587,7 +584,7 @@ async def create_effect(
             now=now,
         )
         details = {"workflow": body.workflow_slug, **asdict(face)}
-        await _record(tx, effect, "create_effect", operator, now, details)
+        await record_audit(tx, operator, "create_effect", effect.subject, now, **details)
     return MadeEffect(id=effect.id, slug=effect.slug)
 
 
@@ -620,7 +617,7 @@ async def change(
         return await catalog.update_effect(tx, effect, body.face(effect.face))
 
     details = body.model_dump(exclude_unset=True)
-    return await _effect_acted(plane, slug, "change_effect", changed, operator, now, details)
+    return await _effect_acted(plane, slug, "change_effect", changed, operator, now, **details)
 
 
 @router.post("/effects/{slug}/publish")
@@ -646,11 +643,11 @@ async def _effect_acted(
     act: Change,
     operator: str,
     now: datetime,
-    details: dict[str, Any] | None = None,
+    **details: object,
 ) -> AdminEffectAnswer:
     async with plane.central.transaction() as tx:
         effect = await act(tx, await catalog.effect_by_slug(tx, slug))
-        await _record(tx, effect, action, operator, now, details or {})
+        await record_audit(tx, operator, action, effect.subject, now, **details)
         return await _answered(tx, effect)
 
 
@@ -659,19 +656,6 @@ async def _workflow(tx: Tx, slug: str) -> RegisteredWorkflow:
         return await catalog.workflow_by_slug(tx, slug)
     except NotFound as error:
         raise InvalidInput(error.message, field="workflow_slug") from None
-
-
-async def _record(
-    tx: Tx,
-    effect: EffectDefinition,
-    action: str,
-    operator: str,
-    now: datetime,
-    details: dict[str, Any],
-) -> None:
-    await audit.record_audit(
-        tx, actor=operator, action=action, subject=effect.subject, now=now, details=details
-    )
 
 
 async def _answered(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:

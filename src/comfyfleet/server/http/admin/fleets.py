@@ -23,7 +23,7 @@ from comfyfleet.server.http.admin.auth import (
 )
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.jobs.finish import requeue_worker
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate
@@ -218,7 +218,7 @@ async def _acted(
 ) -> WorkerAnswer:
     async with plane.central.transaction() as tx:
         worker = await change(tx, await fleets.get_worker(tx, worker_id))
-        await audit.record_audit(tx, actor=operator, action=action, subject=worker.subject, now=now)
+        await record_audit(tx, operator, action, worker.subject, now)
     # If it waits for a job it asks anew, as what it now is.
     plane.queue.order([worker_id])
     return _worker_answer(worker, plane, now)
@@ -350,14 +350,14 @@ async def create(
             approval=body.approval,
             now=now,
         )
-        details = {"max_workers": body.max_workers, "approval": body.approval}
-        await audit.record_audit(
+        await record_audit(
             tx,
-            actor=operator,
-            action="create_fleet",
-            subject=fleet.subject,
-            now=now,
-            details=details,
+            operator,
+            "create_fleet",
+            fleet.subject,
+            now,
+            max_workers=body.max_workers,
+            approval=body.approval,
         )
     return FleetSecret(slug=fleet.slug, stage=fleet.stage, secret=secret)
 
@@ -390,9 +390,7 @@ async def rotate_secret(
         fleet = await fleets.rotate_secret(
             tx, await fleets.get(tx, slug, stage), secret_hash=hash_key(secret)
         )
-        await audit.record_audit(
-            tx, actor=operator, action="rotate_secret", subject=fleet.subject, now=now
-        )
+        await record_audit(tx, operator, "rotate_secret", fleet.subject, now)
     return FleetSecret(slug=slug, stage=stage, secret=secret)
 
 
@@ -404,9 +402,8 @@ async def set_cap(
     async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
-        details = {"max_workers": body.max_workers}
-        await audit.record_audit(
-            tx, actor=operator, action="set_cap", subject=fleet.subject, now=now, details=details
+        await record_audit(
+            tx, operator, "set_cap", fleet.subject, now, max_workers=body.max_workers
         )
         return await _fleet_answer(tx, fleet)
 
@@ -424,15 +421,7 @@ async def set_approval(
     async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
-        details = {"approval": body.approval}
-        await audit.record_audit(
-            tx,
-            actor=operator,
-            action="set_approval",
-            subject=fleet.subject,
-            now=now,
-            details=details,
-        )
+        await record_audit(tx, operator, "set_approval", fleet.subject, now, approval=body.approval)
         return await _fleet_answer(tx, fleet)
 
 
@@ -465,9 +454,8 @@ async def assign(
             removed=_slugs(each for each in before if each.workflow_id in assignment.removed),
             warnings=warnings,
         )
-        details = {"added": answer.added, "removed": answer.removed}
-        await audit.record_audit(
-            tx, actor=operator, action="assign", subject=fleet.subject, now=now, details=details
+        await record_audit(
+            tx, operator, "assign", fleet.subject, now, added=answer.added, removed=answer.removed
         )
         workers = await fleets.workers_of(tx, fleet)
     # Those that wait for jobs ask anew, as what they now may run.

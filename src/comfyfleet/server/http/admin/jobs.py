@@ -26,6 +26,7 @@ from comfyfleet.server.jobs.submit import JobRequest, resolve, retry_job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, upload_key
 from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -110,18 +111,12 @@ async def _row(plane: ControlPlane, dispatch_id: RowId) -> Dispatch:
         return await dispatch.get(tx, dispatch_id)
 
 
-async def _note(
+async def _audit(
     plane: ControlPlane, row: Dispatch, action: str, operator: str, **details: object
 ) -> None:
     async with plane.central.transaction() as tx:
-        await audit.record_audit(
-            tx,
-            actor=operator,
-            action=action,
-            subject=f"dispatch:{row.id}",
-            now=plane.clock(),
-            tenant_id=row.tenant_id,
-            details=details,
+        await record_audit(
+            tx, operator, action, f"dispatch:{row.id}", plane.clock(), row.tenant_id, **details
         )
 
 
@@ -179,7 +174,7 @@ async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
     """Queued: ends at once. Leased: the worker is told with its next heartbeat."""
     row = await _row(plane, dispatch_id)
-    await _note(plane, row, "cancel", operator)
+    await _audit(plane, row, "cancel", operator)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
     (shown,) = await _seen(plane, [await _row(plane, dispatch_id)])
     return shown
@@ -190,7 +185,7 @@ async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> R
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.context, row.tenant_id, row.job_id)
-    await _note(plane, row, "retry", operator, new_job=str(job.id))
+    await _audit(plane, row, "retry", operator, new_job=str(job.id))
     return RetriedDispatch(job_id=job.id)
 
 
@@ -316,14 +311,15 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
     }
     added = await job_submit.submit_many(plane.context, tenant_id, asked)
     async with plane.central.transaction() as tx:
-        await audit.record_audit(
+        await record_audit(
             tx,
-            actor=operator,
-            action="submit_jobs",
-            subject=f"tenant:{tenant_id}",
-            now=plane.clock(),
-            tenant_id=tenant_id,
-            details={"workflow": wanted.workflow_slug, "jobs": [job.id for job in added[:10]]},
+            operator,
+            "submit_jobs",
+            f"tenant:{tenant_id}",
+            plane.clock(),
+            tenant_id,
+            workflow=wanted.workflow_slug,
+            jobs=[job.id for job in added[:10]],
         )
     short = await cached_shortage(plane.context, added[0].asked) if added else None
     warnings = [] if short is None else [short.message]

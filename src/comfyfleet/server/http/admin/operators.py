@@ -26,6 +26,7 @@ from comfyfleet.server.http.streams import run_shielded
 from comfyfleet.server.jobs import context
 from comfyfleet.server.jobs.reconcile import reconcile as repair
 from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.notifications.model import AuditEntry
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_operator_key
@@ -165,14 +166,7 @@ async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) ->
         made = await tenants.create_operator(
             tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
         )
-        await audit.record_audit(
-            tx,
-            actor=owner,
-            action="add_operator",
-            subject=made.subject,
-            now=now,
-            details={"role": made.role},
-        )
+        await record_audit(tx, owner, "add_operator", made.subject, now, role=made.role)
     return MadeOperator(**_told(made), key=key)
 
 
@@ -190,9 +184,7 @@ async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> Op
     """Their key is dead at once, on every control plane. Takes an owner."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_operator(tx, name, now=now)
-        await audit.record_audit(
-            tx, actor=owner, action="revoke_operator", subject=revoked.subject, now=now
-        )
+        await record_audit(tx, owner, "revoke_operator", revoked.subject, now)
     return OperatorAnswer(**_told(revoked))
 
 
@@ -232,14 +224,7 @@ async def set_maintenance(
     """On: no new leases, running jobs end. Off: work goes on."""
     async with plane.central.transaction() as tx:
         await context.set_maintenance(tx, is_on=wanted.on)
-        await audit.record_audit(
-            tx,
-            actor=operator,
-            action="maintenance",
-            subject="control",
-            now=plane.clock(),
-            details={"on": wanted.on},
-        )
+        await record_audit(tx, operator, "maintenance", "control", plane.clock(), on=wanted.on)
     plane.context.queue.order()
     return wanted
 

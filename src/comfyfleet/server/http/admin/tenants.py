@@ -10,7 +10,6 @@ from pydantic import AwareDatetime, Field
 
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.db import Tx
 from comfyfleet.server.http.admin.auth import (
     AdminResponse,
     Body,
@@ -23,6 +22,7 @@ from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
 from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (
@@ -132,7 +132,7 @@ async def create_tenant(
             tx, NewApiKey(uuid4(), key, tenant_id, user_id, FIRST_KEY), now=now
         )
         details = {"name": tenant.name, "pool": pool, "user_id": user_id}
-        await _record_tenant(tx, tenant, "create_tenant", operator, now, details)
+        await record_audit(tx, operator, "create_tenant", tenant.subject, now, tenant_id, **details)
     return MadeTenant(id=tenant.id, name=tenant.name, pool=pool, key=key, user_id=user_id)
 
 
@@ -155,7 +155,9 @@ async def set_limits(
     """Jobs that wait keep the priority that they have."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_limits(tx, tenant_id, **body.model_dump())
-        await _record_tenant(tx, tenant, "set_limits", operator, now, body.model_dump())
+        await record_audit(
+            tx, operator, "set_limits", tenant.subject, now, tenant.id, **body.model_dump()
+        )
     return answer_of(tenant)
 
 
@@ -166,7 +168,9 @@ async def set_retention(
     """How long its media and their files are kept; the ledger stays. Takes an owner: older ones go."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
-        await _record_tenant(tx, tenant, "set_retention", owner, now, body.model_dump())
+        await record_audit(
+            tx, owner, "set_retention", tenant.subject, now, tenant.id, **body.model_dump()
+        )
     return answer_of(tenant)
 
 
@@ -177,7 +181,9 @@ async def set_quota(
     """How many bytes it may store, uploads that are only announced among them. Takes an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
-        await _record_tenant(tx, tenant, "set_quota", owner, now, body.model_dump())
+        await record_audit(
+            tx, owner, "set_quota", tenant.subject, now, tenant.id, **body.model_dump()
+        )
     return answer_of(tenant)
 
 
@@ -189,20 +195,6 @@ async def storage(tenant_id: UUID, plane: PlaneDep) -> Storage:
         used = await media.used_bytes(tx, tenant_id)
     own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
     return Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
-
-
-async def _record_tenant(
-    tx: Tx, tenant: Tenant, action: str, operator: str, now: datetime, details: dict[str, Any]
-) -> None:
-    await audit.record_audit(
-        tx,
-        actor=operator,
-        action=action,
-        subject=tenant.subject,
-        now=now,
-        tenant_id=tenant.id,
-        details=details,
-    )
 
 
 def answer_of(tenant: Tenant) -> TenantAnswer:
@@ -321,7 +313,7 @@ async def create_user(
             tx, user_id=uuid4(), tenant_id=tenant_id, email=body.email, name=body.name, now=now
         )
     async with plane.central.transaction() as tx:
-        await _record_user(tx, user, "create_user", operator, now)
+        await record_audit(tx, operator, "create_user", user.subject, now, tenant_id)
     return _user_answer(user)
 
 
@@ -352,7 +344,9 @@ async def deactivate(
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_all_keys(tx, tenant_id, user_id, now=now)
-        await _record_user(tx, user, "deactivate_user", operator, now, {"keys_revoked": revoked})
+        await record_audit(
+            tx, operator, "deactivate_user", user.subject, now, tenant_id, keys_revoked=revoked
+        )
     return await _set_active(plane, user, is_active=False)
 
 
@@ -364,7 +358,7 @@ async def activate(
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         await tenants.require_kept(tx, tenant_id)
-        await _record_user(tx, user, "activate_user", operator, now)
+        await record_audit(tx, operator, "activate_user", user.subject, now, tenant_id)
     return await _set_active(plane, user, is_active=True)
 
 
@@ -383,7 +377,9 @@ async def create_key(
     async with plane.central.transaction() as tx:
         await tenants.require_kept(tx, tenant_id)
         made = await tenants.create_key(tx, wanted, now=now)
-        await _record_user(tx, user, "create_key", operator, now, _of_key(made))
+        await record_audit(
+            tx, operator, "create_key", user.subject, now, tenant_id, **_of_key(made)
+        )
     return AdminMadeKey(**_key_answer(made).model_dump(), key=key)
 
 
@@ -408,7 +404,9 @@ async def revoke_key(
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
-        await _record_user(tx, user, "revoke_key", operator, now, _of_key(revoked))
+        await record_audit(
+            tx, operator, "revoke_key", user.subject, now, tenant_id, **_of_key(revoked)
+        )
     return _key_answer(revoked)
 
 
@@ -424,25 +422,6 @@ async def _set_active(plane: ControlPlane, user: User, *, is_active: bool) -> Us
         return _user_answer(
             await tenants.set_user_active(tx, user.tenant_id, user.id, is_active=is_active)
         )
-
-
-async def _record_user(
-    tx: Tx,
-    user: User,
-    action: str,
-    operator: str,
-    now: datetime,
-    details: dict[str, Any] | None = None,
-) -> None:
-    await audit.record_audit(
-        tx,
-        actor=operator,
-        action=action,
-        subject=user.subject,
-        now=now,
-        tenant_id=user.tenant_id,
-        details=details,
-    )
 
 
 def _of_key(key: ApiKey) -> dict[str, Any]:
@@ -553,14 +532,8 @@ async def _record_once(
     async with plane.central.transaction() as tx:
         if await audit.find_audit_entries(tx, action="credit", subject=subject, limit=1):
             return
-        await audit.record_audit(
-            tx,
-            actor=operator,
-            action="credit",
-            subject=subject,
-            now=now,
-            tenant_id=tenant_id,
-            details={"user_id": user_id, "amount": paid.amount},
+        await record_audit(
+            tx, operator, "credit", subject, now, tenant_id, user_id=user_id, amount=paid.amount
         )
 
 

@@ -33,7 +33,8 @@ from comfyfleet.server.http.public.auth import (
     Writer,
     public_router,
 )
-from comfyfleet.server.notifications import audit, webhooks
+from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
@@ -104,7 +105,7 @@ async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyH
     )
     async with plane.central.transaction() as tx:
         made = await tenants.create_key(tx, new, now=now)
-        await _audit(tx, caller, "create_key", made, now)
+        await _audit(tx, caller, "create_key", f"key:{made.id}", now)
     return MadeKey(**_key_answer(made).model_dump(), key=key)
 
 
@@ -120,7 +121,7 @@ async def revoke(key_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder) 
     """Dead at once; a second time changes nothing."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, caller.tenant.id, caller.user_id, key_id, now=now)
-        await _audit(tx, caller, "revoke_key", revoked, now)
+        await _audit(tx, caller, "revoke_key", f"key:{revoked.id}", now)
     return _key_answer(revoked)
 
 
@@ -128,15 +129,16 @@ def _earlier(wanted: datetime | None, limit: datetime | None) -> datetime | None
     return min(filter(None, (wanted, limit)), default=None)
 
 
-async def _audit(tx: Tx, caller: Caller, action: str, key: ApiKey, now: datetime) -> None:
-    await audit.record_audit(
+async def _audit(tx: Tx, caller: Caller, action: str, subject: str, now: datetime) -> None:
+    await record_audit(
         tx,
-        actor=caller.tenant.subject,
-        action=action,
-        subject=f"key:{key.id}",
-        now=now,
-        tenant_id=caller.tenant.id,
-        details={"user_id": str(caller.user_id), "by_key": str(caller.key.id)},
+        caller.tenant.subject,
+        action,
+        subject,
+        now,
+        caller.tenant.id,
+        user_id=caller.user_id,
+        by_key=caller.key.id,
     )
 
 
@@ -246,13 +248,13 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
         )
     if was_off:
         async with plane.central.transaction() as tx:
-            await audit.record_audit(
+            await record_audit(
                 tx,
-                actor=caller.tenant.subject,
-                action="switch_on",
-                subject=f"webhook:{webhook.id}",
-                now=now,
-                tenant_id=caller.tenant.id,
+                caller.tenant.subject,
+                "switch_on",
+                f"webhook:{webhook.id}",
+                now,
+                caller.tenant.id,
             )
     return _webhook_answer(webhook)
 
@@ -268,15 +270,7 @@ async def show_secret(
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
     async with plane.central.transaction() as tx:
-        await audit.record_audit(
-            tx,
-            actor=caller.tenant.subject,
-            action="show_webhook_secret",
-            subject=f"webhook:{webhook.id}",
-            now=now,
-            tenant_id=caller.tenant.id,
-            details={"user_id": str(caller.user_id), "by_key": str(caller.key.id)},
-        )
+        await _audit(tx, caller, "show_webhook_secret", f"webhook:{webhook.id}", now)
     return MadeWebhook(
         **_webhook_answer(webhook).model_dump(), secret=webhook.secret_with(plane.webhook_key)
     )
