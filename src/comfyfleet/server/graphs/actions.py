@@ -53,6 +53,7 @@ from comfyfleet.server.graphs.runner import advance, file_reference, with_live_p
 from comfyfleet.server.graphs.snapshot import dump_plan
 from comfyfleet.server.graphs.validate import GraphCheck, check_graph, check_inputs
 from comfyfleet.server.jobs.files import REFUSALS, confirm_upload
+from comfyfleet.server.jobs.idempotency import key_conflict
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import wallet as ledger
@@ -338,7 +339,7 @@ async def _require_same(
     if given != known and given.keys() == known.keys():
         given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
     if given != known or not is_same:
-        raise Conflict("idempotency_key was used for another run", field="idempotency_key")
+        raise key_conflict()
 
 
 async def _begun(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:

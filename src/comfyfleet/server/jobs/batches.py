@@ -1,7 +1,5 @@
 """Batches of up to a thousand jobs of one effect, and the admission of held jobs to the queue."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from comfyfleet.server.jobs.effects import (
     build_request,
     resolve_effect,
 )
+from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.jobs.model import (
     ADMITTED_AT_ONCE_MAX,
     JOBS_PER_BATCH_MAX,
@@ -46,22 +45,10 @@ async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
     check_batch_total(batch.total)
     if await store.add_batch(tx, batch):
         return CreatedBatch(batch, is_new=True)
-    found = await batch_of_request(
-        tx, batch.tenant_id, batch.user_id, batch.idempotency_key or "", batch.request_hash
+    found = await store.batch_by_key(
+        tx, batch.tenant_id, batch.user_id, batch.idempotency_key or ""
     )
-    if found is None:
-        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
-    return CreatedBatch(found, is_new=False)
-
-
-async def batch_of_request(
-    tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, request_hash: str
-) -> JobBatch | None:
-    """The batch of an earlier request with this key; another request is a conflict."""
-    found = await store.batch_by_key(tx, tenant_id, user_id, idempotency_key)
-    if found and found.request_hash != request_hash:
-        raise Conflict("the idempotency key was used for another request", field="idempotency_key")
-    return found
+    return CreatedBatch(require_same_request(found, batch.request_hash), is_new=False)
 
 
 async def lock_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
@@ -156,9 +143,8 @@ class BatchRequest:
 
     @property
     def request_hash(self) -> str:
-        said = [str(self.effect_id), [dict(each) for each in self.sets], list(self.video_ids)]
-        text = json.dumps(said, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        sets = [dict(each) for each in self.sets]
+        return hash_request(str(self.effect_id), sets, list(self.video_ids))
 
 
 async def submit_batch(
@@ -196,9 +182,8 @@ async def _find_repeated(
         return None
     pool = await context.pool_of(tenant_id)
     async with pool.read() as tx:
-        return await batch_of_request(
-            tx, tenant_id, user_id, wanted.idempotency_key, wanted.request_hash
-        )
+        found = await store.batch_by_key(tx, tenant_id, user_id, wanted.idempotency_key)
+    return found and require_same_request(found, wanted.request_hash)
 
 
 def _check(wanted: BatchRequest) -> None:

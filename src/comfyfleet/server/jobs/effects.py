@@ -1,8 +1,6 @@
 """Customers' jobs: apply an effect, read, list, wait for, cancel and retry the jobs of a user."""
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.jobs import service, store, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import explain_to_customer
+from comfyfleet.server.jobs.idempotency import hash_request
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
 from comfyfleet.server.jobs.submit import (
     JobRequest,
@@ -48,16 +47,10 @@ class EffectRequest:
 
     @property
     def request_hash(self) -> str:
-        """Of all that matters: the same key with another body is another request."""
-        said = [
-            str(self.effect_id),
-            dict(self.properties),
-            str(self.video_id),
-            {name: str(each) for name, each in self.files.items()},
-            self.priority,
-        ]
-        text = json.dumps(said, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        files = {name: str(each) for name, each in self.files.items()}
+        return hash_request(
+            str(self.effect_id), dict(self.properties), str(self.video_id), files, self.priority
+        )
 
 
 class EffectWorkflow(NamedTuple):
@@ -81,7 +74,7 @@ async def submit_effect(
         return await _submit_effect(context, tenant, user_id, wanted)
     except FleetError:
         # Asked again, it is answered as before: the effect may have changed, the queue be full.
-        before = await _find_repeated(context, tenant.id, user_id, wanted)
+        before = await submit.find_repeated(context, tenant.id, user_id, wanted)
         if before is None:
             raise
         return EffectSubmission(before, False, None)
@@ -94,7 +87,7 @@ async def _submit_effect(
         offered = await resolve_effect(tx, wanted.effect_id)
     tenants.check_kept(tenant)
     asked = await build_request(context, tenant.id, user_id, offered, wanted)
-    job, is_new = await submit.submit_new(context, tenant.id, asked, tenant=tenant)
+    job, is_new = await submit.submit(context, tenant.id, asked, tenant=tenant)
     return EffectSubmission(job, is_new, offered.offer.effect.typical_seconds if is_new else None)
 
 
@@ -102,21 +95,6 @@ async def resolve_effect(tx: Tx, effect_id: UUID) -> EffectWorkflow:
     offer, fleet = await catalog.resolve_with_fleet(tx, effect_id)
     require_active(offer.workflow)
     return EffectWorkflow(offer, ResolvedWorkflow(offer.workflow, offer.version, fleet))
-
-
-async def _find_repeated(
-    context: JobContext, tenant_id: UUID, user_id: UUID, wanted: EffectRequest
-) -> Job | None:
-    if wanted.idempotency_key is None:
-        return None
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
-        job = await store.by_idempotency_key(tx, tenant_id, user_id, wanted.idempotency_key)
-    if job is None:
-        return None
-    if job.asked.request_hash != wanted.request_hash:
-        raise Conflict("idempotency_key was used for another request", field="idempotency_key")
-    return await submit.resync(context, job)
 
 
 async def build_request(

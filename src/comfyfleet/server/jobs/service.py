@@ -280,20 +280,6 @@ async def delete_outbox(tx: Tx, words: Sequence[int]) -> None:
     await store.delete_outbox(tx, words)
 
 
-async def job_of_request(tx: Tx, tenant_id: UUID, asked: JobSpec) -> Job | None:
-    """The job of an earlier request with this idempotency key; another request is a conflict."""
-    if asked.idempotency_key is None:
-        return None
-    job = await store.by_idempotency_key(tx, tenant_id, asked.user_id, asked.idempotency_key)
-    if job and job.asked.request_hash != asked.request_hash:
-        raise Conflict(
-            "idempotency_key was used for another request",
-            field="idempotency_key",
-            job_id=str(job.id),
-        )
-    return job
-
-
 async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
     """None: the job has ended, is gone, or knows a newer lease. One statement on PostgreSQL."""
     if lease.is_prefetched:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid5
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, QueueFull, Refused
@@ -23,8 +23,9 @@ from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
-from comfyfleet.server.jobs import files, service
+from comfyfleet.server.jobs import files, service, store
 from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.idempotency import KeyedRequest, require_same_request
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.media import service as media
@@ -37,38 +38,44 @@ JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
 
 
-async def submit(context: JobContext, tenant_id: UUID, asked: JobSpec) -> tuple[Job, bool]:
-    """The job, and whether it is new: the same idempotency key gives the same job."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
-        before = await service.job_of_request(tx, tenant_id, asked)
-    if before:
-        return await resync(context, before), False
-    return await submit_new(context, tenant_id, asked)
-
-
-async def submit_new(
+async def submit(
     context: JobContext,
     tenant_id: UUID,
     asked: JobSpec,
     *,
     tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
-    """Not looked for first, as its idempotency key is mostly unused: the database decides."""
+    """The job, and whether it is new: the same idempotency key gives the same job.
+
+    It is not looked for first, as its key is mostly unused: the database decides.
+    """
     added = await submit_many(context, tenant_id, {context.new_id(): asked}, tenant=tenant)
     if added:
         return added[0], True
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
-        before = await service.job_of_request(tx, tenant_id, asked)
+    before = await find_repeated(context, tenant_id, asked.user_id, asked)
     if before is None:
         raise InvalidInput("the job could not be added: its id is taken")
-    return await resync(context, before), False
+    return before, False
 
 
-async def resync(context: JobContext, job: Job) -> Job:
-    """A repeated request may come because the first was cut off before its dispatch was made."""
-    if job.status.is_active:
+class KeyedJobRequest(KeyedRequest, Protocol):
+    @property
+    def idempotency_key(self) -> str | None: ...
+
+
+async def find_repeated(
+    context: JobContext, tenant_id: UUID, user_id: UUID | None, asked: KeyedJobRequest
+) -> Job | None:
+    """The job of an earlier request with this idempotency key."""
+    if asked.idempotency_key is None:
+        return None
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        job = await store.by_idempotency_key(tx, tenant_id, user_id, asked.idempotency_key)
+    if job is None:
+        return None
+    require_same_request(job.asked, asked.request_hash)
+    if job.status.is_active:  # the first request may have been cut off before its dispatch was made
         await sync_dispatches(context, [job])
     return job
 

@@ -2,8 +2,6 @@
 
 Every action names the user: what belongs to others is not found."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,6 +13,7 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
 from comfyfleet.server.graphs.model import DocumentProblem
 from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.pipelines import decide, run_state, store, store_candidates
 from comfyfleet.server.pipelines.decide import PairVote, next_pair, to_cancel
 from comfyfleet.server.pipelines.model import (
@@ -58,9 +57,9 @@ class NewPipelineRun:
 
     @property
     def request_hash(self) -> str:
-        said = [self.base_candidates, dict(self.variables), self.target_folder, dict(self.limits)]
-        text = json.dumps(said, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hash_request(
+            self.base_candidates, dict(self.variables), self.target_folder, dict(self.limits)
+        )
 
 
 def raise_problems(problems: Sequence[DocumentProblem]) -> None:
@@ -205,15 +204,9 @@ async def _check_variables(
 
 async def _same_run(tx: Tx, wanted: StoredRun) -> StoredRun:
     found = await store.run_by_key(tx, wanted.tenant_id, wanted.idempotency_key or "")
-    is_same = (
-        found is not None
-        and found.user_id == wanted.user_id
-        and found.pipeline_id == wanted.pipeline_id
-        and found.request_hash == wanted.request_hash
-    )
-    if found is None or not is_same:
-        raise Conflict("idempotency_key was used for another request", field="idempotency_key")
-    return found
+    owner = wanted.user_id, wanted.pipeline_id
+    is_own = found is not None and (found.user_id, found.pipeline_id) == owner
+    return require_same_request(found if is_own else None, wanted.request_hash)
 
 
 def _run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPipelineRun:
