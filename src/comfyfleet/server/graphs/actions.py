@@ -111,8 +111,7 @@ async def create_graph_once(
         write_graph(graph),
         context.clock(),
     )
-    pool = await context.pool_of(owner.tenant_id)
-    async with pool.transaction() as tx:
+    async with context.tenant_transaction(owner.tenant_id) as tx:
         await store.add_graph(tx, made)
     return made, True
 
@@ -120,8 +119,7 @@ async def create_graph_once(
 async def _same_graph(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition
 ) -> StoredGraph | None:
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         found = await store.graphs_named(
             tx, owner.tenant_id, graph.name, user_id=owner.user_id, limit=SAME_NAME_MAX
         )
@@ -135,8 +133,7 @@ async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
         return UUID(text)
     except ValueError:
         pass
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         found = await store.graphs_named(
             tx, owner.tenant_id, text, user_id=owner.user_id, limit=1
         ) or await store.graphs_named(tx, owner.tenant_id, text, limit=1)
@@ -148,8 +145,7 @@ async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
 async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> None:
     """Runs that go on end as they would have."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.transaction() as tx:
+    async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         await store.delete_graph(tx, owner.tenant_id, graph_id, now=graphs.context.clock())
 
 
@@ -165,8 +161,7 @@ async def add_graph_version(
     """Runs that go on keep theirs."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
     graph = await _require_valid(graphs, document)
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.transaction() as tx:
+    async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
         if version is None:
             raise NotFound(f"there is no graph {graph_id}")
@@ -186,8 +181,7 @@ async def add_graph_version(
 async def get_graph(
     graphs: GraphContext, owner: Owner, graph_id: UUID, version: int | None = None
 ) -> StoredGraph:
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         found = await store.get_graph(tx, owner.tenant_id, graph_id, version)
     if found is None:
         which = "" if version is None else f" with a version {version}"
@@ -256,8 +250,7 @@ async def start_run(
         created_at=graphs.context.clock(),
         changed_at=graphs.context.clock(),
     )
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.transaction() as tx:
+    async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         is_new = await store.add_run(tx, head)
     if is_new:
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
@@ -304,8 +297,7 @@ async def _require_payable(
             required_tokens=least,
             max_tokens=run.max_tokens,
         )
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         balance = await ledger.balance(tx, owner.tenant_id, owner.user_id)
     if least > balance:
         raise InsufficientTokens(required_tokens=least, balance=balance)
@@ -441,8 +433,7 @@ def _file_id(value: Any) -> Any:
 
 
 async def get_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         kept = await graphs.runs.get(tx, owner.tenant_id, run_id)
     if kept.head.user_id != owner.user_id:
         raise NotFound(f"there is no graph run {run_id}")
@@ -565,8 +556,7 @@ async def list_graphs(
     graphs: GraphContext, owner: Owner, *, before: UUID | None = None, limit: int
 ) -> list[GraphListItem]:
     """The newest first; go on with `before` = the last one's id."""
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_graph_item(tx, owner.tenant_id, before) if before else None
         if before and last is None:
             raise NotFound(f"there is no graph {before}")
@@ -584,8 +574,7 @@ async def list_runs(
 ) -> list[RunListItem]:
     """The newest first; go on with `before` = the last one's id."""
     whose = (owner.tenant_id, owner.user_id)
-    pool = await graphs.context.pool_of(owner.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_run_item(tx, *whose, before) if before else None
         if before and last is None:
             raise NotFound(f"there is no graph run {before}")

@@ -204,8 +204,7 @@ async def _read_events(
     waiting = kept.jobs
     if not waiting:
         return []
-    pool = await graphs.context.pool_of(kept.head.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(kept.head.tenant_id) as tx:
         found = await jobs.get_many(tx, kept.head.tenant_id, list(waiting))
         made = await output_files(tx, kept.head.tenant_id, found.values())
     rows = await _dispatches(graphs, kept, found.values())
@@ -223,8 +222,7 @@ async def with_live_progress(graphs: GraphContext, kept: LoadedRun) -> GraphRunS
     """With what running jobs have said since: told often, so never written down."""
     if kept.run.status.is_over or not kept.run.in_flight:
         return kept.run
-    pool = await graphs.context.pool_of(kept.head.tenant_id)
-    async with pool.read() as tx:
+    async with graphs.context.tenant(kept.head.tenant_id) as tx:
         found = await jobs.get_many(tx, kept.head.tenant_id, list(kept.jobs))
     rows = await _dispatches(graphs, kept, found.values())
     environment = Environment(graphs.context.clock())

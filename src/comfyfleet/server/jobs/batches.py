@@ -180,8 +180,7 @@ async def _find_repeated(
     """Before anything is validated: the effect may have changed since the first request."""
     if wanted.idempotency_key is None:
         return None
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         found = await store.batch_by_key(tx, tenant_id, user_id, wanted.idempotency_key)
     return found and require_same_request(found, wanted.request_hash)
 
@@ -241,8 +240,7 @@ async def _write(
 async def read_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
 ) -> tuple[JobBatch, BatchSummary, list[Job]]:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         batch = await get_batch(tx, tenant_id, user_id, batch_id)
         jobs = await store.list_of_batch(tx, tenant_id, batch_id)
     return batch, summarize_batch(map(as_batch_job, jobs)), jobs
@@ -252,8 +250,7 @@ async def cancel_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
 ) -> JobBatch:
     """The held ones first, or each that ends would let another in."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.transaction() as tx:
+    async with context.tenant_transaction(tenant_id) as tx:
         batch = await mark_batch_cancelled(tx, tenant_id, user_id, batch_id, now=context.clock())
         jobs = await store.list_of_batch(tx, tenant_id, batch_id)
     for job in sorted(jobs, key=lambda each: not each.asked.is_held):

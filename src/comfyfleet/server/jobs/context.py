@@ -5,8 +5,8 @@ Also the state that all control planes share in the central database: maintenanc
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import fmean
@@ -222,8 +222,7 @@ class JobContext:
         try:
             async with self.central.read() as tx:
                 row = await dispatch.get(tx, dispatch_id)
-            pool = await self.pool_of(row.tenant_id)
-            async with pool.read() as tx:
+            async with self.tenant(row.tenant_id) as tx:
                 job = await store.get(tx, row.tenant_id, row.job_id)
         except FleetError as error:
             log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
@@ -235,6 +234,17 @@ class JobContext:
         return ActiveJobLimits(
             self.settings.max_active_jobs_per_user, self.settings.max_active_jobs_per_tenant
         )
+
+    @asynccontextmanager
+    async def tenant(self, tenant_id: UUID) -> AsyncIterator[Tx]:
+        """Reads of the tenant's database."""
+        async with (await self.pool_of(tenant_id)).read() as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def tenant_transaction(self, tenant_id: UUID) -> AsyncIterator[Tx]:
+        async with (await self.pool_of(tenant_id)).transaction() as tx:
+            yield tx
 
     async def pool_of(self, tenant_id: UUID) -> Database:
         return self.pools[await self._pool_name(tenant_id)]

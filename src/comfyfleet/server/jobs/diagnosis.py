@@ -213,8 +213,7 @@ def _leased(row: Dispatch) -> str:
 
 async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
     lane = row.lane
-    pool = await context.pool_of(row.tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     models = () if job is None else models_of(job.asked.prompt)
     version = None if job is None else job.asked.workflow_version

@@ -143,8 +143,7 @@ async def _files(
     found = dict(wanted.files)
     if not any(each.is_media for each in offer.version.properties):
         return found
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         for each in offer.version.properties:
             if each.is_primary_input and wanted.video_id:
                 file = await _file_of(tx, tenant_id, user_id, wanted.video_id, each)
@@ -181,8 +180,7 @@ def _media_id(each: Property, value: Any) -> UUID:
 
 
 async def get_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await _get_own(tx, tenant_id, user_id, job_id)
 
 
@@ -203,8 +201,7 @@ async def list_jobs(
     limit: int = 50,
 ) -> list[Job]:
     """The newest first; go on with `before` = the last one's id."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         last = await _get_own(tx, tenant_id, user_id, before) if before else None
         return await store.list_page(
             tx, tenant_id, user_id, before=last, status=status, limit=min(limit, PAGE_MAX)

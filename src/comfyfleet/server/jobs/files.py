@@ -211,8 +211,7 @@ async def _is_output_stripped(
 ) -> bool:
     if all(each.is_stripped for each in outputs):
         return False
-    pool = await context.pool_of(row.tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None:
         return False

@@ -312,8 +312,7 @@ async def requeue_elsewhere(
 
 async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWorker) -> bool:
     """Offline or busy, it may come back; revoked, it may not."""
-    pool = await context.pool_of(row.tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     models = () if job is None else models_of(job.asked.prompt)
     version = None if job is None else job.asked.workflow_version

@@ -148,8 +148,7 @@ async def _extend(
 
 
 async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> None:
-    pool = await context.pool_of(beat.tenant_id)
-    async with pool.transaction() as tx:
+    async with context.tenant_transaction(beat.tenant_id) as tx:
         await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
     context.news.tell(beat.job_id)
 

@@ -60,8 +60,7 @@ async def _expire_one(context: JobContext, row: Dispatch) -> bool:
 
 
 async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
-    pool = await context.pool_of(row.tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None or not job.status.is_active:
         await end_dispatch(context, row, job)
@@ -263,8 +262,7 @@ async def _end_if_orphaned(
 
 
 async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await store.get(tx, tenant_id, job_id)
 
 

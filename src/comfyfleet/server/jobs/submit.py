@@ -69,8 +69,7 @@ async def find_repeated(
     """The job of an earlier request with this idempotency key."""
     if asked.idempotency_key is None:
         return None
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         job = await store.by_idempotency_key(tx, tenant_id, user_id, asked.idempotency_key)
     if job is None:
         return None
@@ -166,8 +165,7 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def get_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await service.get(tx, tenant_id, job_id)
 
 

@@ -90,8 +90,7 @@ async def create_pipeline(
     stored = StoredPipeline(
         context.new_id(), tenant_id, user_id, parsed.pipeline, document, context.clock()
     )
-    pool = await context.pool_of(tenant_id)
-    async with pool.transaction() as tx:
+    async with context.tenant_transaction(tenant_id) as tx:
         name = parsed.pipeline.name
         alike = await store.pipelines_named(tx, tenant_id, user_id, name, limit=SAME_NAME_MAX)
         same = next((each for each in alike if each.document == document), None)
@@ -106,8 +105,7 @@ async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, tex
         return UUID(text)
     except ValueError:
         pass
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         found = await store.pipelines_named(tx, tenant_id, user_id, text, limit=1)
     if not found:
         raise NotFound(
@@ -120,8 +118,7 @@ async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, tex
 async def get_pipeline(
     context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
 ) -> StoredPipeline:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await _own_pipeline(tx, tenant_id, user_id, pipeline_id)
 
 
@@ -139,8 +136,7 @@ async def delete_pipeline(
 ) -> None:
     """Its runs stay, and go on."""
     await get_pipeline(context, tenant_id, user_id, pipeline_id)
-    pool = await context.pool_of(tenant_id)
-    async with pool.transaction() as tx:
+    async with context.tenant_transaction(tenant_id) as tx:
         await store.delete_pipeline(tx, pipeline_id, now=context.clock())
 
 
@@ -148,8 +144,7 @@ async def pipeline_names(
     context: JobContext, tenant_id: UUID, listed: Sequence[StoredRun]
 ) -> Mapping[UUID, str]:
     """Of the pipelines that runs were made with, deleted ones too."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await store.names_of(tx, {each.pipeline_id for each in listed})
 
 
@@ -157,8 +152,7 @@ async def list_pipelines(
     context: JobContext, tenant_id: UUID, user_id: UUID, *, before: UUID | None = None, limit: int
 ) -> list[StoredPipeline]:
     """The newest first; go on with `before` = the last one's id."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         last = await _own_pipeline(tx, tenant_id, user_id, before) if before else None
         return await store.list_pipelines(
             tx, tenant_id, user_id, before=last, limit=min(limit, PAGE_MAX)
@@ -257,8 +251,7 @@ def limits_data(limits: RunLimits) -> dict[str, Any]:
 
 
 async def get_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> StoredRun:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await get_own_run(tx, tenant_id, user_id, run_id)
 
 
@@ -272,8 +265,7 @@ async def list_runs(
     limit: int,
 ) -> list[StoredRun]:
     """The newest first; go on with `before` = the last one's id."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         last = await get_own_run(tx, tenant_id, user_id, before) if before else None
         return await store.list_runs(
             tx,
@@ -352,8 +344,7 @@ async def _pipeline_of(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> PipelineDefinition:
     """Of a run, also if it was deleted since."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id)
         made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
     if made_with is None:
@@ -492,8 +483,7 @@ async def pick_pair(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, step: int | None = None
 ) -> tuple[PipelineCandidate, PipelineCandidate] | None:
     """Two of one step that are worth comparing; the deepest step that has two, unless one is named."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         tree = await store_candidates.tree_of(tx, run_id)
         votes = await store.votes_of(tx, run_id)

@@ -207,8 +207,7 @@ class RunView:
 
 
 async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunView:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         state = await read_state(tx, tenant_id, run_id)
         rows = count_steps(state.pipeline, state.run, state.tree, state.in_flight)
@@ -255,8 +254,7 @@ async def list_candidates(
     limit: int,
 ) -> tuple[list[PipelineCandidate], dict[UUID, File]]:
     """The oldest first, with their files; go on with `after` = the last one's id."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         last = await _one(tx, run_id, after) if after else None
         found = await store_candidates.list_page(tx, run_id, wanted, after=last, limit=limit)
@@ -266,8 +264,7 @@ async def list_candidates(
 async def read_candidate(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, candidate_id: UUID
 ) -> tuple[PipelineCandidate, dict[UUID, File]]:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         found = await _one(tx, run_id, candidate_id)
         return found, await _files(tx, tenant_id, [found])
@@ -299,8 +296,7 @@ async def _file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
 async def files_of(
     context: JobContext, tenant_id: UUID, found: Collection[PipelineCandidate]
 ) -> dict[UUID, File]:
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await _files(tx, tenant_id, found)
 
 
@@ -308,8 +304,7 @@ async def read_tree(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> list[PipelineCandidate]:
     """All of them without their files, the oldest first."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         found = await store_candidates.tree_of(tx, run_id)
     if len(found) > TREE_MAX:
@@ -323,8 +318,7 @@ async def list_failures(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, limit: int
 ) -> list[PipelineJob]:
     """The newest first."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         return await store_candidates.page_of_failed(tx, run_id, limit=limit)
 
@@ -333,8 +327,7 @@ async def list_events(
     context: JobContext, tenant_id: UUID, run_id: UUID, *, after_id: int, limit: int
 ) -> list[PipelineRunEvent]:
     """Of a run that was looked up before: it is asked for again and again."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with context.tenant(tenant_id) as tx:
         return await read_events(tx, run_id, after_id=after_id, limit=limit)
 
 

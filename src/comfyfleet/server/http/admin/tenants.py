@@ -324,8 +324,7 @@ async def list_users(
     after: Annotated[UUID | None, Query(description="Go on after this user.")] = None,
     limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
 ) -> Users:
-    pool = await plane.context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with plane.context.tenant(tenant_id) as tx:
         found = await tenants.list_users(tx, tenant_id, after_id=after, limit=limit)
     following = found[-1].id if len(found) == limit else None
     return Users(users=[_user_answer(each) for each in found], next=following)
@@ -411,14 +410,12 @@ async def revoke_key(
 
 
 async def _user(plane: ControlPlane, tenant_id: UUID, user_id: UUID) -> User:
-    pool = await plane.context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with plane.context.tenant(tenant_id) as tx:
         return await tenants.get_user(tx, tenant_id, user_id)
 
 
 async def _set_active(plane: ControlPlane, user: User, *, is_active: bool) -> UserAnswer:
-    pool = await plane.context.pool_of(user.tenant_id)
-    async with pool.transaction() as tx:
+    async with plane.context.tenant_transaction(user.tenant_id) as tx:
         return _user_answer(
             await tenants.set_user_active(tx, user.tenant_id, user.id, is_active=is_active)
         )
@@ -487,8 +484,7 @@ async def credit(
     response: Response,
 ) -> Balance:
     """A payment counts once, however often it is told. Takes an owner."""
-    pool = await plane.context.pool_of(tenant_id)
-    async with pool.transaction() as tx:
+    async with plane.context.tenant_transaction(tenant_id) as tx:
         await tenants.get_user(tx, tenant_id, user_id)
         credited = await ledger.credit(
             tx, tenant_id, user_id, body.amount, body.provider_transaction_id, now=now
@@ -501,8 +497,7 @@ async def credit(
 
 @router.get(WALLET, name="show")
 async def show_wallet(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> AdminWalletAnswer:
-    pool = await plane.context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with plane.context.tenant(tenant_id) as tx:
         await tenants.get_user(tx, tenant_id, user_id)
         balance = await ledger.balance(tx, tenant_id, user_id)
     return AdminWalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
@@ -516,8 +511,7 @@ async def transactions(
     before: Before = None,
     limit: Annotated[int, Query(ge=1, le=TRANSACTIONS_PER_PAGE_MAX)] = 100,
 ) -> AdminTransactions:
-    pool = await plane.context.pool_of(tenant_id)
-    async with pool.read() as tx:
+    async with plane.context.tenant(tenant_id) as tx:
         await tenants.get_user(tx, tenant_id, user_id)
         found = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
     following = found[-1].id if len(found) == limit else None

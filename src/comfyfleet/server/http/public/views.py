@@ -72,8 +72,7 @@ async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
     if not kept:
         return []
     named = [(each["name"], UUID(each["file_id"])) for each in kept]
-    pool = await plane.context.pool_of(job.tenant_id)
-    async with pool.read() as tx:
+    async with plane.context.tenant(job.tenant_id) as tx:
         found = await media.find_existing(tx, job.tenant_id, {file_id for _, file_id in named})
     return [(name, found[file_id]) for name, file_id in named if file_id in found]
 
