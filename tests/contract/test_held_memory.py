@@ -33,7 +33,7 @@ async def test_nothing_that_is_held_grows_with_jobs(databases: Databases, tmp_pa
         after = sizes({"plane": plane, "apps": apps})
     grown = {name: (before[name], size) for name, size in after.items() if size > before[name]}
     assert not grown
-    assert before["plane.context.caps._counts"] > 0  # they were looked at
+    assert before["plane.context.caches.queue_depth._counts"] > 0  # they were looked at
 
 
 async def each_end(shop: Shop, customer: Customer, worker: Calling) -> None:

@@ -361,7 +361,7 @@ async def test_only_so_many_polls_of_one_worker_wait(
     await served.waits(1)
     await served.yard.submit()
     assert (await lines[2].answer())[2]["job"]
-    assert not served.yard.plane.context.waiting_polls
+    assert not served.yard.plane.context.polls.waiting
 
 
 async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
@@ -373,6 +373,6 @@ async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
     line.send("poll", wait_seconds=WAIT_SECONDS, backend=backend)
     status, _, polled = await line.answer()
     assert (status, polled["job"]) == (200, None)
-    assert not served.yard.plane.context.waiting_polls
+    assert not served.yard.plane.context.polls.waiting
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits(1)

@@ -58,7 +58,7 @@ class Filled:
 
     async def each_route(self, noted: Noted) -> None:
         """A job goes its way, and then everything is looked at."""
-        self.reads.plane.context.caps.forget()
+        self.reads.plane.context.caches.queue_depth.forget()
         await noted("POST ai-jobs", self.submit)
         job = await noted("POST worker/poll", self.lease)
         await noted("POST worker/heartbeat", lambda: self.worker.of(job, "heartbeat"))

@@ -188,12 +188,12 @@ async def apply_decision(
 
 def _count(graphs: GraphContext, before: GraphRunStatus, after: GraphRunStatus) -> None:
     if after.is_over and not before.is_over:
-        graphs.context.tallies.graph_runs.labels(after).inc()
+        graphs.context.run_metrics.graph_runs.labels(after).inc()
 
 
 async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) -> None:
     graphs.runs.keep(outcome.kept)
-    graphs.context.news.tell(outcome.kept.head.id)
+    graphs.context.notifier.tell(outcome.kept.head.id)
     if not outcome.jobs:
         return
     try:

@@ -107,12 +107,12 @@ async def read_backends(
     assigned = await fleets.assignments(tx)
     depths = await dispatch.count_bound(tx)
     workers = await fleets.workers_of(tx)
-    offers = await context.abilities.offers(tx, workers, now=now)
+    offers = await context.caches.eligibility.offers(tx, workers, now=now)
     return tuple(
         [
             _state(
                 worker,
-                await context.abilities.able(
+                await context.caches.eligibility.able(
                     tx, offers.get(worker.worker_id), assigned.get(worker.fleet_id, [])
                 ),
                 depths,

@@ -241,7 +241,7 @@ async def with_live_progress(graphs: GraphContext, kept: LoadedRun) -> GraphRunS
                 apply_event(JobProgressed(key, attempt, 1.0), draft)
             continue
         events: list[Event] = list(events_from_job(key, attempt, job, row, {}, ()))
-        progress = graphs.context.progress_cache.of(job.lease_token)
+        progress = graphs.context.caches.progress.of(job.lease_token)
         if progress and job.shown_status == JobStatus.PROCESSING:
             events.append(progress_event(key, attempt, progress))
         for event in events:

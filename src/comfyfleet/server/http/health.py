@@ -144,7 +144,7 @@ def _counted(plane: ControlPlane) -> bytes:
     """What this process has counted, and its siblings."""
     if plane.siblings is None:
         return generate_latest(plane.meters.registry) + generate_latest(
-            plane.context.tallies.registry
+            plane.context.run_metrics.registry
         )
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(plane.siblings.folder))  # type: ignore[no-untyped-call]

@@ -1,13 +1,18 @@
 """In-memory caches: documents, converted prompts, answers that may be seconds old, and queue depths."""
 
-from collections import OrderedDict
+import asyncio
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
+from comfyfleet.server.catalog.model import RunTerms
 from comfyfleet.server.catalog.payload import RandomSource
+from comfyfleet.server.fleets.eligibility import EligibilityCache
+from comfyfleet.server.jobs.model import Shortage
+from comfyfleet.server.jobs.progress import ProgressCache
 
 Value = TypeVar("Value")
 DOCUMENTS_KEPT_MAX = 64
@@ -132,3 +137,38 @@ class QueueDepthCache:
             return False
         kept.queued += more
         return True
+
+
+READS_AT_ONCE_MAX = 32
+LIVE_WORKERS_TTL = timedelta(seconds=2)
+SHORTAGE_TTL = timedelta(seconds=2)
+RUN_TERMS_TTL = timedelta(seconds=2)
+
+
+@dataclass(frozen=True)
+class JobCaches:
+    """What a process remembers of jobs, workers and workflows. Nothing is lost with it."""
+
+    queue_depth: QueueDepthCache = field(default_factory=QueueDepthCache)
+    documents: DocumentCache = field(default_factory=DocumentCache)
+    prompts: PromptCache = field(default_factory=PromptCache)
+    progress: ProgressCache = field(default_factory=ProgressCache)
+    eligibility: EligibilityCache = field(default_factory=EligibilityCache)
+    # Whether nobody can run jobs of a kind.
+    shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
+    # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and
+    # what a delivery goes by is read then.
+    run_terms: TtlCache[RunTerms] = field(default_factory=lambda: TtlCache(RUN_TERMS_TTL))
+
+
+@dataclass(frozen=True)
+class PollLimits:
+    """Of the workers' polls that wait in this process."""
+
+    # All who wait may be woken at once; only so many are then looked at side by side.
+    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
+    waiting: Counter[str] = field(default_factory=Counter)  # how many, by worker
+    # Two workers who could run jobs of some lanes, or all that there are.
+    live_workers: TtlCache[frozenset[str]] = field(
+        default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
+    )

@@ -4,11 +4,11 @@ Also the state that all control planes share in the central database: maintenanc
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from statistics import fmean
 from typing import TypeAlias
 from uuid import UUID
@@ -16,22 +16,14 @@ from uuid import UUID
 from comfyfleet.clock import Clock
 from comfyfleet.errors import FleetError, NotFound
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog.model import RunTerms, models_of
+from comfyfleet.server.catalog.model import models_of
 from comfyfleet.server.counters import RunMetrics
 from comfyfleet.server.db import Database, Pools, Tx
 from comfyfleet.server.db.coordination import MAINTENANCE, read_state, write_state
-from comfyfleet.server.fleets.eligibility import EligibilityCache
 from comfyfleet.server.fleets.model import ModelUse
 from comfyfleet.server.jobs import store
-from comfyfleet.server.jobs.caches import (
-    ActiveJobLimits,
-    DocumentCache,
-    PromptCache,
-    QueueDepthCache,
-    TtlCache,
-)
-from comfyfleet.server.jobs.model import JobAttempt, Shortage
-from comfyfleet.server.jobs.progress import ProgressCache
+from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
+from comfyfleet.server.jobs.model import JobAttempt
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.storage.model import ObjectStore
@@ -173,12 +165,6 @@ def _logged(what: str) -> Iterator[None]:
         log.warning("%s: %s", what, error, exc_info=odd)
 
 
-READS_AT_ONCE_MAX = 32
-LIVE_WORKERS_TTL = timedelta(seconds=2)
-SHORTAGE_TTL = timedelta(seconds=2)
-RUN_TERMS_FRESH = timedelta(seconds=2)
-
-
 @dataclass(frozen=True)
 class JobContext:
     """Never one transaction over both, and none held across a network call."""
@@ -190,27 +176,11 @@ class JobContext:
     settings: Settings
     clock: Clock
     new_id: Callable[[], UUID]
-    caps: QueueDepthCache = field(default_factory=QueueDepthCache)
-    documents: DocumentCache = field(default_factory=DocumentCache)
-    prompts: PromptCache = field(default_factory=PromptCache)
-    progress_cache: ProgressCache = field(default_factory=ProgressCache)
-    news: JobNotifier = field(default_factory=JobNotifier)
+    notifier: JobNotifier = field(default_factory=JobNotifier)
     deferred: DeferredWrites = field(default_factory=DeferredWrites)
-    tallies: RunMetrics = field(default_factory=RunMetrics)
-    abilities: EligibilityCache = field(default_factory=EligibilityCache)
-    # Two workers who could run jobs of some lanes, or all that there are.
-    live_workers: TtlCache[frozenset[str]] = field(
-        default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
-    )
-    # Whether nobody can run jobs of a kind.
-    shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
-    # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and
-    # what a delivery goes by is read then.
-    run_terms: TtlCache[RunTerms] = field(default_factory=lambda: TtlCache(RUN_TERMS_FRESH))
-    # All who wait may be woken at once; only so many are then looked at side by side.
-    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
-    # How many polls of each worker wait in this process.
-    waiting_polls: Counter[str] = field(default_factory=Counter)
+    run_metrics: RunMetrics = field(default_factory=RunMetrics)
+    caches: JobCaches = field(default_factory=JobCaches)
+    polls: PollLimits = field(default_factory=PollLimits)
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 

@@ -75,7 +75,7 @@ def requirements_of_workflow(
 async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements) -> Availability:
     now, lane = context.clock(), wanted.lane
     workers = await fleets.workers_for(tx, lane.workflow_id, stage=lane.stage)
-    offers = await context.abilities.offers(tx, workers, now=now)
+    offers = await context.caches.eligibility.offers(tx, workers, now=now)
     lacks = {name: offer.lacks(wanted.node_types, wanted.models) for name, offer in offers.items()}
     named = await fleets.fleets_with(tx, lane.workflow_id, stage=lane.stage)
     return Availability(
@@ -98,7 +98,7 @@ async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | Non
             wanted = await requirements_of_job(tx, asked.lane, models, asked.workflow_version)
             return find_shortage(await read_availability(tx, context, wanted), bound)
 
-    return await context.shortages.get(key, look, now=context.clock())
+    return await context.caches.shortages.get(key, look, now=context.clock())
 
 
 async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:

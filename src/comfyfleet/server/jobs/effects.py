@@ -255,4 +255,4 @@ async def wait_for_end(context: JobContext, tenant_id: UUID, job_id: UUID, secon
         left = until - loop.time()
         if not job.status.is_active or left <= 0:
             return job
-        await context.news.changed(job_id, min(left, RECHECK_SECONDS))
+        await context.notifier.changed(job_id, min(left, RECHECK_SECONDS))

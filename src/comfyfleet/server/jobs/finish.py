@@ -77,7 +77,7 @@ async def complete(
 
 
 async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
-    context.progress_cache.forget(token)
+    context.caches.progress.forget(token)
     context.deferred.delete_outbox(pool, ended.words)
     if ended.has_held:
         await admit_after_end(context, pool, ended.job)
@@ -134,7 +134,7 @@ async def _end_if_cancelled(
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None or job.status != JobStatus.CANCELLED:
         return
-    context.progress_cache.forget(token)
+    context.caches.progress.forget(token)
     with suppress(LeaseLost):
         async with context.central.transaction() as tx:
             await dispatch.end(tx, row.id, token, DispatchStatus.CANCELLED, now=context.clock())
@@ -254,12 +254,12 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
     """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
-    context.progress_cache.forget(token)
+    context.caches.progress.forget(token)
     pool = await context.pool_of(row.tenant_id)
     try:
         async with pool.transaction() as tx:
             await service.requeue(tx, row.tenant_id, row.job_id, token, now=context.clock())
-        context.news.tell(row.job_id)
+        context.notifier.tell(row.job_id)
     except LeaseLost:
         log.info("job %s was leased or ended while it was put back", row.job_id)
 

@@ -134,8 +134,8 @@ async def _extend(
         await _begin_job(context, beat, message.lease_token)
     await record_attempt(context, message, beat)
     if message.progress:
-        context.progress_cache.note(message.lease_token, message.progress)
-        context.news.tell(beat.job_id)
+        context.caches.progress.note(message.lease_token, message.progress)
+        context.notifier.tell(beat.job_id)
     if beat.cancel_requested:
         return await _end_cancelled(context, message)
     answer = HeartbeatAnswer(
@@ -150,12 +150,12 @@ async def _extend(
 async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> None:
     async with context.tenant_transaction(beat.tenant_id) as tx:
         await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
-    context.news.tell(beat.job_id)
+    context.notifier.tell(beat.job_id)
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAnswer:
     """Now the worker knows; nothing is left to wait for."""
-    context.progress_cache.forget(message.lease_token)
+    context.caches.progress.forget(message.lease_token)
     async with context.central.transaction() as tx:
         await dispatch.end(
             tx,

@@ -76,7 +76,7 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
         pool = await context.pool_of(lease.tenant_id)
         async with pool.execute_one() as tx:
             job = await service.start(tx, lease, now=context.clock())
-        context.news.tell(lease.job_id)
+        context.notifier.tell(lease.job_id)
         if job is None:
             await _sync_dispatch(context, pool, lease)
             return None
@@ -155,7 +155,7 @@ async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:
             return await catalog.run_terms(tx, asked.workflow_id, asked.effect_id)
 
     key = asked.workflow_id, asked.effect_id
-    return await context.run_terms.get(key, read, now=context.clock())
+    return await context.caches.run_terms.get(key, read, now=context.clock())
 
 
 async def asset_urls(

@@ -30,9 +30,9 @@ async def flush(
 
 def notify(context: JobContext, job: Job) -> None:
     """Those who follow it in this process, and the run that it is a part of."""
-    context.news.tell(job.id)
+    context.notifier.tell(job.id)
     if job.asked.run_kind and not job.status.is_active:
-        context.news.notify_run(job.asked.run_kind)
+        context.notifier.notify_run(job.asked.run_kind)
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:

@@ -141,7 +141,7 @@ class PollSession:
         return found
 
     def _count(self, context: JobContext) -> None:
-        waiting = context.waiting_polls
+        waiting = context.polls.waiting
         if waiting[self._worker_id] >= WAITING_PER_WORKER_MAX:
             raise TooManyCalls(f"{WAITING_PER_WORKER_MAX} polls of this worker wait already")
         waiting[self._worker_id] += 1
@@ -152,9 +152,9 @@ class PollSession:
         if not self._is_counted:
             return
         self._is_counted = False
-        context.waiting_polls[self._worker_id] -= 1
-        if not context.waiting_polls[self._worker_id]:
-            del context.waiting_polls[self._worker_id]
+        context.polls.waiting[self._worker_id] -= 1
+        if not context.polls.waiting[self._worker_id]:
+            del context.polls.waiting[self._worker_id]
 
     async def go_on(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
         """With what the wait has brought."""
@@ -171,7 +171,7 @@ class PollSession:
             return self._waits(PollWait(left, wait.as_of, wait.waiter))
         if job or self._new_key or not left:
             return await self._polled(context, asked, job)
-        async with context.looks:
+        async with context.polls.reads:
             return await self._look(context, await self._worker(context), asked, is_old=True)
 
     async def _worker(self, context: JobContext) -> FleetWorker:
@@ -261,13 +261,13 @@ async def _snapshot(
             found = await fleets.get_standing(tx, known)
         else:
             found = read.standing
-        offer = await context.abilities.offer(tx, known, now=now)
+        offer = await context.caches.eligibility.offer(tx, known, now=now)
         lanes = await fleets.lanes_of(
             tx,
             known,
             asked.providers,
             assigned=found.assigned,
-            abilities=context.abilities,
+            abilities=context.caches.eligibility,
             offer=offer,
         )
         alone = await is_alone(context, tx, known, lanes)
@@ -290,10 +290,10 @@ async def is_alone(
     """Nobody else lives who could run any of these lanes."""
     now = context.clock()
     seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
-    two = await context.live_workers.get(
+    two = await context.polls.live_workers.get(
         lanes,
         lambda: fleets.find_two_workers(
-            tx, lanes, seen_since=seen_since, abilities=context.abilities
+            tx, lanes, seen_since=seen_since, abilities=context.caches.eligibility
         ),
         now=now,
     )
@@ -511,7 +511,7 @@ async def _changed_workers(
     lanes: dict[str, frozenset[FleetLane]] = {}
     if not await job_context.in_maintenance(tx):
         lanes = await fleets.lanes_of_all(
-            tx, known.values(), abilities=context.abilities, now=context.clock()
+            tx, known.values(), abilities=context.caches.eligibility, now=context.clock()
         )
     found: set[str] = set()
     for key, waiter in waiters.items():

@@ -141,7 +141,7 @@ async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> Non
         (None, settings.max_queued_total, "of all tenants"),
     ):
         count = partial(_queued_count, context, whose)
-        if not await context.caps.has_room(whose, more, most, count=count, now=context.clock()):
+        if not await context.caches.queue_depth.has_room(whose, more, most, count=count, now=context.clock()):
             raise QueueFull(
                 f"the queue {said} is full: at most {most} jobs may wait",
                 retry_after_seconds=FULL_RETRY_SECONDS,
@@ -326,18 +326,18 @@ async def _build_payload(
     context: JobContext, found: ResolvedWorkflow, order: JobRequest
 ) -> JobPayload:
     version, fleet = found.version, found.fleet
-    document = await context.documents.get(
+    document = await context.caches.documents.get(
         version.document_key, lambda: catalog_service.read_document(context.store, version)
     )
     of_fleet = f"object_info/{fleet.object_info_hash if fleet else None}"
-    object_info = await context.documents.get(
+    object_info = await context.caches.documents.get(
         of_fleet, lambda: catalog_service.object_info_for(context.store, fleet)
     )
     seed = _random.randint(0, SEED_MAX)
     resolved = payload.resolved_for(
         version, order.values, order.overrides, files=order.files, seed=seed
     )
-    prompt = context.prompts.get(
+    prompt = context.caches.prompts.get(
         f"{version.workflow_id}/{version.version}/{of_fleet}",
         lambda chance: payload.marked(version, document, object_info, chance),
         # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.

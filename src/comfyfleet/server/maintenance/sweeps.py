@@ -181,7 +181,7 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
         partial(in_all_pools, plane, read_outbox),
         min(GRAPH_OUTBOX_SECONDS, plane.settings.sweep_seconds),
         in_turn=False,
-        woken_by=partial(plane.context.news.subscribe_runs, GRAPH_RUN_KIND),
+        woken_by=partial(plane.context.notifier.subscribe_runs, GRAPH_RUN_KIND),
     )
     yield Sweep("graphs", partial(in_all_pools, plane, sweep_runs), plane.settings.sweep_seconds)
 
@@ -210,7 +210,7 @@ def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
         RESULTS,
         partial(_in_all_pools, plane, advance_pipelines),
         poll,
-        woken_by=partial(plane.context.news.subscribe_runs, PIPELINE_RUN_KIND),
+        woken_by=partial(plane.context.notifier.subscribe_runs, PIPELINE_RUN_KIND),
     )
     yield Sweep(SUBMITS, partial(_in_all_pools, plane, submit_due), submit)
     yield Sweep(UPKEEP, partial(_in_all_pools, plane, maintain_pipelines), poll)

@@ -183,7 +183,7 @@ async def start_run(
             return await _same_run(tx, stored), False
         act = RunTransaction(context, tx, stored, now)
         await act.record("started", pipeline_id=str(pipeline_id), **_run_data(stored.run))
-    context.news.notify_run(PIPELINE_RUN_KIND)
+    context.notifier.notify_run(PIPELINE_RUN_KIND)
     await run_state.flush_audit(context, pool)
     return stored, True
 

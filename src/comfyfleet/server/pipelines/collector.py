@@ -106,7 +106,7 @@ async def _announce(
     now: datetime,
 ) -> None:
     """In the same transaction: told once, by the job that was one too many."""
-    context.tallies.pipeline_alerts.labels(event).inc()
+    context.run_metrics.pipeline_alerts.labels(event).inc()
     await webhooks.enqueue(
         tx,
         stored.tenant_id,
@@ -190,10 +190,10 @@ async def collect_job(
             written = await _write(tx, context, stored, row, outcome)
         if word is not None:
             await jobs.delete_outbox(tx, [word])
-    context.news.tell(run_id)
+    context.notifier.tell(run_id)
     count, state = written
     if state is not None:
-        context.tallies.pipeline_jobs.labels(state).inc()
+        context.run_metrics.pipeline_jobs.labels(state).inc()
     return count
 
 

@@ -204,7 +204,7 @@ async def _note_no_work(
             await run_state.record_event(
                 tx, seen, "no_work", {"reason": reason}, now=context.clock()
             )
-    context.news.tell(seen.id)
+    context.notifier.tell(seen.id)
 
 
 async def _nobody_can(context: JobContext, state: PipelineRunState) -> str | None:
@@ -269,7 +269,7 @@ async def submit_generation(
             return None
         added, words = await _submit(tx, state, made, now, context.active_max)
     await flush(context, pool, added, words)
-    context.news.tell(run_id)
+    context.notifier.tell(run_id)
     return added[0] if added else None
 
 

@@ -167,11 +167,11 @@ async def run_transaction(
         yield act
         touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
         await store.change_run(tx, run_id, {**touched, **act.changes})
-    context.tallies.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
+    context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
     if act.words:
         await flush(context, pool, act.ended, act.words)
-    context.news.tell(run_id)
-    context.news.notify_run(PIPELINE_RUN_KIND)
+    context.notifier.tell(run_id)
+    context.notifier.notify_run(PIPELINE_RUN_KIND)
     await flush_audit(context, pool)
 
 

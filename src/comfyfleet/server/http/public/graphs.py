@@ -466,14 +466,14 @@ async def _pause(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float
     """Half a second since the last word; the end of the run is told at once."""
     clock = get_running_loop().time
     while (left := said_at + PROGRESS_SECONDS - clock()) > 0:
-        if not await plane.context.news.changed(run_id, left):
+        if not await plane.context.notifier.changed(run_id, left):
             return
         # It was changed in this process, and so is at hand as it is now.
         kept = plane.graphs.runs.get_cached(owner.tenant_id, run_id)
         if kept is None or kept.run.status.is_over:
             return
     if said_at + PROGRESS_SECONDS <= clock():
-        await plane.context.news.changed(run_id, PROGRESS_SECONDS)
+        await plane.context.notifier.changed(run_id, PROGRESS_SECONDS)
 
 
 def _told(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:

@@ -446,7 +446,7 @@ async def _lines(
         elif clock() - said_at >= HEARTBEAT_SECONDS:
             said_at = clock()
             yield ": still there\n\n"
-        await plane.context.news.changed(job.id, LOOK_AGAIN_SECONDS)
+        await plane.context.notifier.changed(job.id, LOOK_AGAIN_SECONDS)
 
 
 async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[StoredJobEvent]]:
@@ -457,7 +457,7 @@ async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[Sto
 
 
 def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any] | None:
-    told = plane.context.progress_cache.of(job.lease_token)
+    told = plane.context.caches.progress.of(job.lease_token)
     hidden = None if previews else {"preview"}
     return told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else None
 

@@ -556,7 +556,7 @@ async def _lines(
         if clock() - said_at >= HEARTBEAT_SECONDS:
             said_at = clock()
             yield ": still there\n\n"
-        await plane.context.news.changed(run_id, LOOK_AGAIN_SECONDS)
+        await plane.context.notifier.changed(run_id, LOOK_AGAIN_SECONDS)
 
 
 def _line(event: PipelineRunEvent) -> str:
