@@ -38,7 +38,7 @@ from comfyfleet.server.graphs.run import (
     JobWaiting,
 )
 from comfyfleet.server.jobs import service as jobs
-from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobStatus
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
@@ -53,10 +53,10 @@ _PICTURES = "image/"
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
     """What completed jobs have made, by id; a file that has expired since is left out."""
     wanted = [
-        UUID(each["file_id"])
+        each.file_id
         for job in jobs
         if job.status == JobStatus.COMPLETED
-        for each in (job.result_metadata or {}).get("outputs", ())
+        for each in job.outputs
     ]
     found: dict[UUID, File] = {}
     for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
@@ -105,11 +105,8 @@ def progress_event(key: ExecutionKey, attempt: int, progress: Progress) -> JobPr
 
 def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
     """`{images, files, width, height, text, json, values, …}`; files by reference."""
-    result = job.result_metadata or {}
     outputs = [
-        _output_reference(each, made[UUID(each["file_id"])])
-        for each in result.get("outputs", ())
-        if UUID(each["file_id"]) in made
+        _output_reference(each, made[each.file_id]) for each in job.outputs if each.file_id in made
     ]
     pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
     first = pictures[0] if pictures else {}
@@ -120,7 +117,7 @@ def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
         "height": first.get("height") or 0,
         **shown_values(job),
         "prompt_id": job.provider_job_id or "",
-        "execution_time": result.get("execution_seconds") or 0.0,
+        "execution_time": (job.result_metadata or {}).get("execution_seconds") or 0.0,
     }
 
 
@@ -145,9 +142,9 @@ def _parse_shown(text: str) -> Any:
         return None
 
 
-def _output_reference(output: Mapping[str, Any], file: File) -> dict[str, Any]:
-    sizes = {name: output[name] for name in ("width", "height") if output.get(name)}
-    return {**file_reference(file), **sizes}
+def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
+    sizes = {"width": output.width, "height": output.height}
+    return {**file_reference(file), **{name: size for name, size in sizes.items() if size}}
 
 
 def file_reference(file: File) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
 from comfyfleet.server.jobs.files import REFUSALS
-from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobStatus
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
 from comfyfleet.server.jobs.service import FinishedJob
 from comfyfleet.server.jobs.user_messages import to_user_message
@@ -154,15 +154,10 @@ def _result(message: Complete, stored: Sequence[File]) -> dict[str, Any]:
         "output_file_id": stored[0].id if stored else None,
         "result_metadata": {
             "outputs": [
-                {
-                    "name": output.name,
-                    "file_id": str(file.id),
-                    "node_id": output.node_id,
-                    "kind": output.kind,
-                    "width": output.width,
-                    "height": output.height,
-                }
-                for output, file in zip(message.outputs, stored, strict=bool(stored))
+                JobOutput(
+                    each.name, file.id, each.node_id, each.kind, each.width, each.height
+                ).as_row()
+                for each, file in zip(message.outputs, stored, strict=bool(stored))
             ],
             "execution_seconds": message.execution_seconds,
             "values": [each.model_dump() for each in message.values],

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
@@ -54,6 +54,24 @@ class JobSpec:
         return next((each.file_id for each in self.assets if each.is_primary_input), None)
 
 
+class JobOutput(NamedTuple):
+    """A file that a completed job has made, as its row names it."""
+
+    name: str
+    file_id: UUID
+    node_id: str | None = None
+    kind: str | None = None
+    width: int | None = None
+    height: int | None = None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "JobOutput":
+        return cls(**{**row, "file_id": UUID(row["file_id"])})
+
+    def as_row(self) -> dict[str, Any]:
+        return {**self._asdict(), "file_id": str(self.file_id)}
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One row of a tenant's jobs."""
@@ -83,6 +101,10 @@ class Job:
     @property
     def reserved_tokens(self) -> int:
         return self.asked.price_tokens
+
+    @property
+    def outputs(self) -> tuple[JobOutput, ...]:
+        return tuple(map(JobOutput.from_row, (self.result_metadata or {}).get("outputs", ())))
 
     @property
     def values(self) -> tuple[ShownValue, ...]:
@@ -161,46 +183,11 @@ def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
     return uuid5(job_id, str(lease_token))
 
 
-SPEC_COLUMNS = (
-    "workflow_id",
-    "workflow_slug",
-    "workflow_version",
-    "prompt",
-    "properties",
-    "output_node_id",
-    "stage",
-    "provider",
-    "priority",
-    "backend_affinity",
-    "model_key",
-    "model_set",
-    "user_id",
-    "effect_id",
-    "retry_of",
-    "idempotency_key",
-    "request_hash",
-    "video_id",
-    "batch_id",
-    "batch_position",
-    "run_kind",
-    "run_id",
-    "is_held",
+# The columns of a job's row are named as the fields: but for these, which are converted.
+SPEC_COLUMNS = tuple(
+    each.name for each in fields(JobSpec) if each.name not in ("assets", "price_tokens")
 )
-STATE_COLUMNS = (
-    "id",
-    "tenant_id",
-    "attempt",
-    "lease_number",
-    "lease_token",
-    "output_file_id",
-    "provider_job_id",
-    "result_metadata",
-    "error_message",
-    "raw_error",
-    "submitted_at",
-    "started_at",
-    "completed_at",
-)
+STATE_COLUMNS = tuple(each.name for each in fields(Job) if each.name not in ("asked", "status"))
 # Those that a submit says; the rest come later, or from the database.
 INSERTED_COLUMNS = (
     *SPEC_COLUMNS,

@@ -209,13 +209,13 @@ async def _outcome(
         return CollectedJob(job)
     pictures: dict[int, File] = {}
     remarks: list[str] = []
-    for index, output in enumerate((job.result_metadata or {}).get("outputs", [])):
-        file = await _file(pool, tenant_id, UUID(output["file_id"]))
+    for index, output in enumerate(job.outputs):
+        file = await _file(pool, tenant_id, output.file_id)
         problem = await _problem(context, file)
         if file and problem is None:
             pictures[index] = file
         else:
-            remarks.append(f"output {output['name']!r}: {problem}")
+            remarks.append(f"output {output.name!r}: {problem}")
     texts = () if pictures else _texts(job)
     if not pictures and not texts and not remarks:
         remarks.append("the job saved no picture, and showed no text")

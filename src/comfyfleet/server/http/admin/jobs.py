@@ -422,10 +422,8 @@ async def show_job(plane: PlaneDep, job_id: UUID, tenant_id: UUID | None = None)
 
 
 async def _outputs(plane: ControlPlane, job: Job) -> list[OutputSeen]:
-    kept = (job.result_metadata or {}).get("outputs", [])
-    pool = await plane.context.pool_of(job.tenant_id)
-    names = {UUID(each["file_id"]): each["name"] for each in kept}
-    async with pool.read() as tx:
+    names = {each.file_id: each.name for each in job.outputs}
+    async with plane.context.tenant(job.tenant_id) as tx:
         found = await media.find_existing(tx, job.tenant_id, names)
     return [
         await _output(plane, name, found[file_id])

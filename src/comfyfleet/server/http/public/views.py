@@ -68,13 +68,12 @@ def remaining_seconds(job: Job, typical_seconds: float | None, now: datetime) ->
 
 async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
     """Its outputs by name; those that have expired are no longer there."""
-    kept = (job.result_metadata or {}).get("outputs", [])
-    if not kept:
+    outputs = job.outputs
+    if not outputs:
         return []
-    named = [(each["name"], UUID(each["file_id"])) for each in kept]
     async with plane.context.tenant(job.tenant_id) as tx:
-        found = await media.find_existing(tx, job.tenant_id, {file_id for _, file_id in named})
-    return [(name, found[file_id]) for name, file_id in named if file_id in found]
+        found = await media.find_existing(tx, job.tenant_id, {each.file_id for each in outputs})
+    return [(each.name, found[each.file_id]) for each in outputs if each.file_id in found]
 
 
 async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> tuple[Output, ...]:
