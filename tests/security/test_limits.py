@@ -26,7 +26,7 @@ class Till:
 
     async def apply(self, user_id: UUID | None = None) -> UUID:
         wanted = asked(user_id=user_id or self.user_id)
-        return (await submit.submit_new(self.context, self.tenant_id, wanted))[0].id
+        return (await submit.submit(self.context, self.tenant_id, wanted))[0].id
 
     async def run(self, count: int, kind: str = "graph") -> list[UUID]:
         """As graphs and pipelines submit."""

@@ -88,7 +88,9 @@ async def open_control_plane(
             new_id=uuid4,
         )
         stack.push_async_callback(context.deferred.flush)
-        others = ProgressRelay(context.caches.progress, NotifyChannel(central, CHANNEL), uuid4().hex)
+        others = ProgressRelay(
+            context.caches.progress, NotifyChannel(central, CHANNEL), uuid4().hex
+        )
         await stack.enter_async_context(_running(others))
         await stack.enter_async_context(_running(WaitingWorkerRefresher(context)))
         yield ControlPlane(

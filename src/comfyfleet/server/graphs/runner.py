@@ -53,10 +53,7 @@ _PICTURES = "image/"
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
     """What completed jobs have made, by id; a file that has expired since is left out."""
     wanted = [
-        each.file_id
-        for job in jobs
-        if job.status == JobStatus.COMPLETED
-        for each in job.outputs
+        each.file_id for job in jobs if job.status == JobStatus.COMPLETED for each in job.outputs
     ]
     found: dict[UUID, File] = {}
     for start in range(0, len(wanted), FILES_AT_ONCE_MAX):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.errors import Conflict, FleetError, InvalidInput, NotFound
+from comfyfleet.errors import FleetError, InvalidInput, NotFound
 from comfyfleet.server.db import Database, Tx, for_each_pool
 from comfyfleet.server.jobs import service, store, submit
 from comfyfleet.server.jobs.context import JobContext

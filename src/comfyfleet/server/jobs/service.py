@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.errors import Conflict, InvalidInput, LeaseLost, NotFound, TooManyActive
+from comfyfleet.errors import InvalidInput, LeaseLost, NotFound, TooManyActive
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.db.driver import StatementCall, execute_together

@@ -141,7 +141,9 @@ async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> Non
         (None, settings.max_queued_total, "of all tenants"),
     ):
         count = partial(_queued_count, context, whose)
-        if not await context.caches.queue_depth.has_room(whose, more, most, count=count, now=context.clock()):
+        if not await context.caches.queue_depth.has_room(
+            whose, more, most, count=count, now=context.clock()
+        ):
             raise QueueFull(
                 f"the queue {said} is full: at most {most} jobs may wait",
                 retry_after_seconds=FULL_RETRY_SECONDS,

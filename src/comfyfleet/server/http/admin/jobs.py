@@ -410,7 +410,9 @@ async def show_job(plane: PlaneDep, job_id: UUID, tenant_id: UUID | None = None)
         raw_error=job.raw_error,
         attempt=job.attempt,
         properties=dict(job.asked.properties),
-        progress=plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None,
+        progress=plane.context.caches.progress.of(job.lease_token)
+        if job.status.is_active
+        else None,
         outputs=await _outputs(plane, job),
         values=list(job.values),
         submitted_at=job.submitted_at,
