@@ -6,16 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.admin import DispatchStatus as DispatchStatus
 from comfyfleet.server.fleets.model import BackendOffer
-
-
-class DispatchStatus(StrEnum):
-    QUEUED = "queued"
-    LEASED = "leased"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
 
 ENDED = frozenset({DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELLED})
 

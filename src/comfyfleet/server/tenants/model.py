@@ -4,12 +4,13 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.account import Scope as Scope
 from comfyfleet.api.account import TransactionType as TransactionType
+from comfyfleet.api.admin import Fault as Fault
+from comfyfleet.api.admin import Role as Role
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Forbidden, InvalidInput
 from comfyfleet.server.secrets import new_key
@@ -210,16 +211,6 @@ FIRST_OWNER = "admin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 
-class Role(StrEnum):
-    VIEWER = "viewer"  # reads
-    OPERATOR = "operator"  # also acts
-    OWNER = "owner"  # also operators, tenants' money, quotas and retention, and erasing
-
-    def includes(self, other: "Role") -> bool:
-        ranks = list(Role)
-        return ranks.index(self) >= ranks.index(other)
-
-
 @dataclass(frozen=True, slots=True)
 class NewOperator:
     """`key` is from `new_operator_key`; only its hash is kept, so it is shown now or never."""
@@ -336,18 +327,6 @@ class JobLedgerFacts(NamedTuple):
     reserved_tokens: int
     is_ended: bool
     is_completed: bool
-
-
-class Fault(StrEnum):
-    BALANCE = "balance"  # not the sum of the wallet's transactions
-    NEGATIVE = "negative"
-    NO_WALLET = "no_wallet"
-    SETTLED_TWICE = "settled_twice"
-    NOT_RESERVED = "not_reserved"  # settled, or said to be reserved, without a reservation
-    AMOUNT = "amount"  # refunded or kept by the job otherwise than reserved
-    NOT_SETTLED = "not_settled"  # the job has ended
-    SETTLED_EARLY = "settled_early"  # the job goes on
-    SETTLED_WRONGLY = "settled_wrongly"  # a success refunded, or a failure consumed
 
 
 @dataclass(frozen=True, slots=True)

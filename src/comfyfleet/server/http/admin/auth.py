@@ -4,7 +4,6 @@ from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict
 
 from comfyfleet.errors import Unauthenticated
 from comfyfleet.server.http.deps import now_of, plane_of
@@ -65,10 +64,6 @@ PAGE_MAX = 1000
 # Who acts, for the audit; asking for it also asks for the key.
 OperatorDep: TypeAlias = Annotated[str, Depends(require_operator)]
 OwnerDep: TypeAlias = Annotated[str, Depends(require_owner)]
-
-
-class AdminResponse(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 def admin_router(below: str = "") -> APIRouter:

@@ -5,12 +5,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from fastapi import Body as InBody
 from fastapi import Path, Query, status
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from comfyfleet.api.admin import (
+    AbleWorker,
+    AbleWorkers,
+    AdminEffectAnswer,
+    AdminEffects,
+    MadeEffect,
+    Model,
+    PropertyAnswer,
+    RegisteredVersion,
+    WorkflowAnswer,
+    WorkflowDetail,
+    Workflows,
+)
 from comfyfleet.errors import InvalidInput, NotFound, Refused
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service
@@ -21,7 +34,6 @@ from comfyfleet.server.catalog.model import (
     EffectDefinition,
     EffectSettings,
     Property,
-    PropertyType,
     RegisteredWorkflow,
     WorkflowDraft,
     WorkflowTerms,
@@ -32,7 +44,7 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
-from comfyfleet.server.http.admin.auth import AdminResponse, Body, OperatorDep, admin_router
+from comfyfleet.server.http.admin.auth import Body, OperatorDep, admin_router
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
 from comfyfleet.server.notifications.audit import record_audit
@@ -87,20 +99,6 @@ class PropertyBody(BaseModel):
         return [
             f"The property {self.name} has fields that we don't know: {', '.join(unknown)}."
         ] * (len(unknown) > 0)
-
-
-class PropertyAnswer(AdminResponse):
-    name: str
-    type: PropertyType
-    binding: str | None
-    placeholder: str | None
-    default: Any
-    minimum: int | float | None
-    maximum: int | float | None
-    step: int | float | None
-    choices: list[Any] | None
-    required: bool
-    description: str
 
 
 def answer_of(each: Property) -> PropertyAnswer:
@@ -170,13 +168,6 @@ class NewWorkflow(TermsBody):
         default=False,
         description="Register it though published effects don't fit it; they refuse jobs until changed.",
     )
-
-
-class RegisteredVersion(AdminResponse):
-    slug: str
-    version: int
-    warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
-    notes: list[str] = Field(default_factory=list, description="What will be known later.")
 
 
 async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
@@ -280,39 +271,6 @@ WorkflowSlug = Annotated[str, Path(description="The workflow's slug.")]
 Number = Annotated[VersionNumber | None, Query(description="Else the one that new jobs get.")]
 
 
-class WorkflowAnswer(AdminResponse):
-    slug: str
-    version: int = Field(description="The one that new jobs get.")
-    is_active: bool
-    is_paused: bool
-    required_capabilities: list[str]
-    run_limit_seconds: int
-    price_tokens: Tokens | None = Field(
-        description="Of a job in customers' graphs and pipelines; null: it is not offered there."
-    )
-    fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
-    created_at: datetime
-
-
-class Workflows(AdminResponse):
-    workflows: list[WorkflowAnswer]
-
-
-class Model(AdminResponse):
-    input: str = Field(description="Class.input; empty where the node type isn't known.")
-    file: str
-
-
-class WorkflowDetail(WorkflowAnswer):
-    kind: str = Field(description="workflow or prompt: what its document is.")
-    document_hash: str
-    output_node_id: str | None
-    properties: list[PropertyAnswer]
-    node_types: list[str]
-    models: list[Model]
-    versions: list[int]
-
-
 class Chosen(Body):
     version: VersionNumber | None = Field(
         default=None, description="The version that new jobs get."
@@ -320,17 +278,6 @@ class Chosen(Body):
     break_effects: bool = Field(
         default=False, description="Though published effects don't fit it; they refuse jobs then."
     )
-
-
-class AbleWorker(AdminResponse):
-    worker_id: str
-    fleet: str
-    can_run: bool
-    missing: dict[str, list[str]] = Field(description="node_types, models and capabilities.")
-
-
-class AbleWorkers(AdminResponse):
-    workers: list[AbleWorker] = Field(description="Those that have told what they have.")
 
 
 @router.post("/workflows", status_code=status.HTTP_201_CREATED, name="create")
@@ -536,36 +483,6 @@ class NewEffect(FaceBody):
         description="Lower-case letters, digits, ., - and _; at most 100.", examples=["sepia"]
     )
     workflow_slug: str = Field(description="Of the registered workflow behind it.")
-
-
-class MadeEffect(AdminResponse):
-    id: UUID
-    slug: str
-
-
-class AdminEffectAnswer(AdminResponse):
-    id: UUID
-    slug: str
-    workflow_slug: str
-    title: str
-    description: str
-    preview_url: str | None
-    price_tokens: int
-    overrides: dict[str, Any]
-    locked: list[str]
-    stage: str
-    provider: str
-    published: bool
-    max_upload_bytes: int | None
-    media_types: list[str]
-    keep_metadata: bool
-    last_processing_time_seconds: float | None
-    typical_seconds: float | None
-    created_at: datetime
-
-
-class AdminEffects(AdminResponse):
-    effects: list[AdminEffectAnswer]
 
 
 @router.post("/effects", status_code=status.HTTP_201_CREATED, name="create")

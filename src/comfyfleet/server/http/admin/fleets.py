@@ -7,7 +7,21 @@ from typing import Annotated, Literal, TypeAlias
 from fastapi import Path, Query, status
 from pydantic import Field
 
-from comfyfleet.api.worker import BackendFacts, Reading
+from comfyfleet.api.admin import (
+    AssignmentAnswer,
+    FleetAnswer,
+    FleetDetails,
+    Fleets,
+    FleetSecret,
+    NewKey,
+    ReadingAnswer,
+    Readings,
+    Revoked,
+    SwitchAnswer,
+    WorkerAnswer,
+    WorkerDetail,
+    Workers,
+)
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service
@@ -16,7 +30,6 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import AssignedWorkflow, Fleet, FleetWorker
 from comfyfleet.server.http.admin.auth import (
     PAGE_MAX,
-    AdminResponse,
     Body,
     OperatorDep,
     admin_router,
@@ -34,59 +47,12 @@ READINGS_MAX = 3000
 WorkerId = Annotated[str, Path(description="The worker's id.")]
 
 
-class WorkerAnswer(AdminResponse):
-    worker_id: str
-    fleet: str = Field(description="SLUG/STAGE")
-    state: str = Field(description="online, offline, draining, pending or revoked")
-    is_approved: bool
-    is_draining: bool
-    current_load: int
-    max_concurrency: int
-    capabilities: list[str]
-    providers: list[str]
-    models_loaded: list[str]
-    registration_source: str
-    protocol_version: int
-    last_seen_at: datetime
-    created_at: datetime
-
-
-class Workers(AdminResponse):
-    workers: list[WorkerAnswer]
-    next: str | None = Field(description="Ask on with after=next; null: that was all.")
-
-
-class WorkerDetail(WorkerAnswer):
-    workflows: list[str] = Field(description="What it may run, by its fleet's assignments.")
-    backend: BackendFacts | None = Field(description="What its backend is and has.")
-    reading: Reading | None = Field(description="Its machine's state when it last told.")
-
-
-class ReadingAnswer(AdminResponse):
-    at: datetime
-    reading: Reading
-
-
-class Readings(AdminResponse):
-    readings: list[ReadingAnswer] = Field(description="The newest first.")
-
-
-class Revoked(WorkerAnswer):
-    requeued: int = Field(description="How many jobs went back to the queue.")
-    hint: str = Field(description="What else may have to be done to keep it out.")
-
-
 class RotateKey(Body):
     now: bool = Field(
         default=False,
         description="The key it has is dead at once. Else it is told the new one with its next "
         "answer, and has both until it uses that.",
     )
-
-
-class NewKey(AdminResponse):
-    worker_id: str
-    token: str = Field(description="The worker's new key, shown this once.")
 
 
 @router.get("/workers")
@@ -280,12 +246,6 @@ class NewFleet(Body):
     )
 
 
-class FleetSecret(AdminResponse):
-    slug: str
-    stage: str
-    secret: str = Field(description="Workers join with it. It is shown this once.")
-
-
 class Cap(Body):
     max_workers: int | None = Field(description="null: as many as the settings allow.")
 
@@ -296,42 +256,6 @@ class WantedApproval(Body):
 
 class WantedWorkflows(Body):
     workflow_slugs: list[str] = Field(description="These and no others.", max_length=10_000)
-
-
-class FleetAnswer(AdminResponse):
-    slug: str
-    stage: str
-    max_workers: int | None
-    approval: str
-    workers: int = Field(description="How many have joined.")
-    workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
-    object_info_hash: str | None = Field(description="Of what its backends last reported.")
-    created_at: datetime
-
-
-class SwitchAnswer(AdminResponse):
-    model: str = Field(description="A checkpoint or diffusion model.")
-    seconds: float = Field(description="What a switch to it costs, at most.")
-    run_seconds: float = Field(description="How long its runs take without a switch.")
-    runs: int = Field(description="As many of each kind were compared.")
-    is_free: bool = Field(description="So little that jobs of it go by the order of arrival.")
-
-
-class FleetDetails(FleetAnswer):
-    model_switches: list[SwitchAnswer] = Field(description="As far as finished runs tell.")
-
-
-class Fleets(AdminResponse):
-    fleets: list[FleetAnswer]
-
-
-class AssignmentAnswer(AdminResponse):
-    slug: str
-    stage: str
-    workflows: list[str]
-    added: list[str]
-    removed: list[str]
-    warnings: list[str] = Field(description="What could not be checked.")
 
 
 @router.post("/fleets", status_code=status.HTTP_201_CREATED)

@@ -6,10 +6,26 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from comfyfleet.api.values import ROW_ID_MAX, RowId, ShownValue, is_storable
-from comfyfleet.api.worker import Progress
+from comfyfleet.api.admin import (
+    AdminUpload,
+    AdminUploadSlot,
+    Attempt,
+    Attempts,
+    AttemptSeen,
+    DispatchPage,
+    DispatchSeen,
+    DispatchWhole,
+    JobIds,
+    JobListed,
+    JobPage,
+    JobSeen,
+    OutputSeen,
+    RetriedDispatch,
+    WhyDispatch,
+)
+from comfyfleet.api.values import ROW_ID_MAX, RowId, is_storable
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
@@ -37,61 +53,8 @@ ATTEMPTS_MAX = 500
 ATTEMPT_ACTIONS = ("lease", "start", "complete", "fail", "requeue", "cancel", "expire", "retry")
 
 
-class DispatchSeen(BaseModel):
-    id: int
-    tenant_id: UUID
-    job_id: UUID
-    workflow: str
-    stage: str
-    provider: str
-    status: DispatchStatus
-    priority: int
-    attempts: int
-    max_attempts: int
-    requeues: int
-    worker_id: str | None
-    lease_expires_at: datetime | None
-    not_before: datetime | None
-    backend_affinity: str | None
-    model_key: str | None
-    is_poisoned: bool
-    cancel_requested: bool
-    duration_seconds: float | None
-    last_error: str | None
-    created_at: datetime
-    queued_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-class DispatchPage(BaseModel):
-    dispatches: list[DispatchSeen]
-    next: int | None = Field(description="Ask again with `before` set to this for older ones.")
-
-
-class Attempt(BaseModel):
-    at: datetime
-    actor: str
-    action: str
-    details: dict[str, Any]
-
-
-class DispatchWhole(BaseModel):
-    dispatch: DispatchSeen
-    why: str
-    attempts: list[Attempt]
-
-
 class NewPriority(Body):
     priority: int = Field(ge=-1000, le=1000)
-
-
-class RetriedDispatch(BaseModel):
-    job_id: UUID
-
-
-class WhyDispatch(BaseModel):
-    why: str
 
 
 def seen(row: Dispatch, slug: str) -> DispatchSeen:
@@ -222,71 +185,6 @@ class NewJobs(Body):
         default=None, description="worker:ID or fleet:SLUG/STAGE", pattern="^(worker|fleet):.+"
     )
     count: int = Field(default=1, ge=1, le=job_submit.JOBS_PER_SUBMIT_MAX)
-
-
-class JobIds(BaseModel):
-    ids: list[UUID]
-    warnings: list[str] = Field(default_factory=list, description="Why nobody can run them now.")
-
-
-class OutputSeen(BaseModel):
-    name: str
-    filename: str = Field(description="As the backend named it.")
-    url: str
-    size: int | None
-    content_type: str
-
-
-class JobSeen(BaseModel):
-    id: UUID
-    tenant_id: UUID
-    workflow: str
-    version: int
-    status: JobStatus
-    error: str | None
-    raw_error: str | None
-    attempt: int
-    properties: dict[str, Any]
-    progress: Progress | None
-    outputs: list[OutputSeen]
-    values: list[ShownValue]
-    submitted_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    dispatch: DispatchSeen | None
-    why: str | None = Field(description="Why it isn't running, if it isn't.")
-
-
-class JobListed(BaseModel):
-    id: UUID
-    tenant_id: UUID
-    user_id: UUID | None
-    workflow: str
-    status: JobStatus
-    attempt: int
-    error: str | None
-    submitted_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-
-
-class JobPage(BaseModel):
-    jobs: list[JobListed] = Field(description="The newest first.")
-    next: str | None = Field(description="Ask on with after=next; null: that was all.")
-    pools_left_out: list[str] = Field(description="They are down: their jobs are not listed.")
-
-
-class AttemptSeen(BaseModel):
-    attempt: int
-    lease_number: int
-    worker_id: str
-    started_at: datetime
-    prompt: dict[str, Any] | None = Field(description="null: removed, as the job ended long ago.")
-
-
-class Attempts(BaseModel):
-    prompt: dict[str, Any] | None = Field(description="As workers get it; null: removed.")
-    attempts: list[AttemptSeen] = Field(description="As sent, in the order of leases.")
 
 
 @router.post("/jobs", status_code=201)
@@ -452,17 +350,6 @@ class AdminNewUpload(Body):
     content_type: Text = Field(default="application/octet-stream", max_length=200)
     size: int = Field(ge=1, le=ROW_ID_MAX)
     tenant_id: UUID | None = None
-
-
-class AdminUploadSlot(BaseModel):
-    method: str
-    url: str
-    headers: dict[str, str]
-
-
-class AdminUpload(BaseModel):
-    file_id: UUID
-    upload: AdminUploadSlot
 
 
 @router.post("/uploads", status_code=201)

@@ -8,13 +8,20 @@ from uuid import UUID, uuid4
 
 from fastapi import Depends, Query, status
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from comfyfleet.api.admin import (
+    Entries,
+    EntryAnswer,
+    MadeOperator,
+    OperatorAnswer,
+    Operators,
+    Repaired,
+)
 from comfyfleet.api.values import RowId
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.admin.auth import (
     PAGE_MAX,
-    AdminResponse,
     Body,
     OperatorDep,
     OwnerDep,
@@ -33,21 +40,6 @@ from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_ope
 
 router = admin_router()
 EXPORT_PAGE = 500
-
-
-class EntryAnswer(AdminResponse):
-    id: int
-    at: datetime
-    actor: str
-    action: str
-    subject: str
-    tenant_id: UUID | None
-    details: dict[str, Any]
-
-
-class Entries(AdminResponse):
-    entries: list[EntryAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 async def wanted_of(
@@ -139,25 +131,6 @@ class NewPerson(Body):
     role: Role = Role.OPERATOR
 
 
-class OperatorAnswer(AdminResponse):
-    id: UUID
-    name: str
-    role: Role
-    prefix: str = Field(description="The first characters of the key.")
-    created_at: datetime
-    created_by: str
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-
-class MadeOperator(OperatorAnswer):
-    key: str = Field(description="It is shown this once.")
-
-
-class Operators(AdminResponse):
-    operators: list[OperatorAnswer]
-
-
 @operators_router.post("", status_code=status.HTTP_201_CREATED)
 async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> MadeOperator:
     """With a key of their own, which is shown this once. Takes an owner."""
@@ -201,14 +174,6 @@ class Maintenance(Body):
 
 class GoOn(Body):
     after: str | None = Field(default=None, description="`next` of an earlier answer.")
-
-
-class Repaired(BaseModel):
-    dispatches_ended: int
-    dispatches_made: int
-    pools_skipped: int
-    rows_read: int
-    next: str | None = Field(description="Ask on with after=next; null: all was read.")
 
 
 @router.get("/maintenance")

@@ -8,10 +8,27 @@ from uuid import UUID, uuid4
 from fastapi import Query, Response, status
 from pydantic import AwareDatetime, Field
 
+from comfyfleet.api.admin import (
+    SHOWN_DRIFTS_MAX,
+    AdminKeyAnswer,
+    AdminKeys,
+    AdminMadeKey,
+    AdminTransactionAnswer,
+    AdminTransactions,
+    AdminWalletAnswer,
+    Balance,
+    Books,
+    DriftAnswer,
+    MadeTenant,
+    Storage,
+    TenantAnswer,
+    Tenants,
+    UserAnswer,
+    Users,
+)
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.admin.auth import (
-    AdminResponse,
     Body,
     OperatorDep,
     OwnerDep,
@@ -30,12 +47,10 @@ from comfyfleet.server.tenants.model import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     ApiKey,
-    Fault,
     LedgerTransaction,
     NewApiKey,
     Scope,
     Tenant,
-    TransactionType,
     User,
     check_tenant_name,
     new_api_key,
@@ -52,14 +67,6 @@ class NewTenant(Body):
     email: str | None = Field(
         default=None, description="Of its first user.", examples=["ada@example.com"]
     )
-
-
-class MadeTenant(AdminResponse):
-    id: UUID
-    name: str
-    pool: str = Field(description="The tenant database that it lives in.")
-    key: str = Field(description="Of its first user. It is shown this once.")
-    user_id: UUID = Field(description="Its first user.")
 
 
 class Limits(Body):
@@ -84,31 +91,6 @@ class Quota(Body):
         description="So much may it store; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
         examples=[50 * 1024**3],
     )
-
-
-class Storage(AdminResponse):
-    used_bytes: int = Field(description="With uploads that are only announced.")
-    max_storage_bytes: int
-
-
-class TenantAnswer(AdminResponse):
-    id: UUID
-    name: str
-    pool: str
-    min_priority: int
-    max_priority: int
-    max_queued: int | None = Field(description="null: COMFYFLEET_MAX_QUEUED_PER_TENANT.")
-    retention_days: int | None = Field(description="null: COMFYFLEET_RETENTION_DAYS.")
-    max_storage_bytes: int | None = Field(
-        description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
-    )
-    erasing_at: datetime | None = Field(description="Since then its private data go.")
-    erased_at: datetime | None = Field(description="Since then only its ledger is left.")
-    created_at: datetime
-
-
-class Tenants(AdminResponse):
-    tenants: list[TenantAnswer]
 
 
 @router.post("/tenants", status_code=status.HTTP_201_CREATED, name="create")
@@ -201,24 +183,6 @@ def answer_of(tenant: Tenant) -> TenantAnswer:
     return TenantAnswer(**asdict(tenant))
 
 
-SHOWN_MAX = 1000
-
-
-class DriftAnswer(AdminResponse):
-    fault: Fault
-    tenant_id: UUID
-    user_id: UUID | None
-    job_id: UUID | None
-    message: str
-
-
-class Books(AdminResponse):
-    is_sound: bool = Field(description="All was verified, and all adds up.")
-    found: int = Field(description="How many drifts there are.")
-    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_MAX:,} of them.")
-    pools_left_out: list[str] = Field(description="They are down: their books were not verified.")
-
-
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
 async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDep) -> TenantAnswer:
     """Removes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
@@ -240,7 +204,7 @@ async def verify(
     verified = await checks.verify_ledger(plane.context, tenant_id)
     shown = [
         DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
-        for each in verified.drifts[:SHOWN_MAX]
+        for each in verified.drifts[:SHOWN_DRIFTS_MAX]
     ]
     return Books(
         is_sound=verified.is_sound,
@@ -259,46 +223,12 @@ class NewUser(Body):
     name: str | None = Field(default=None, examples=["Bob"])
 
 
-class UserAnswer(AdminResponse):
-    id: UUID
-    tenant_id: UUID
-    email: str | None
-    name: str | None
-    is_active: bool
-    created_at: datetime
-
-
-class Users(AdminResponse):
-    users: list[UserAnswer] = Field(description="The oldest first.")
-    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
-
-
 class AdminWantedKey(Body):
     name: str = Field(default="key", description="To tell it from others.", examples=["website"])
     scopes: list[Scope] = Field(
         default_factory=lambda: sorted(ALL_SCOPES), description="What it may be used for."
     )
     expires_at: AwareDatetime | None = Field(default=None, description="null: never.")
-
-
-class AdminKeyAnswer(AdminResponse):
-    id: UUID
-    user_id: UUID
-    name: str
-    prefix: str = Field(description="Its first characters.")
-    scopes: list[Scope]
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-
-class AdminMadeKey(AdminKeyAnswer):
-    key: str = Field(description="It is shown this once.")
-
-
-class AdminKeys(AdminResponse):
-    keys: list[AdminKeyAnswer] = Field(description="The newest first, revoked ones among them.")
 
 
 @router.post(USERS, status_code=status.HTTP_201_CREATED, name="create")
@@ -444,29 +374,6 @@ class Payment(Body):
         description="The payment provider's own id: the same one counts once.",
         examples=["pi_3PqK2x"],
     )
-
-
-class Balance(AdminResponse):
-    balance: int
-
-
-class AdminWalletAnswer(Balance):
-    tenant_id: UUID
-    user_id: UUID
-
-
-class AdminTransactionAnswer(AdminResponse):
-    id: int
-    type: TransactionType
-    amount: int = Field(description="What it adds to the balance.")
-    job_id: UUID | None
-    provider_transaction_id: str | None
-    created_at: datetime
-
-
-class AdminTransactions(AdminResponse):
-    transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="Ask on with before=next; null: that was all.")
 
 
 @router.post(

@@ -1,0 +1,508 @@
+"""The admin API: workflows, effects, fleets, workers, tenants, jobs, the queue and operators."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from pydantic import Field
+
+from comfyfleet.api.account import Scope, TransactionType
+from comfyfleet.api.jobs import JobStatus
+from comfyfleet.api.values import Message, ShownValue
+from comfyfleet.api.worker import BackendFacts, Progress, Reading
+
+PropertyType: TypeAlias = Literal[
+    "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio"
+]
+SHOWN_DRIFTS_MAX = 1000
+
+
+class DispatchStatus(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Role(StrEnum):
+    VIEWER = "viewer"  # reads
+    OPERATOR = "operator"  # also acts
+    OWNER = "owner"  # also operators, tenants' money, quotas and retention, and erasing
+
+    def includes(self, other: "Role") -> bool:
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+class Fault(StrEnum):
+    BALANCE = "balance"  # not the sum of the wallet's transactions
+    NEGATIVE = "negative"
+    NO_WALLET = "no_wallet"
+    SETTLED_TWICE = "settled_twice"
+    NOT_RESERVED = "not_reserved"  # settled, or said to be reserved, without a reservation
+    AMOUNT = "amount"  # refunded or kept by the job otherwise than reserved
+    NOT_SETTLED = "not_settled"  # the job has ended
+    SETTLED_EARLY = "settled_early"  # the job goes on
+    SETTLED_WRONGLY = "settled_wrongly"  # a success refunded, or a failure consumed
+
+
+class PropertyAnswer(Message):
+    name: str
+    type: PropertyType
+    binding: str | None
+    placeholder: str | None
+    default: Any
+    minimum: int | float | None
+    maximum: int | float | None
+    step: int | float | None
+    choices: list[Any] | None
+    required: bool
+    description: str
+
+
+class RegisteredVersion(Message):
+    slug: str
+    version: int
+    warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
+    notes: list[str] = Field(default_factory=list, description="What will be known later.")
+
+
+class WorkflowAnswer(Message):
+    slug: str
+    version: int = Field(description="The one that new jobs get.")
+    is_active: bool
+    is_paused: bool
+    required_capabilities: list[str]
+    run_limit_seconds: int
+    price_tokens: int | None = Field(
+        description="Of a job in customers' graphs and pipelines; null: it is not offered there."
+    )
+    fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
+    created_at: datetime
+
+
+class Workflows(Message):
+    workflows: list[WorkflowAnswer]
+
+
+class Model(Message):
+    input: str = Field(description="Class.input; empty where the node type isn't known.")
+    file: str
+
+
+class WorkflowDetail(WorkflowAnswer):
+    kind: str = Field(description="workflow or prompt: what its document is.")
+    document_hash: str
+    output_node_id: str | None
+    properties: list[PropertyAnswer]
+    node_types: list[str]
+    models: list[Model]
+    versions: list[int]
+
+
+class AbleWorker(Message):
+    worker_id: str
+    fleet: str
+    can_run: bool
+    missing: dict[str, list[str]] = Field(description="node_types, models and capabilities.")
+
+
+class AbleWorkers(Message):
+    workers: list[AbleWorker] = Field(description="Those that have told what they have.")
+
+
+class MadeEffect(Message):
+    id: UUID
+    slug: str
+
+
+class AdminEffectAnswer(Message):
+    id: UUID
+    slug: str
+    workflow_slug: str
+    title: str
+    description: str
+    preview_url: str | None
+    price_tokens: int
+    overrides: dict[str, Any]
+    locked: list[str]
+    stage: str
+    provider: str
+    published: bool
+    max_upload_bytes: int | None
+    media_types: list[str]
+    keep_metadata: bool
+    last_processing_time_seconds: float | None
+    typical_seconds: float | None
+    created_at: datetime
+
+
+class AdminEffects(Message):
+    effects: list[AdminEffectAnswer]
+
+
+class WorkerAnswer(Message):
+    worker_id: str
+    fleet: str = Field(description="SLUG/STAGE")
+    state: str = Field(description="online, offline, draining, pending or revoked")
+    is_approved: bool
+    is_draining: bool
+    current_load: int
+    max_concurrency: int
+    capabilities: list[str]
+    providers: list[str]
+    models_loaded: list[str]
+    registration_source: str
+    protocol_version: int
+    last_seen_at: datetime
+    created_at: datetime
+
+
+class Workers(Message):
+    workers: list[WorkerAnswer]
+    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class WorkerDetail(WorkerAnswer):
+    workflows: list[str] = Field(description="What it may run, by its fleet's assignments.")
+    backend: BackendFacts | None = Field(description="What its backend is and has.")
+    reading: Reading | None = Field(description="Its machine's state when it last told.")
+
+
+class ReadingAnswer(Message):
+    at: datetime
+    reading: Reading
+
+
+class Readings(Message):
+    readings: list[ReadingAnswer] = Field(description="The newest first.")
+
+
+class Revoked(WorkerAnswer):
+    requeued: int = Field(description="How many jobs went back to the queue.")
+    hint: str = Field(description="What else may have to be done to keep it out.")
+
+
+class NewKey(Message):
+    worker_id: str
+    token: str = Field(description="The worker's new key, shown this once.")
+
+
+class FleetSecret(Message):
+    slug: str
+    stage: str
+    secret: str = Field(description="Workers join with it. It is shown this once.")
+
+
+class FleetAnswer(Message):
+    slug: str
+    stage: str
+    max_workers: int | None
+    approval: str
+    workers: int = Field(description="How many have joined.")
+    workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
+    object_info_hash: str | None = Field(description="Of what its backends last reported.")
+    created_at: datetime
+
+
+class SwitchAnswer(Message):
+    model: str = Field(description="A checkpoint or diffusion model.")
+    seconds: float = Field(description="What a switch to it costs, at most.")
+    run_seconds: float = Field(description="How long its runs take without a switch.")
+    runs: int = Field(description="As many of each kind were compared.")
+    is_free: bool = Field(description="So little that jobs of it go by the order of arrival.")
+
+
+class FleetDetails(FleetAnswer):
+    model_switches: list[SwitchAnswer] = Field(description="As far as finished runs tell.")
+
+
+class Fleets(Message):
+    fleets: list[FleetAnswer]
+
+
+class AssignmentAnswer(Message):
+    slug: str
+    stage: str
+    workflows: list[str]
+    added: list[str]
+    removed: list[str]
+    warnings: list[str] = Field(description="What could not be checked.")
+
+
+class MadeTenant(Message):
+    id: UUID
+    name: str
+    pool: str = Field(description="The tenant database that it lives in.")
+    key: str = Field(description="Of its first user. It is shown this once.")
+    user_id: UUID = Field(description="Its first user.")
+
+
+class Storage(Message):
+    used_bytes: int = Field(description="With uploads that are only announced.")
+    max_storage_bytes: int
+
+
+class TenantAnswer(Message):
+    id: UUID
+    name: str
+    pool: str
+    min_priority: int
+    max_priority: int
+    max_queued: int | None = Field(description="null: COMFYFLEET_MAX_QUEUED_PER_TENANT.")
+    retention_days: int | None = Field(description="null: COMFYFLEET_RETENTION_DAYS.")
+    max_storage_bytes: int | None = Field(
+        description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
+    )
+    erasing_at: datetime | None = Field(description="Since then its private data go.")
+    erased_at: datetime | None = Field(description="Since then only its ledger is left.")
+    created_at: datetime
+
+
+class Tenants(Message):
+    tenants: list[TenantAnswer]
+
+
+class DriftAnswer(Message):
+    fault: Fault
+    tenant_id: UUID
+    user_id: UUID | None
+    job_id: UUID | None
+    message: str
+
+
+class Books(Message):
+    is_sound: bool = Field(description="All was verified, and all adds up.")
+    found: int = Field(description="How many drifts there are.")
+    drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_DRIFTS_MAX:,} of them.")
+    pools_left_out: list[str] = Field(description="They are down: their books were not verified.")
+
+
+class UserAnswer(Message):
+    id: UUID
+    tenant_id: UUID
+    email: str | None
+    name: str | None
+    is_active: bool
+    created_at: datetime
+
+
+class Users(Message):
+    users: list[UserAnswer] = Field(description="The oldest first.")
+    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
+
+
+class AdminKeyAnswer(Message):
+    id: UUID
+    user_id: UUID
+    name: str
+    prefix: str = Field(description="Its first characters.")
+    scopes: list[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class AdminMadeKey(AdminKeyAnswer):
+    key: str = Field(description="It is shown this once.")
+
+
+class AdminKeys(Message):
+    keys: list[AdminKeyAnswer] = Field(description="The newest first, revoked ones among them.")
+
+
+class Balance(Message):
+    balance: int
+
+
+class AdminWalletAnswer(Balance):
+    tenant_id: UUID
+    user_id: UUID
+
+
+class AdminTransactionAnswer(Message):
+    id: int
+    type: TransactionType
+    amount: int = Field(description="What it adds to the balance.")
+    job_id: UUID | None
+    provider_transaction_id: str | None
+    created_at: datetime
+
+
+class AdminTransactions(Message):
+    transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
+    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class DispatchSeen(Message):
+    id: int
+    tenant_id: UUID
+    job_id: UUID
+    workflow: str
+    stage: str
+    provider: str
+    status: DispatchStatus
+    priority: int
+    attempts: int
+    max_attempts: int
+    requeues: int
+    worker_id: str | None
+    lease_expires_at: datetime | None
+    not_before: datetime | None
+    backend_affinity: str | None
+    model_key: str | None
+    is_poisoned: bool
+    cancel_requested: bool
+    duration_seconds: float | None
+    last_error: str | None
+    created_at: datetime
+    queued_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class DispatchPage(Message):
+    dispatches: list[DispatchSeen]
+    next: int | None = Field(description="Ask again with `before` set to this for older ones.")
+
+
+class Attempt(Message):
+    at: datetime
+    actor: str
+    action: str
+    details: dict[str, Any]
+
+
+class DispatchWhole(Message):
+    dispatch: DispatchSeen
+    why: str
+    attempts: list[Attempt]
+
+
+class RetriedDispatch(Message):
+    job_id: UUID
+
+
+class WhyDispatch(Message):
+    why: str
+
+
+class JobIds(Message):
+    ids: list[UUID]
+    warnings: list[str] = Field(default_factory=list, description="Why nobody can run them now.")
+
+
+class OutputSeen(Message):
+    name: str
+    filename: str = Field(description="As the backend named it.")
+    url: str
+    size: int | None
+    content_type: str
+
+
+class JobSeen(Message):
+    id: UUID
+    tenant_id: UUID
+    workflow: str
+    version: int
+    status: JobStatus
+    error: str | None
+    raw_error: str | None
+    attempt: int
+    properties: dict[str, Any]
+    progress: Progress | None
+    outputs: list[OutputSeen]
+    values: list[ShownValue]
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    dispatch: DispatchSeen | None
+    why: str | None = Field(description="Why it isn't running, if it isn't.")
+
+
+class JobListed(Message):
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID | None
+    workflow: str
+    status: JobStatus
+    attempt: int
+    error: str | None
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+
+
+class JobPage(Message):
+    jobs: list[JobListed] = Field(description="The newest first.")
+    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+    pools_left_out: list[str] = Field(description="They are down: their jobs are not listed.")
+
+
+class AttemptSeen(Message):
+    attempt: int
+    lease_number: int
+    worker_id: str
+    started_at: datetime
+    prompt: dict[str, Any] | None = Field(description="null: removed, as the job ended long ago.")
+
+
+class Attempts(Message):
+    prompt: dict[str, Any] | None = Field(description="As workers get it; null: removed.")
+    attempts: list[AttemptSeen] = Field(description="As sent, in the order of leases.")
+
+
+class AdminUploadSlot(Message):
+    method: str
+    url: str
+    headers: dict[str, str]
+
+
+class AdminUpload(Message):
+    file_id: UUID
+    upload: AdminUploadSlot
+
+
+class EntryAnswer(Message):
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    tenant_id: UUID | None
+    details: dict[str, Any]
+
+
+class Entries(Message):
+    entries: list[EntryAnswer] = Field(description="The newest first.")
+    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+
+
+class OperatorAnswer(Message):
+    id: UUID
+    name: str
+    role: Role
+    prefix: str = Field(description="The first characters of the key.")
+    created_at: datetime
+    created_by: str
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class MadeOperator(OperatorAnswer):
+    key: str = Field(description="It is shown this once.")
+
+
+class Operators(Message):
+    operators: list[OperatorAnswer]
+
+
+class Repaired(Message):
+    dispatches_ended: int
+    dispatches_made: int
+    pools_skipped: int
+    rows_read: int
+    next: str | None = Field(description="Ask on with after=next; null: all was read.")
