@@ -18,9 +18,9 @@ from comfyfleet.comfy import (
     ServerSettings,
 )
 from comfyfleet.comfy.backend import BackendAbilities
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Event, NodeStarted, Started
 from comfyfleet.engine import serve_in_thread
+from comfyfleet.transport.retry import RetryPolicy
 
 KEY = "key-of-alice"
 LIMITS = BackendLimits(poll_seconds=0.5, stall_seconds=60, cancel_seconds=60)
@@ -56,7 +56,7 @@ async def server_stage(url: str, slow: Callable[..., Prompt] = heavy) -> AsyncIt
     async with meddling(url) as proxy, contextlib.AsyncExitStack() as stack:
 
         def caller() -> ComfyServer:
-            server = ComfyServer(ServerSettings(proxy.url, LIMITS), runtime=Runtime())
+            server = ComfyServer(ServerSettings(proxy.url, LIMITS), retry=RetryPolicy())
             stack.push_async_callback(server.aclose)
             return server
 

@@ -12,7 +12,6 @@ from tests.support.backends.prompts import kinds, new_color, new_id, node, pictu
 from tests.support.backends.stub_server import LIMITS, Stub, client_of, until
 
 from comfyfleet.comfy import Cancellation, ComfyServer, OutputFile, ServerSettings
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import (
     Blocked,
     Cancelled,
@@ -36,6 +35,7 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.transport.retry import RetryPolicy
 
 PROMPT = {"1": node("Anything")}
 BLOCKED = {
@@ -466,8 +466,8 @@ async def test_a_server_that_is_not_there_is_told_after_the_retries() -> None:
     async def nap(seconds: float) -> None:
         naps.append(seconds)
 
-    runtime = Runtime(sleep=nap, chance=lambda: 1.0)
-    async with ComfyServer(ServerSettings("http://127.0.0.1:9"), runtime=runtime) as it:
+    retry = RetryPolicy(sleep=nap, chance=lambda: 1.0)
+    async with ComfyServer(ServerSettings("http://127.0.0.1:9"), retry=retry) as it:
         with pytest.raises(ServerUnavailable):
             await it.queue_length()
         with pytest.raises(ServerUnavailable):

@@ -13,11 +13,11 @@ from tests.support.backends.prompts import new_id, node
 from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Succeeded
 from comfyfleet.engine import Served, serve_in_thread
 from comfyfleet.engine.queue import QueuedPrompt
 from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.transport.retry import RetryPolicy
 
 T = TypeVar("T")
 REQUESTS = ("GET /ws", "POST /prompt", "GET /history", "GET /view")
@@ -78,7 +78,7 @@ def short_sleep(seconds: float) -> "asyncio.Future[None] | asyncio.Task[None]":
 
 
 def caller(url: str) -> ComfyServer:
-    return ComfyServer(ServerSettings(url, LIMITS), runtime=Runtime(sleep=short_sleep))
+    return ComfyServer(ServerSettings(url, LIMITS), retry=RetryPolicy(sleep=short_sleep))
 
 
 @pytest.mark.parametrize("faults", [*cases()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.transport import open_file, open_with
+from comfyfleet.transport.files import open_file, open_with
 
 
 async def test_a_file_is_opened_in_a_thread(tmp_path: Path) -> None:

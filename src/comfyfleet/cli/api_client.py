@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from comfyfleet.cli.context import CliContext, base_url, printable, url_without_password
-from comfyfleet.client.transport import error_from_response
 from comfyfleet.errors import (
     AccessDenied,
     FleetError,
@@ -29,6 +28,7 @@ from comfyfleet.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.transport.error_decoder import error_fields, error_from_response
 from comfyfleet.transport.sse import EventParser, ServerEvent
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
@@ -255,9 +255,7 @@ def _json(response: httpx.Response) -> Any:
 
 
 def _refusal(response: httpx.Response, where: str) -> FleetError:
-    answer = _json(response)
-    said = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(said, dict) or "message" not in said:
+    if error_fields(response) is None:
         return _no_control_plane(where, response)
     error = error_from_response(response)
     hint = error.details.get("hint") or _hint(response)

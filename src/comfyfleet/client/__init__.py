@@ -30,7 +30,8 @@ from comfyfleet.client.model import (
     Webhook,
 )
 from comfyfleet.client.pipelines import PipelineRunHandle
-from comfyfleet.client.transport import ApiError, Patience
+from comfyfleet.transport.error_decoder import ApiError
+from comfyfleet.transport.retry import RetryPolicy as Patience
 
 __all__ = [
     "SIGNATURE_HEADER",

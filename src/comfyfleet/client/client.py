@@ -30,8 +30,10 @@ from comfyfleet.client.model import (
     Webhook,
 )
 from comfyfleet.client.pipelines import PipelinesApi
-from comfyfleet.client.transport import PAGE, ApiCall, ApiCalls, Patience, fetch_pages, parse_answer
+from comfyfleet.client.transport import PAGE, ApiCalls, fetch_pages, parse_answer
 from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.transport.http import Call
+from comfyfleet.transport.retry import RetryPolicy
 
 SIGNATURE_HEADER = HEADER
 
@@ -45,28 +47,28 @@ class WebhooksApi:
         body: dict[str, Any] = {"url": url}
         if events is not None:
             body["events"] = sorted(events)
-        return parse_answer(Webhook, await self._calls.ask(ApiCall("POST", "/api/webhooks", body)))
+        return parse_answer(Webhook, await self._calls.ask(Call("POST", "/api/webhooks", body)))
 
     async def all(self) -> list[Webhook]:
-        answer = await self._calls.ask(ApiCall("GET", "/api/webhooks"))
+        answer = await self._calls.ask(Call("GET", "/api/webhooks"))
         return [Webhook(**dict(each)) for each in parse_answer(Webhooks, answer).webhooks]
 
     async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
         """On again, after it was switched off because nobody took anything there for days."""
-        call = ApiCall("POST", f"/api/webhooks/{_webhook_id(webhook)}/activate")
+        call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/activate")
         return parse_answer(Webhook, await self._calls.ask(call))
 
     async def with_secret(self, webhook: Webhook | UUID | str) -> Webhook:
         """With its `secret`, for instance after the operator has replaced the key for all of them."""
-        call = ApiCall("POST", f"/api/webhooks/{_webhook_id(webhook)}/secret")
+        call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/secret")
         return parse_answer(Webhook, await self._calls.ask(call))
 
     async def remove(self, webhook: Webhook | UUID | str) -> None:
-        await self._calls.ask(ApiCall("DELETE", f"/api/webhooks/{_webhook_id(webhook)}"))
+        await self._calls.ask(Call("DELETE", f"/api/webhooks/{_webhook_id(webhook)}"))
 
     async def deliveries(self, webhook: Webhook | UUID | str) -> list[Delivery]:
         """The newest ones, as far as one page goes."""
-        call = ApiCall("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
+        call = Call("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
         return list(parse_answer(Deliveries, await self._calls.ask(call)).deliveries)
 
 
@@ -106,12 +108,12 @@ class Client:
         base_url: str,
         key: str,
         *,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise InvalidInput(f"the base URL must be http or https, not {base_url!r}")
-        self._calls = ApiCalls(base_url, key, patience=patience or Patience(), transport=transport)
+        self._calls = ApiCalls(base_url, key, retry=patience or RetryPolicy(), transport=transport)
         self._effect_ids: dict[str, UUID] = {}
         self.webhooks = WebhooksApi(self._calls)
         self.graphs = GraphsApi(self._calls)
@@ -151,7 +153,7 @@ class Client:
         return found
 
     async def wallet(self) -> Wallet:
-        return parse_answer(Wallet, await self._calls.ask(ApiCall("GET", "/api/wallet")))
+        return parse_answer(Wallet, await self._calls.ask(Call("GET", "/api/wallet")))
 
     async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
         """All of them, the newest first."""
@@ -176,7 +178,7 @@ class Client:
         With `effect`, what it would not take is refused before the first byte is sent.
         """
         if isinstance(source, str) and urlsplit(source).scheme in ("http", "https"):
-            call = ApiCall("POST", "/api/videos", {"url": source}, answer_seconds=FETCH_SECONDS)
+            call = Call("POST", "/api/videos", {"url": source}, read_seconds=FETCH_SECONDS)
             return parse_answer(Media, await self._calls.ask(call))
         file = upload_source(source, filename=filename, content_type=content_type)
         body: dict[str, Any] = {
@@ -187,16 +189,16 @@ class Client:
         if effect is not None:
             body["effect_id"] = str(await self._effect_id(effect))
         # Announced twice, one of them stays without content and is swept away.
-        call = ApiCall("POST", "/api/videos/uploads", body, is_repeatable=True)
+        call = Call("POST", "/api/videos/uploads", body, is_repeatable=True)
         announced = parse_answer(Upload, await self._calls.ask(call))
         await upload_file(self._calls, announced.upload, file, progress)
         # A file has one media item, however often it is linked.
         body = {"file_id": str(announced.file_id)}
-        call = ApiCall("POST", "/api/videos", body, is_repeatable=True)
+        call = Call("POST", "/api/videos", body, is_repeatable=True)
         return parse_answer(Media, await self._calls.ask(call))
 
     async def media(self, media_id: UUID | str) -> Media:
-        return parse_answer(Media, await self._calls.ask(ApiCall("GET", f"/api/videos/{media_id}")))
+        return parse_answer(Media, await self._calls.ask(Call("GET", f"/api/videos/{media_id}")))
 
     async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
         """The newest first, without URLs: ask for one of them to get those."""
@@ -227,7 +229,7 @@ class Client:
         }
         if media is not None:
             body["video_id"] = _id(media)
-        answer = await self._calls.ask(ApiCall("POST", "/api/ai-jobs", body, is_repeatable=True))
+        answer = await self._calls.ask(Call("POST", "/api/ai-jobs", body, is_repeatable=True))
         return JobHandle(self._calls, parse_answer(Job, answer), idempotency_key=key)
 
     async def apply_many(
@@ -251,7 +253,7 @@ class Client:
             "items": items,
             "idempotency_key": idempotency_key or str(uuid4()),
         }
-        call = ApiCall("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
+        call = Call("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
         return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
 
     async def job(self, job_id: UUID | str) -> JobHandle:
@@ -267,7 +269,7 @@ class Client:
                 yield JobHandle(self._calls, Job(**dict(each)))
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
-        call = ApiCall("GET", f"/api/ai-jobs/batches/{batch_id}")
+        call = Call("GET", f"/api/ai-jobs/batches/{batch_id}")
         return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
 
     async def _effect_id(self, effect: Effect | UUID | str) -> UUID:
@@ -283,7 +285,7 @@ class Client:
     # Keys
 
     async def keys(self) -> list[Key]:
-        answer = await self._calls.ask(ApiCall("GET", "/api/keys"))
+        answer = await self._calls.ask(Call("GET", "/api/keys"))
         return [Key(**dict(each)) for each in parse_answer(PublicKeys, answer).keys]
 
     async def create_key(
@@ -299,10 +301,10 @@ class Client:
             body["scopes"] = sorted(scopes)
         if expires_at is not None:
             body["expires_at"] = expires_at.isoformat()
-        return parse_answer(Key, await self._calls.ask(ApiCall("POST", "/api/keys", body)))
+        return parse_answer(Key, await self._calls.ask(Call("POST", "/api/keys", body)))
 
     async def revoke_key(self, key: Key | UUID | str) -> None:
-        await self._calls.ask(ApiCall("DELETE", f"/api/keys/{_id(key)}"))
+        await self._calls.ask(Call("DELETE", f"/api/keys/{_id(key)}"))
 
 
 def _id(given: Media | Key | UUID | str) -> str:

@@ -12,17 +12,14 @@ from typing import IO, TypeAlias
 import httpx
 
 from comfyfleet.api.media import UploadSlot
-from comfyfleet.client.transport import (
-    CONNECT_SECONDS,
-    RETRYABLE_STATUSES,
-    TRANSFER_SECONDS,
-    ApiCalls,
-    error_from_response,
-)
+from comfyfleet.client.transport import ApiCalls
 from comfyfleet.errors import InvalidInput, ServerUnavailable
-from comfyfleet.transport import open_file
+from comfyfleet.transport.error_decoder import error_from_response
+from comfyfleet.transport.files import read_chunks
+from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES
 
 CHUNK_BYTES = 256 * 1024
+TRANSFER_TIMEOUT = httpx.Timeout(300.0, connect=CONNECT_SECONDS)
 ANYTHING = "application/octet-stream"
 # Bytes that went, and how many there are in all if that is known.
 Transferred: TypeAlias = Callable[[int, int | None], None]
@@ -51,9 +48,8 @@ class UploadSource:
             for start in range(0, self.size, CHUNK_BYTES):
                 yield self.content[start : start + CHUNK_BYTES]
             return
-        with await open_file(self.path) as file:
-            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                yield piece
+        async for piece in read_chunks(self.path, CHUNK_BYTES):
+            yield piece
 
 
 def upload_source(
@@ -77,15 +73,15 @@ async def upload_file(
     """Without the key: the URL is all the right that it takes. The same bytes again do no harm."""
     # An explicit length: a store refuses uploads whose end it can't foresee.
     headers = {**slot.headers, "Content-Length": str(source.size)}
-    for attempt in range(1, calls.patience.attempts_max + 1):
-        is_last = attempt == calls.patience.attempts_max
+    for attempt in range(1, calls.retry.attempts_max + 1):
+        is_last = attempt == calls.retry.attempts_max
         try:
             response = await calls.client.request(
                 slot.method,
                 slot.url,
                 headers=headers,
                 content=source.pieces(told),
-                timeout=httpx.Timeout(TRANSFER_SECONDS, connect=CONNECT_SECONDS),
+                timeout=TRANSFER_TIMEOUT,
             )
         except httpx.TransportError as error:
             if is_last:
@@ -95,7 +91,7 @@ async def upload_file(
                 return
             if is_last or response.status_code not in RETRYABLE_STATUSES:
                 raise error_from_response(response)
-        await calls.patience.back_off(attempt)
+        await calls.retry.back_off(attempt)
 
 
 async def download_file(
@@ -105,14 +101,14 @@ async def download_file(
     part = path.with_name(f".{path.name}.part")
     await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
     try:
-        for attempt in range(1, calls.patience.attempts_max + 1):
+        for attempt in range(1, calls.retry.attempts_max + 1):
             try:
                 await _fetch_once(calls, url, part, told)
                 break
             except httpx.TransportError as error:
-                if attempt == calls.patience.attempts_max:
+                if attempt == calls.retry.attempts_max:
                     raise _connection_lost(error) from error
-            await calls.patience.back_off(attempt)
+            await calls.retry.back_off(attempt)
         os.replace(part, path)
     finally:
         with suppress(FileNotFoundError):
@@ -121,8 +117,7 @@ async def download_file(
 
 
 async def _fetch_once(calls: ApiCalls, url: str, part: Path, told: Transferred | None) -> None:
-    timeout = httpx.Timeout(TRANSFER_SECONDS, connect=CONNECT_SECONDS)
-    async with calls.client.stream("GET", url, timeout=timeout) as response:
+    async with calls.client.stream("GET", url, timeout=TRANSFER_TIMEOUT) as response:
         if not response.is_success:
             await response.aread()
             raise error_from_response(response)

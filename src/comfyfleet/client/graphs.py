@@ -32,13 +32,13 @@ from comfyfleet.client.model import (
 )
 from comfyfleet.client.transport import (
     PAGE,
-    ApiCall,
     ApiCalls,
     ResumableStream,
     fetch_pages,
     parse_answer,
 )
 from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 
 POLL_SECONDS = 0.5
@@ -68,7 +68,7 @@ class GraphRunHandle:
 
     async def refresh(self, *, executions: int | None = None) -> GraphRun:
         """At most so many executions; without a number as many as the API gives by itself."""
-        call = ApiCall("GET", self._path, query={"executions": executions})
+        call = Call("GET", self._path, params={"executions": executions})
         return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
 
     def _heard(self, run: GraphRun) -> GraphRun:
@@ -98,7 +98,7 @@ class GraphRunHandle:
                 yield event
             if event.ends_run:
                 return
-            await self._calls.patience.sleep(seconds)
+            await self._calls.retry.sleep(seconds)
             seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
     async def wait(
@@ -174,7 +174,7 @@ class GraphRunHandle:
     async def _act(
         self, act: str, body: dict[str, Any], *, is_repeatable: bool = False
     ) -> GraphRun:
-        call = ApiCall("POST", f"{self._path}/{act}", body, is_repeatable=is_repeatable)
+        call = Call("POST", f"{self._path}/{act}", body, is_repeatable=is_repeatable)
         return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
@@ -223,17 +223,17 @@ class GraphsApi:
         """Raises InvalidInput with all problems in `details["problems"]`. The same name and content
         are stored once: again, they are the same graph."""
         body = {"document": _document(document)}
-        return parse_answer(Graph, await self._calls.ask(ApiCall("POST", "/api/graphs", body)))
+        return parse_answer(Graph, await self._calls.ask(Call("POST", "/api/graphs", body)))
 
     async def delete(self, graph: Graph | UUID | str) -> None:
         """Only who made it may; its runs stay."""
-        await self._calls.ask(ApiCall("DELETE", _path(graph)))
+        await self._calls.ask(Call("DELETE", _path(graph)))
 
     async def offered(self) -> list[WorkflowOffer]:
         """All that a node may name: published effects and offered workflows, with their properties."""
         return list(
             parse_answer(
-                WorkflowOffers, await self._calls.ask(ApiCall("GET", "/api/workflows"))
+                WorkflowOffers, await self._calls.ask(Call("GET", "/api/workflows"))
             ).workflows
         )
 
@@ -241,22 +241,22 @@ class GraphsApi:
         self, graph: Graph | UUID | str, document: Mapping[str, Any] | str
     ) -> Graph:
         """Runs that go on keep the version that they were started with."""
-        call = ApiCall("POST", f"{_path(graph)}/versions", {"document": _document(document)})
+        call = Call("POST", f"{_path(graph)}/versions", {"document": _document(document)})
         return parse_answer(Graph, await self._calls.ask(call))
 
     async def validate(self, document: Mapping[str, Any] | str) -> Verdict:
         """What is wrong with a graph, before it is stored."""
         body = {"document": _document(document)}
-        call = ApiCall("POST", "/api/graphs/validate", body, is_repeatable=True)
+        call = Call("POST", "/api/graphs/validate", body, is_repeatable=True)
         return parse_answer(Verdict, await self._calls.ask(call))
 
     async def validate_stored(self, graph: Graph | UUID | str) -> Verdict:
         """Whether it could be run now: workflows and workers may have changed since."""
-        call = ApiCall("POST", f"{_path(graph)}/validate", is_repeatable=True)
+        call = Call("POST", f"{_path(graph)}/validate", is_repeatable=True)
         return parse_answer(Verdict, await self._calls.ask(call))
 
     async def get(self, graph: Graph | UUID | str, *, version: int | None = None) -> Graph:
-        call = ApiCall("GET", _path(graph), query={"version": version})
+        call = Call("GET", _path(graph), params={"version": version})
         return parse_answer(Graph, await self._calls.ask(call))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphSummary]:
@@ -274,7 +274,7 @@ class GraphsApi:
     ) -> Quote:
         """Without inputs, lists are as long as they may be."""
         body = {"inputs": _plain(inputs or {}), "version": version}
-        call = ApiCall("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
+        call = Call("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
         return parse_answer(Quote, await self._calls.ask(call))
 
     async def run(
@@ -297,7 +297,7 @@ class GraphsApi:
             "max_tokens": max_tokens,
             "idempotency_key": key,
         }
-        call = ApiCall("POST", f"{_path(graph)}/runs", body, is_repeatable=True)
+        call = Call("POST", f"{_path(graph)}/runs", body, is_repeatable=True)
         run = parse_answer(GraphRun, await self._calls.ask(call))
         return GraphRunHandle(self._calls, run, idempotency_key=key)
 
@@ -317,12 +317,12 @@ class GraphsApi:
             "max_tokens": max_tokens,
             "idempotency_key": key,
         }
-        call = ApiCall("POST", "/api/graph-runs", body, is_repeatable=True)
+        call = Call("POST", "/api/graph-runs", body, is_repeatable=True)
         run = parse_answer(GraphRun, await self._calls.ask(call))
         return GraphRunHandle(self._calls, run, idempotency_key=key)
 
     async def get_run(self, run_id: UUID | str) -> GraphRunHandle:
-        answer = await self._calls.ask(ApiCall("GET", f"/api/graph-runs/{run_id}"))
+        answer = await self._calls.ask(Call("GET", f"/api/graph-runs/{run_id}"))
         return GraphRunHandle(self._calls, parse_answer(GraphRun, answer))
 
     async def runs(

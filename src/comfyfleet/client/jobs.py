@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from comfyfleet.api.jobs import JobEvent, JobWaitAnswer
 from comfyfleet.client.files import Transferred, download_file
 from comfyfleet.client.model import Batch, Job
-from comfyfleet.client.transport import ApiCall, ApiCalls, ResumableStream, parse_answer
+from comfyfleet.client.transport import ApiCalls, ResumableStream, parse_answer
 from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 
 POLL_SECONDS = 1.0
@@ -22,7 +23,7 @@ POLL_SECONDS_MAX = 5.0
 
 
 async def fetch_job(calls: ApiCalls, job_id: UUID) -> Job:
-    return parse_answer(Job, await calls.ask(ApiCall("GET", f"/api/ai-jobs/{job_id}")))
+    return parse_answer(Job, await calls.ask(Call("GET", f"/api/ai-jobs/{job_id}")))
 
 
 class JobEvents:
@@ -57,7 +58,7 @@ class JobEvents:
                 data = {"status": job.status, "progress": job.progress}
                 yield JobEvent(id=number, kind="status", data=data)
             if not is_over:
-                await self._calls.patience.sleep(seconds)
+                await self._calls.retry.sleep(seconds)
                 seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
 
@@ -138,7 +139,7 @@ class JobHandle:
 
     async def cancel(self) -> Job:
         """What was reserved comes back. A job that has ended stays as it is."""
-        answer = await self._calls.ask(ApiCall("DELETE", f"/api/ai-jobs/{self.id}"))
+        answer = await self._calls.ask(Call("DELETE", f"/api/ai-jobs/{self.id}"))
         self.job = parse_answer(Job, answer)
         return self.job
 
@@ -147,13 +148,13 @@ class JobHandle:
 
         Asked for twice, it is the same one.
         """
-        call = ApiCall("POST", f"/api/ai-jobs/{self.id}/retry", is_repeatable=True)
+        call = Call("POST", f"/api/ai-jobs/{self.id}/retry", is_repeatable=True)
         answer = await self._calls.ask(call)
         return JobHandle(self._calls, parse_answer(Job, answer))
 
     async def why(self) -> str:
         """Why it is not running, if it isn't."""
-        answer = await self._calls.ask(ApiCall("GET", f"/api/ai-jobs/{self.id}/why"))
+        answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/why"))
         return parse_answer(JobWaitAnswer, answer).why
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
@@ -224,7 +225,7 @@ class BatchHandle:
         while not (await self.refresh()).is_ended:
             if on_change:
                 on_change(self.batch)
-            await self._calls.patience.sleep(seconds)
+            await self._calls.retry.sleep(seconds)
             seconds = min(seconds * 1.5, BATCH_POLL_SECONDS_MAX)
 
     async def jobs(self) -> AsyncIterator[JobHandle]:
@@ -240,11 +241,11 @@ class BatchHandle:
 
     async def cancel(self) -> Batch:
         """Whatever has not ended; what was reserved for it comes back."""
-        answer = await self._calls.ask(ApiCall("DELETE", f"/api/ai-jobs/batches/{self.id}"))
+        answer = await self._calls.ask(Call("DELETE", f"/api/ai-jobs/batches/{self.id}"))
         self.batch = parse_answer(Batch, answer)
         return self.batch
 
     async def _page(self, start: int) -> Batch:
         query = {"start": start, "limit": PAGE}
-        call = ApiCall("GET", f"/api/ai-jobs/batches/{self.id}", query=query)
+        call = Call("GET", f"/api/ai-jobs/batches/{self.id}", params=query)
         return parse_answer(Batch, await self._calls.ask(call))

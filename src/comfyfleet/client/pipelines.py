@@ -29,13 +29,13 @@ from comfyfleet.client.model import Candidate, Judgement, Pipeline, PipelineRun,
 from comfyfleet.client.transport import (
     PAGE,
     Answer,
-    ApiCall,
     ApiCalls,
     ResumableStream,
     fetch_pages,
     parse_answer,
 )
 from comfyfleet.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
+from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 
 POLL_SECONDS = 1.0
@@ -63,28 +63,28 @@ class PipelineRunHandle:
     def __repr__(self) -> str:
         return f"PipelineRunHandle({self.id}, {self.run.status}, {self.run.reason})"
 
-    async def _ask(self, kind: type[Answer], call: ApiCall) -> Answer:
+    async def _ask(self, kind: type[Answer], call: Call) -> Answer:
         return parse_answer(kind, await self._calls.ask(call))
 
-    async def _now(self, call: ApiCall) -> PipelineRun:
+    async def _now(self, call: Call) -> PipelineRun:
         self.run = await self._ask(PipelineRun, call)
         return self.run
 
     # The run
 
     async def refresh(self) -> PipelineRun:
-        return await self._now(ApiCall("GET", self._path))
+        return await self._now(Call("GET", self._path))
 
     async def pause(self) -> PipelineRun:
         """What was submitted goes on; nothing more is."""
-        return await self._now(ApiCall("POST", f"{self._path}/pause", is_repeatable=True))
+        return await self._now(Call("POST", f"{self._path}/pause", is_repeatable=True))
 
     async def resume(self) -> PipelineRun:
-        return await self._now(ApiCall("POST", f"{self._path}/resume", is_repeatable=True))
+        return await self._now(Call("POST", f"{self._path}/resume", is_repeatable=True))
 
     async def cancel(self) -> PipelineRun:
         """For good, with what is queued; what runs is let end, and its candidates are kept."""
-        return await self._now(ApiCall("POST", f"{self._path}/cancel", is_repeatable=True))
+        return await self._now(Call("POST", f"{self._path}/cancel", is_repeatable=True))
 
     async def change(
         self,
@@ -99,18 +99,16 @@ class PipelineRunHandle:
             body["variables"] = dict(variables)
         if limits is not None:
             body["limits"] = plain_limits(limits)
-        return await self._now(ApiCall("PATCH", self._path, body, is_repeatable=True))
+        return await self._now(Call("PATCH", self._path, body, is_repeatable=True))
 
     async def retry(self, job_id: UUID | None = None) -> list[UUID]:
         """Failed jobs, one or all, are made again: they are not by themselves."""
         body = {"job_id": None if job_id is None else str(job_id)}
-        return list(
-            (await self._ask(RetriedJobs, ApiCall("POST", f"{self._path}/retry", body))).jobs
-        )
+        return list((await self._ask(RetriedJobs, Call("POST", f"{self._path}/retry", body))).jobs)
 
     async def failures(self, *, limit: int = PAGE) -> list[FailureAnswer]:
         """Jobs that failed and were not retried, the newest first."""
-        call = ApiCall("GET", f"{self._path}/failures", query={"limit": limit})
+        call = Call("GET", f"{self._path}/failures", params={"limit": limit})
         return list((await self._ask(Failures, call)).failures)
 
     async def wait(
@@ -142,7 +140,7 @@ class PipelineRunHandle:
                 on_change(run)
             if run.is_resting:
                 return
-            await self._calls.patience.sleep(seconds)
+            await self._calls.retry.sleep(seconds)
             seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[PipelineEvent, None]:
@@ -177,41 +175,39 @@ class PipelineRunHandle:
                 yield each
 
     async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
-        return await self._ask(Candidate, ApiCall("GET", self._of(candidate)))
+        return await self._ask(Candidate, Call("GET", self._of(candidate)))
 
     async def tree(self) -> tuple[Branch, ...]:
         """Who came out of whom."""
-        return (await self._ask(TreeAnswer, ApiCall("GET", f"{self._path}/tree"))).tree
+        return (await self._ask(TreeAnswer, Call("GET", f"{self._path}/tree"))).tree
 
     async def judge(self, candidate: Candidate | UUID | str, verdict: Judgement) -> Candidate:
         """`approve`, `reject` (stops its branch) or `winner`."""
         if verdict not in ("approve", "reject", "winner"):
             raise InvalidInput(f"a candidate is approved, rejected or a winner, not {verdict!r}")
-        call = ApiCall("POST", f"{self._of(candidate)}/{verdict}", is_repeatable=True)
+        call = Call("POST", f"{self._of(candidate)}/{verdict}", is_repeatable=True)
         return await self._ask(Candidate, call)
 
     async def undo(self, candidate: Candidate | UUID | str) -> Candidate:
         """The last that was said of it, as if it had never been said."""
-        return await self._ask(Candidate, ApiCall("POST", f"{self._of(candidate)}/undo"))
+        return await self._ask(Candidate, Call("POST", f"{self._of(candidate)}/undo"))
 
     async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:
         """Two that are worth comparing; None where there are not two."""
         found = await self._ask(
-            PairAnswer, ApiCall("GET", f"{self._path}/pair", query={"step": step})
+            PairAnswer, Call("GET", f"{self._path}/pair", params={"step": step})
         )
         return (found.candidates[0], found.candidates[1]) if len(found.candidates) == 2 else None
 
     async def vote(self, winner: Candidate | UUID | str, loser: Candidate | UUID | str) -> Vote:
         """Counted once, however often it must be sent."""
         body = {"winner": _candidate_id(winner), "loser": _candidate_id(loser), "id": str(uuid4())}
-        return await self._ask(
-            Vote, ApiCall("POST", f"{self._path}/vote", body, is_repeatable=True)
-        )
+        return await self._ask(Vote, Call("POST", f"{self._path}/vote", body, is_repeatable=True))
 
     async def undo_vote(self, vote: Vote | UUID | str) -> Vote:
         """The other votes are counted anew."""
         vote_id = vote.id if isinstance(vote, Vote) else vote
-        return await self._ask(Vote, ApiCall("POST", f"{self._path}/votes/{vote_id}/undo"))
+        return await self._ask(Vote, Call("POST", f"{self._path}/votes/{vote_id}/undo"))
 
     async def download(
         self,
@@ -276,17 +272,15 @@ class PipelinesApi:
         Raises InvalidInput with all problems in `details["problems"]`.
         """
         body = {"document": document if isinstance(document, str) else dict(document)}
-        return parse_answer(
-            Pipeline, await self._calls.ask(ApiCall("POST", "/api/pipelines", body))
-        )
+        return parse_answer(Pipeline, await self._calls.ask(Call("POST", "/api/pipelines", body)))
 
     async def get(self, pipeline: Pipeline | UUID | str) -> Pipeline:
-        answer = await self._calls.ask(ApiCall("GET", f"/api/pipelines/{_pipeline_id(pipeline)}"))
+        answer = await self._calls.ask(Call("GET", f"/api/pipelines/{_pipeline_id(pipeline)}"))
         return parse_answer(Pipeline, answer)
 
     async def delete(self, pipeline: Pipeline | UUID | str) -> None:
         """Its runs stay, and go on."""
-        await self._calls.ask(ApiCall("DELETE", f"/api/pipelines/{_pipeline_id(pipeline)}"))
+        await self._calls.ask(Call("DELETE", f"/api/pipelines/{_pipeline_id(pipeline)}"))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
@@ -318,14 +312,14 @@ class PipelinesApi:
             "target_folder": target_folder,
             "idempotency_key": key,
         }
-        call = ApiCall(
+        call = Call(
             "POST", f"/api/pipelines/{_pipeline_id(pipeline)}/runs", body, is_repeatable=True
         )
         run = parse_answer(PipelineRun, await self._calls.ask(call))
         return PipelineRunHandle(self._calls, run, idempotency_key=key)
 
     async def get_run(self, run_id: UUID | str) -> PipelineRunHandle:
-        answer = await self._calls.ask(ApiCall("GET", f"/api/pipeline-runs/{run_id}"))
+        answer = await self._calls.ask(Call("GET", f"/api/pipeline-runs/{run_id}"))
         return PipelineRunHandle(self._calls, parse_answer(PipelineRun, answer))
 
     async def runs(

@@ -25,14 +25,7 @@ from comfyfleet.comfy.backend import (
     Submitted,
     Uploaded,
 )
-from comfyfleet.comfy.calls import (
-    BackendCall,
-    BackendCalls,
-    CallMeter,
-    CallTally,
-    Runtime,
-    parse_answer,
-)
+from comfyfleet.comfy.calls import BackendCalls, CallMeter, CallTally, parse_answer
 from comfyfleet.comfy.cloud_calls import (
     call_repeatable,
     is_loopback,
@@ -43,6 +36,8 @@ from comfyfleet.comfy.cloud_v1 import CloudSocket, CloudV1
 from comfyfleet.comfy.cloud_v2 import CloudV2
 from comfyfleet.comfy.events import Event
 from comfyfleet.errors import AccessDenied, InvalidValue, NotOffered, UnexpectedAnswer
+from comfyfleet.transport.http import Call, open_client
+from comfyfleet.transport.retry import RetryPolicy
 
 Api = Literal["v1", "v2"]
 
@@ -52,7 +47,7 @@ NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
     """Raises AccessDenied, ServerUnavailable and UnexpectedAnswer; nothing is settled then."""
-    call = BackendCall("GET", "/jobs/{id}", f"/jobs/{UNKNOWN_JOB_ID}")
+    call = Call("GET", "/jobs/{id}", path=f"/jobs/{UNKNOWN_JOB_ID}")
     try:
         response = await call_repeatable(v2, call)
     except AccessDenied:
@@ -70,7 +65,7 @@ async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
 
 
 async def _by_v1(v1: BackendCalls) -> Api:
-    call = BackendCall("GET", "/prompt")
+    call = Call("GET", "/prompt")
     response = await call_repeatable(v1, call)
     with v1.reading(call.operation):
         if response.status_code != 200:
@@ -103,18 +98,18 @@ class ComfyCloud:
         settings: CloudSettings,
         *,
         meter: CallMeter | None = None,
-        runtime: Runtime | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         _refuse_to_show_the_key(settings)
-        around = runtime or Runtime()
+        retry = retry or RetryPolicy()
         # Made once: to read all certificates takes longer than a request.
         trust = httpx.create_ssl_context()
         self._storage = storage_transport(httpx.URL(settings.base_url), trust)
-        calls = partial(_calls, settings, trust, meter or CallTally(), around)
+        calls = partial(_calls, settings, trust, meter or CallTally(), retry)
         self._v1_calls = calls("api", {"X-API-Key": settings.key})
         bearer = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
         self._v2_calls = calls("api/v2", bearer)
-        socket = CloudSocket(self._v1_calls, settings.key, around.new_id())
+        socket = CloudSocket(self._v1_calls, settings.key, str(uuid.uuid4()))
         self._v1 = CloudV1(self._v1_calls, self._storage, socket)
         self._v2 = CloudV2(self._v2_calls, self._storage)
         self._known: Api | None = None
@@ -211,18 +206,19 @@ def _calls(
     settings: CloudSettings,
     trust: ssl.SSLContext,
     meter: CallMeter,
-    around: Runtime,
+    retry: RetryPolicy,
     path: str,
     headers: Mapping[str, str],
 ) -> BackendCalls:
     limits = settings.limits
-    client = httpx.AsyncClient(
-        base_url=f"{settings.base_url.rstrip('/')}/{path}",
+    client = open_client(
+        f"{settings.base_url.rstrip('/')}/{path}",
         headers=headers,
-        timeout=httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds),
+        answer_seconds=limits.answer_seconds,
+        connect_seconds=limits.connect_seconds,
         verify=trust,
     )
-    return BackendCalls(client, limits=limits, meter=meter, runtime=around)
+    return BackendCalls(client, limits=limits, meter=meter, retry=retry)
 
 
 def _check_id(prompt_id: str) -> None:

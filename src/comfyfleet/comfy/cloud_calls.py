@@ -2,12 +2,11 @@
 must not see the key, and the marker by which a job is found whose submit was cut off."""
 
 import contextlib
-import email.utils
 import ipaddress
 import json
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,7 @@ import httpx
 
 from comfyfleet.comfy.answers import unexpected_answer
 from comfyfleet.comfy.backend import BackendLimits, Fetched
-from comfyfleet.comfy.calls import (
-    NETWORK_ERRORS,
-    NOT_SENT,
-    BackendCall,
-    BackendCalls,
-    error_from_response,
-    require_success,
-    save_body,
-)
+from comfyfleet.comfy.calls import BackendCalls, error_from_response, require_success
 from comfyfleet.errors import (
     CreditsExhausted,
     FileGone,
@@ -33,6 +24,9 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.transport.files import save_body
+from comfyfleet.transport.http import Call
+from comfyfleet.transport.retry import retry_after_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,71 +65,32 @@ def parse_error_body(body: bytes) -> CloudErrorBody:
     )
 
 
-# A server that asks for more is not waited for, its wish is told instead.
-RETRY_AFTER_SECONDS_MAX = 60.0
-
-
-async def call_repeatable(calls: BackendCalls, call: BackendCall) -> httpx.Response:
+async def call_repeatable(calls: BackendCalls, call: Call) -> httpx.Response:
     """For what may be asked twice."""
-    return await _call_with_retry_after(calls, call, lambda: calls.ask(call))
+    return _require_admitted(call, await calls.ask(call))
 
 
-async def call_once(calls: BackendCalls, call: BackendCall) -> httpx.Response:
+async def call_once(calls: BackendCalls, call: Call) -> httpx.Response:
     """For what must not happen twice: repeated only if it was not sent, or refused for now.
 
     OutcomeUnknown: it was sent, and no answer came that tells what became of it.
     """
-    return await _call_with_retry_after(calls, call, lambda: _send_once(calls, call))
+    response = await calls.send(call, may_repeat=False)
+    if response.status_code >= 500:
+        # Something between us and the queue may say so after the queue has taken it.
+        raise OutcomeUnknown(f"{call.operation} was answered {response.status_code}")
+    return _require_admitted(call, require_success(call, response))
 
 
-async def _call_with_retry_after(
-    calls: BackendCalls, call: BackendCall, ask_now: Callable[[], Awaitable[httpx.Response]]
-) -> httpx.Response:
-    for _ in range(calls.limits.max_retries + 1):
-        response = await ask_now()
-        if response.status_code != 429:
-            return response
-        seconds = retry_after_seconds(response.headers)
-        trouble = _rate_limited(call, parse_error_body(response.content), seconds)
-        if seconds is None or seconds > RETRY_AFTER_SECONDS_MAX:
-            break
-        await calls.runtime.sleep(seconds)
-    raise trouble
-
-
-async def _send_once(calls: BackendCalls, call: BackendCall) -> httpx.Response:
-    for attempt in range(calls.limits.max_retries + 1):
-        if attempt:
-            await calls.runtime.back_off(attempt)
-        try:
-            response = await calls.once(call)
-        except NOT_SENT as error:
-            trouble = calls.unavailable(call, error)
-            continue
-        except NETWORK_ERRORS as error:
-            raise OutcomeUnknown(f"{call.operation} was sent and got no answer") from error
-        if response.status_code >= 500:
-            # Something between us and the queue may say so after the queue has taken it.
-            raise OutcomeUnknown(f"{call.operation} was answered {response.status_code}")
-        return require_success(call, response)
-    raise trouble
-
-
-def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long the server asks to wait: told in seconds, or as a moment by its own clock."""
-    text = headers.get("retry-after", "")
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-        now = email.utils.parsedate_to_datetime(headers.get("date", ""))
-        return max(0.0, (moment - now).total_seconds())
-    except (TypeError, ValueError):
-        return None
+def _require_admitted(call: Call, response: httpx.Response) -> httpx.Response:
+    if response.status_code != 429:
+        return response
+    seconds = retry_after_seconds(response.headers)
+    raise _rate_limited(call, parse_error_body(response.content), seconds)
 
 
 def _rate_limited(
-    call: BackendCall, error_body: CloudErrorBody, seconds: float | None
+    call: Call, error_body: CloudErrorBody, seconds: float | None
 ) -> CreditsExhausted | ServerUnavailable:
     told = error_body.message or error_body.code or "no reason was told"
     if error_body.is_payment_error:
@@ -147,10 +102,10 @@ def _rate_limited(
     )
 
 
-def call_by_id(method: str, route: str, its_id: str) -> BackendCall:
+def call_by_id(method: str, route: str, its_id: str) -> Call:
     """Ids come from servers and users: none of them may lead to another route."""
     safe = quote(its_id, safe="").replace(".", "%2E")
-    return BackendCall(method, route, route.replace("{id}", safe))
+    return Call(method, route, path=route.replace("{id}", safe))
 
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -216,22 +171,13 @@ def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBase
 
 
 async def download(
-    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: BackendCall, to: Path
+    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
 ) -> Fetched:
-    for attempt in range(calls.limits.max_retries + 1):
-        if attempt:
-            await calls.runtime.back_off(attempt)
-        try:
-            return await _attempt(calls, storage, call, to)
-        except NETWORK_ERRORS as error:
-            trouble = calls.unavailable(call, error)
-        except ServerUnavailable as error:
-            trouble = error
-    raise trouble
+    return await calls.repeat(call, lambda: _attempt(calls, storage, call, to))
 
 
 async def _attempt(
-    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: BackendCall, to: Path
+    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
 ) -> Fetched:
     base = calls.client.base_url
     async with contextlib.AsyncExitStack() as stack:
@@ -263,7 +209,7 @@ async def _bare(
         await response.aclose()
 
 
-async def _check(call: BackendCall, response: httpx.Response) -> None:
+async def _check(call: Call, response: httpx.Response) -> None:
     """A page is never the file: it is the error of somebody in between."""
     is_page = response.headers.get("content-type", "").startswith("text/html")
     if response.status_code == 200 and not is_page:

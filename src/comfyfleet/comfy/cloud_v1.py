@@ -34,7 +34,7 @@ from comfyfleet.comfy.backend import (
     Submitted,
     Uploaded,
 )
-from comfyfleet.comfy.calls import BackendCall, BackendCalls, parse_answer, upload_file
+from comfyfleet.comfy.calls import BackendCalls, parse_answer, upload_file
 from comfyfleet.comfy.cloud_calls import (
     MARKER_KEY,
     call_by_id,
@@ -68,6 +68,7 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.transport.http import Call
 
 V1Phase = Literal["waiting", "running", "succeeded", "failed", "cancelled"]
 
@@ -112,7 +113,7 @@ logger = logging.getLogger(__name__)
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 # Messages of runs that nobody follows yet: a quick run tells all before its submit is answered.
 UNCLAIMED_MESSAGES_MAX = 500
-SOCKET = BackendCall("GET", "/ws")
+SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
 # The key stands in the address, and the library would log it: it gets a log that nobody keeps.
@@ -196,7 +197,7 @@ class CloudSocket:
         for attempt in range(1, self._calls.limits.max_retries + 1):
             if not self._runs:
                 return None
-            await self._calls.runtime.back_off(attempt)
+            await self._calls.retry.back_off(attempt)
             if (socket := await self._open()) is not None:
                 for run_id, inbox in self._runs.items():
                     inbox.put(Reconnected(run_id))
@@ -228,7 +229,7 @@ def socket_address(base: httpx.URL, key: str, client_id: str) -> str:
 
 STATUS_ROUTE = "/job/{id}/status"
 JOB_ROUTE = "/jobs/{id}"
-QUEUE = BackendCall("GET", "/queue")
+QUEUE = Call("GET", "/queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +363,7 @@ ENDED = {
     "sort_order": "desc",
     "limit": str(JOBS_SEARCHED_MAX),
 }
-JOBS = BackendCall("GET", "/jobs", params=ENDED)
+JOBS = Call("GET", "/jobs", params=ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +426,7 @@ async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
     if answer.status_code not in NOT_THERE:
         return
     # Without that route: as long as it waits it can be taken out of the queue alone.
-    await call_repeatable(calls, BackendCall("POST", "/queue", json={"delete": [run_id]}))
+    await call_repeatable(calls, Call("POST", "/queue", json={"delete": [run_id]}))
     running = [row.run_id for row in (await fetch_queue(calls)).running]
     if run_id not in running:
         return
@@ -435,7 +436,7 @@ async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
             f"account at once, and {len(running) - 1} other(s) would be hit",
             run_id=run_id,
         )
-    await call_repeatable(calls, BackendCall("POST", "/interrupt"))
+    await call_repeatable(calls, Call("POST", "/interrupt"))
 
 
 RUNS_HEARD_MAX = 1000
@@ -458,13 +459,11 @@ class CloudV1:
         await self._calls.client.aclose()
 
     async def describe(self) -> Description:
-        object_info = await self._json(BackendCall("GET", "/object_info"), "the node types")
-        return describe_server(
-            object_info, await self._json(BackendCall("GET", "/system_stats"), "stats")
-        )
+        object_info = await self._json(Call("GET", "/object_info"), "the node types")
+        return describe_server(object_info, await self._json(Call("GET", "/system_stats"), "stats"))
 
     async def queue_length(self) -> int:
-        call = BackendCall("GET", "/prompt")
+        call = Call("GET", "/prompt")
         answer = await self._json(call, "the length of the queue")
         with self._calls.reading(call.operation):
             info = mapping_in(answer.get("exec_info"), "'exec_info'")
@@ -481,7 +480,7 @@ class CloudV1:
             "prompt": with_marker(prompt, prompt_id),
             "extra_data": {**(extra_data or {}), MARKER_KEY: marker_of(prompt_id)},
         }
-        call = BackendCall("POST", "/prompt", json=sent)
+        call = Call("POST", "/prompt", json=sent)
         try:
             response = await call_once(self._calls, call)
             with self._calls.reading(call.operation):
@@ -530,7 +529,7 @@ class CloudV1:
 
     async def fetch(self, file: OutputFile, to: Path) -> Fetched:
         params = {"filename": file.filename, "subfolder": file.subfolder, "type": file.folder}
-        call = BackendCall("GET", "/view", params=params)
+        call = Call("GET", "/view", params=params)
         return await download(self._calls, self._storage, call, to)
 
     async def cancel(self, run_id: str) -> Cancellation:
@@ -553,7 +552,7 @@ class CloudV1:
         self._heard.remove(run_id)
         return self._socket.is_open
 
-    async def _json(self, call: BackendCall, what: str) -> Mapping[str, Any]:
+    async def _json(self, call: Call, what: str) -> Mapping[str, Any]:
         response = await call_repeatable(self._calls, call)
         with self._calls.reading(call.operation):
             return mapping_in(parse_answer(call, response), what)
@@ -570,7 +569,7 @@ class CloudV1:
                 found = await search_by_marker(self._calls, prompt_id, found.others)
             if found.run_id is not None:
                 return Submitted(found.run_id, adopted=True)
-            await self._calls.runtime.back_off(attempt)
+            await self._calls.retry.back_off(attempt)
         raise OutcomeUnknown(
             f"the prompt was sent and not confirmed ({error.message}), and no job of the account "
             "carries its sign; it may still appear: adopt it later by its id",
@@ -579,7 +578,7 @@ class CloudV1:
 
 
 def parse_submitted(
-    call: BackendCall, response: httpx.Response, prompt: Prompt
+    call: Call, response: httpx.Response, prompt: Prompt
 ) -> tuple[str, PromptRefused | None]:
     """The run, and why part of it would not run."""
     if response.status_code == 400:

@@ -35,9 +35,8 @@ from comfyfleet.comfy.backend import (
     Submitted,
     Uploaded,
 )
-from comfyfleet.comfy.calls import NETWORK_ERRORS, BackendCall, BackendCalls, parse_answer
+from comfyfleet.comfy.calls import NETWORK_ERRORS, BackendCalls, parse_answer
 from comfyfleet.comfy.cloud_calls import (
-    RETRY_AFTER_SECONDS_MAX,
     CloudErrorBody,
     call_by_id,
     call_once,
@@ -46,7 +45,6 @@ from comfyfleet.comfy.cloud_calls import (
     is_marked,
     parse_error_body,
     require_own_link,
-    retry_after_seconds,
     with_marker,
 )
 from comfyfleet.comfy.events import (
@@ -82,7 +80,9 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.transport import open_file
+from comfyfleet.transport.files import open_file
+from comfyfleet.transport.http import Call
+from comfyfleet.transport.retry import RETRY_AFTER_SECONDS_MAX, retry_after_seconds
 from comfyfleet.transport.sse import EventParser, ServerEvent
 
 V2JobStatus = Literal[
@@ -266,7 +266,7 @@ def _value(value: Any) -> Any:
     return value if asset is None else asset.reference
 
 
-KNOWN = BackendCall("POST", "/assets/from-hash")
+KNOWN = Call("POST", "/assets/from-hash")
 DEFAULT_TYPE = "application/octet-stream"
 
 
@@ -286,7 +286,7 @@ async def upload_asset(calls: BackendCalls, path: Path, name: str | None) -> Upl
 async def _known(calls: BackendCalls, told_hash: str, file_path: str) -> CloudAsset | None:
     """Whatever the server has against it: the bytes can be sent all the same."""
     body = {"hash": told_hash, "file_path": file_path}
-    call = BackendCall("POST", "/assets/from-hash", json=body)
+    call = Call("POST", "/assets/from-hash", json=body)
     response = await call_repeatable(calls, call)
     if response.status_code not in (200, 201):
         return None
@@ -297,7 +297,7 @@ async def _sent(calls: BackendCalls, path: Path, told_hash: str, file_path: str)
     content_type = mimetypes.guess_type(file_path)[0] or DEFAULT_TYPE
     fields = {"content_type": content_type, "file_path": file_path, "expected_hash": told_hash}
     with await open_file(path) as file:
-        call = BackendCall("POST", "/assets", files={"file": (file_path, file)}, data=fields)
+        call = Call("POST", "/assets", files={"file": (file_path, file)}, data=fields)
         response = await call_repeatable(calls, call)
     error_body = parse_error_body(response.content)
     if response.status_code == 413:
@@ -308,7 +308,7 @@ async def _sent(calls: BackendCalls, path: Path, told_hash: str, file_path: str)
 
 
 def _parse_uploaded(
-    calls: BackendCalls, call: BackendCall, response: httpx.Response, file_path: str
+    calls: BackendCalls, call: Call, response: httpx.Response, file_path: str
 ) -> CloudAsset:
     with calls.reading(call.operation):
         if response.status_code not in (200, 201):
@@ -343,7 +343,7 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
     job = await fetch_job(calls, run_id)
     if job is None or job.status != "expired":
         return job
-    await calls.runtime.sleep(SETTLING_SECONDS)
+    await calls.retry.sleep(SETTLING_SECONDS)
     return await fetch_job(calls, run_id)
 
 
@@ -354,7 +354,7 @@ async def fetch_jobs(
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)
-    call = BackendCall("GET", "/jobs", params=params)
+    call = Call("GET", "/jobs", params=params)
     response = await call_repeatable(calls, call)
     if response.status_code in (404, 405, 501):
         raise NotOffered("this server does not list its jobs")
@@ -459,11 +459,11 @@ class EventListener:
         failures = 0
         while not self._is_over and failures <= self._calls.limits.max_retries:
             if failures:
-                await self._calls.runtime.back_off(failures)
+                await self._calls.retry.back_off(failures)
             has_told = await self._read_stream(call)
             failures = 1 if has_told else failures + 1
 
-    async def _read_stream(self, call: BackendCall) -> bool:
+    async def _read_stream(self, call: Call) -> bool:
         """Whether anything was told before the stream ended."""
         has_told = False
         try:
@@ -491,7 +491,7 @@ class EventListener:
             return True
         seconds = retry_after_seconds(response.headers)
         if response.status_code == 429 and seconds is not None:
-            await self._calls.runtime.sleep(min(seconds, RETRY_AFTER_SECONDS_MAX))
+            await self._calls.retry.sleep(min(seconds, RETRY_AFTER_SECONDS_MAX))
         else:
             self._is_over = response.status_code < 500 or response.status_code == 501
         return False
@@ -569,7 +569,7 @@ async def submit_prompt(
     trouble: OutcomeUnknown | UnexpectedAnswer | None = None
     for attempt in range(calls.limits.max_retries + 1):
         if attempt:
-            await calls.runtime.back_off(attempt)
+            await calls.retry.back_off(attempt)
         try:
             response = await call_once(calls, call)
         except OutcomeUnknown as error:
@@ -586,15 +586,15 @@ async def submit_prompt(
     return await _find_again(calls, prompt_id, trouble)
 
 
-def _call(prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]) -> BackendCall:
+def _call(prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]) -> Call:
     body: dict[str, Any] = {"workflow": with_references(with_marker(prompt, prompt_id))}
     if kept := {key: extra_data[key] for key in EXTRA_DATA_KEYS if key in extra_data}:
         body["extra_data"] = kept
-    return BackendCall("POST", "/jobs", json=body, headers={"Idempotency-Key": prompt_id})
+    return Call("POST", "/jobs", json=body, headers={"Idempotency-Key": prompt_id})
 
 
 def _parse_submitted(
-    calls: BackendCalls, call: BackendCall, response: httpx.Response, prompt: Prompt
+    calls: BackendCalls, call: Call, response: httpx.Response, prompt: Prompt
 ) -> str:
     error_body = parse_error_body(response.content)
     told = error_body.message or error_body.code
@@ -632,7 +632,7 @@ async def _find_again(
             job = None
         if job is not None:
             return Submitted(job.job_id, adopted=True)
-        await calls.runtime.back_off(attempt)
+        await calls.retry.back_off(attempt)
     raise OutcomeUnknown(
         "the prompt was sent and not confirmed, and no job of the account carries its sign; "
         "it may still appear: adopt it later by its id",

@@ -210,7 +210,7 @@ class Follower:
         self._run_id = run_id
         self._inbox = inbox
         self._channel = channel
-        self._deadlines = RunDeadlines(calls.limits, calls.runtime.clock)
+        self._deadlines = RunDeadlines(calls.limits, calls.retry.clock)
         self._state = RunState(run_id)
         self._heard = False
 
@@ -265,8 +265,8 @@ class Follower:
         return news
 
     async def _look(self) -> tuple[Event, ...]:
-        location = await _retry_unexpected(
-            self._calls, lambda: locate_run(self._calls, self._run_id)
+        location = await retry_unexpected(
+            lambda: locate_run(self._calls, self._run_id), self._calls
         )
         self._deadlines.saw(location, has_no_socket=self._has_no_socket)
         if isinstance(location, Absent):
@@ -288,18 +288,6 @@ class Follower:
     def _take(self, transition: Transition) -> tuple[Event, ...]:
         self._state = transition.state
         return transition.news
-
-
-async def _retry_unexpected(
-    calls: BackendCalls, look: Callable[[], Awaitable[RunLocation]]
-) -> RunLocation:
-    """A garbled answer is counted, and asked for again: the run must not be lost for it."""
-    for attempt in range(1, calls.limits.max_retries + 1):
-        try:
-            return await look()
-        except UnexpectedAnswer:
-            await calls.runtime.back_off(attempt)
-    return await look()
 
 
 T = TypeVar("T")
@@ -331,7 +319,7 @@ async def follow_cloud_run(
     is_heard: bool = False,
 ) -> AsyncGenerator[Event]:
     """`is_heard`: all that the run tells is in the inbox, so a look at once would only spoil it."""
-    limits, clock = calls.limits, calls.runtime.clock
+    limits, clock = calls.limits, calls.retry.clock
     state, now = RunState(run_id), clock()
     first_look = now + limits.poll_seconds if is_heard else now
     watch = PollState(began=now, heard=None, next_look=first_look, pause=limits.poll_seconds)
@@ -363,7 +351,7 @@ async def retry_unexpected(look: Callable[[], Awaitable[T]], calls: BackendCalls
         try:
             return await look()
         except UnexpectedAnswer:
-            await calls.runtime.back_off(attempt)
+            await calls.retry.back_off(attempt)
     return await look()
 
 
@@ -416,12 +404,12 @@ PAUSE_SECONDS_MAX = 1.0
 
 
 async def confirm_cancelled(calls: BackendCalls, run_id: str, look: LocateRun) -> Cancellation:
-    clock, pause = calls.runtime.clock, PAUSE_FIRST_SECONDS
+    clock, pause = calls.retry.clock, PAUSE_FIRST_SECONDS
     deadline = clock() + calls.limits.cancel_seconds
     while clock() < deadline:
         if (certain := cancellation_from(await look())) is not None:
             return certain
-        await calls.runtime.sleep(pause)
+        await calls.retry.sleep(pause)
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
     raise CancelUnconfirmed(
         f"run {run_id} was told to stop and had not ended after {calls.limits.cancel_seconds:g} s",

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from comfyfleet.comfy.answers import list_in, mapping_at, mapping_in, unexpected_answer
-from comfyfleet.comfy.calls import BackendCall, BackendCalls
+from comfyfleet.comfy.calls import BackendCalls
 from comfyfleet.comfy.events import Cached, Cancelled, End, Failed, Succeeded
 from comfyfleet.comfy.messages import parse_log
+from comfyfleet.transport.http import Call
 
-QUEUE = BackendCall("GET", "/queue")
+QUEUE = Call("GET", "/queue")
 HISTORY_ROUTE = "/history/{id}"
 
 
@@ -51,7 +52,7 @@ async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
 
 
 async def find_in_history(calls: BackendCalls, run_id: str) -> InHistory | None:
-    call = BackendCall("GET", HISTORY_ROUTE, f"/history/{run_id}")
+    call = Call("GET", HISTORY_ROUTE, path=f"/history/{run_id}")
     answer = await calls.ask_json(call)
     with calls.reading(call.operation):
         return parse_history(answer, run_id)
@@ -62,7 +63,7 @@ async def submitted_prompt(
 ) -> tuple[Mapping[str, Any], Sequence[str]] | None:
     """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
     queue = await calls.ask_json(QUEUE)
-    history = await calls.ask_json(BackendCall("GET", HISTORY_ROUTE, f"/history/{run_id}"))
+    history = await calls.ask_json(Call("GET", HISTORY_ROUTE, path=f"/history/{run_id}"))
     with calls.reading(QUEUE.operation):
         data = mapping_in(queue, "the queue")
         waiting = [*(data.get("queue_running") or []), *(data.get("queue_pending") or [])]

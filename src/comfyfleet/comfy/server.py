@@ -6,6 +6,7 @@ replayed in tests."""
 
 import logging
 import re
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,9 @@ from comfyfleet.comfy.backend import (
     Uploaded,
 )
 from comfyfleet.comfy.calls import (
-    NETWORK_ERRORS,
-    NOT_SENT,
-    BackendCall,
     BackendCalls,
     CallMeter,
     CallTally,
-    Runtime,
     fetch_file,
     parse_answer,
     require_success,
@@ -71,6 +68,8 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
+from comfyfleet.transport.http import Call, open_client
+from comfyfleet.transport.retry import RetryPolicy
 
 FOLDERS = ("output", "input", "temp")
 # Words for the editor about the files beside them, not results.
@@ -125,27 +124,16 @@ async def send_prompt(
     if extra_data:
         body["extra_data"] = extra_data
     # No number: two waiting prompts of one number and id kill the server's prompt thread.
-    call = BackendCall("POST", ROUTE, json=body)
+    call = Call("POST", ROUTE, json=body)
     try:
-        response = await _send(calls, call)
+        # Again only if it has not left: a ComfyUI runs whatever arrives, twice if it comes twice.
+        response = require_success(call, await calls.send(call, may_repeat=False))
         return _read(calls, call, response, prompt)
-    except (*NETWORK_ERRORS, UnexpectedAnswer) as error:
+    except (OutcomeUnknown, UnexpectedAnswer) as error:
         return await _find_submitted(calls, call, prompt_id, error)
 
 
-async def _send(calls: BackendCalls, call: BackendCall) -> httpx.Response:
-    """Again only if it has not left: a ComfyUI runs whatever arrives, twice if it comes twice."""
-    for attempt in range(calls.limits.max_retries + 1):
-        if attempt:
-            await calls.runtime.back_off(attempt)
-        try:
-            return require_success(call, await calls.once(call))
-        except NOT_SENT as error:
-            trouble = calls.unavailable(call, error)
-    raise trouble
-
-
-def _read(calls: BackendCalls, call: BackendCall, response: httpx.Response, prompt: Prompt) -> str:
+def _read(calls: BackendCalls, call: Call, response: httpx.Response, prompt: Prompt) -> str:
     with calls.reading(call.operation):
         if response.status_code == 400:
             body = mapping_in(parse_json(response.content, "a refusal"), "a refusal")
@@ -159,9 +147,7 @@ def _read(calls: BackendCalls, call: BackendCall, response: httpx.Response, prom
     return run_id
 
 
-async def _find_submitted(
-    calls: BackendCalls, call: BackendCall, prompt_id: str, error: Exception
-) -> str:
+async def _find_submitted(calls: BackendCalls, call: Call, prompt_id: str, error: Exception) -> str:
     """Whether it was taken, after an answer that did not come or made no sense."""
     for attempt in range(1, calls.limits.max_retries + 2):
         try:
@@ -169,12 +155,12 @@ async def _find_submitted(
                 return prompt_id
         except (ServerUnavailable, UnexpectedAnswer) as trouble:
             error = trouble
-        await calls.runtime.back_off(attempt)
+        await calls.retry.back_off(attempt)
     raise _outcome_of_search(calls, call, prompt_id, error) from error
 
 
 def _outcome_of_search(
-    calls: BackendCalls, call: BackendCall, prompt_id: str, error: Exception
+    calls: BackendCalls, call: Call, prompt_id: str, error: Exception
 ) -> FleetError:
     if isinstance(error, UnexpectedAnswer) and (error.details.get("status") or 0) >= 400:
         return error
@@ -193,7 +179,7 @@ ATTEMPTS_MAX = 1000
 
 async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
     """Look, ask, look again: an interrupt that comes between two nodes of a run can get lost."""
-    clock, before = calls.runtime.clock, None
+    clock, before = calls.retry.clock, None
     deadline = clock() + calls.limits.cancel_seconds
     for attempt in range(ATTEMPTS_MAX):
         location = await locate_run(calls, run_id)
@@ -203,7 +189,7 @@ async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
             break
         await _ask(calls, run_id, location, attempt)
         before = location
-        await calls.runtime.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
+        await calls.retry.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
     raise CancelUnconfirmed(
         f"run {run_id} was told to stop and still runs after {calls.limits.cancel_seconds:g} s",
         run_id=run_id,
@@ -227,14 +213,14 @@ async def _ask(calls: BackendCalls, run_id: str, location: RunLocation, attempt:
     if attempt == 0:
         # Newer servers: one route for both, without a window between the two.
         route = "/api/jobs/{id}/cancel"
-        answer = await calls.ask(BackendCall("POST", route, f"/api/jobs/{run_id}/cancel"))
+        answer = await calls.ask(Call("POST", route, path=f"/api/jobs/{run_id}/cancel"))
         if answer.status_code == 200:
             return
     if isinstance(location, InQueue):
-        await calls.ask(BackendCall("POST", "/queue", json={"delete": [run_id]}))
+        await calls.ask(Call("POST", "/queue", json={"delete": [run_id]}))
     else:
         # Never without the id: that would stop whatever runs, of any client.
-        await calls.ask(BackendCall("POST", "/interrupt", json={"prompt_id": run_id}))
+        await calls.ask(Call("POST", "/interrupt", json={"prompt_id": run_id}))
 
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -249,16 +235,19 @@ class ComfyServer:
         settings: ServerSettings | None = None,
         *,
         meter: CallMeter | None = None,
-        runtime: Runtime | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         settings = settings or ServerSettings()
         limits = settings.limits
-        timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
         self._calls = BackendCalls(
-            httpx.AsyncClient(base_url=settings.base_url, timeout=timeout),
+            open_client(
+                settings.base_url,
+                answer_seconds=limits.answer_seconds,
+                connect_seconds=limits.connect_seconds,
+            ),
             limits=limits,
             meter=meter or CallTally(),
-            runtime=runtime or Runtime(),
+            retry=retry or RetryPolicy(),
         )
         self._sockets = SocketPool(self._calls)
 
@@ -273,7 +262,7 @@ class ComfyServer:
         await self._calls.client.aclose()
 
     async def describe(self) -> Description:
-        nodes, stats = BackendCall("GET", "/object_info"), BackendCall("GET", "/system_stats")
+        nodes, stats = Call("GET", "/object_info"), Call("GET", "/system_stats")
         answers = await self._calls.ask_json(nodes), await self._calls.ask_json(stats)
         with self._calls.reading(nodes.operation):
             object_info = mapping_in(answers[0], "the node types")
@@ -282,13 +271,13 @@ class ComfyServer:
 
     async def devices(self) -> tuple[Device, ...]:
         """As `describe` tells them, without the node types, which are megabytes."""
-        call = BackendCall("GET", "/system_stats")
+        call = Call("GET", "/system_stats")
         answer = await self._calls.ask_json(call)
         with self._calls.reading(call.operation):
             return describe_server({}, mapping_in(answer, "the system stats")).devices
 
     async def queue_length(self) -> int:
-        call = BackendCall("GET", "/prompt", is_poll=True)
+        call = Call("GET", "/prompt", is_poll=True)
         answer = await self._calls.ask_json(call)
         with self._calls.reading(call.operation, logging.INFO):
             what = "the queue's length"
@@ -310,7 +299,7 @@ class ComfyServer:
                 self._calls,
                 prompt,
                 prompt_id=prompt_id,
-                client_id=channel.client_id if channel else self._calls.runtime.new_id(),
+                client_id=channel.client_id if channel else str(uuid.uuid4()),
                 extra_data=extra_data,
             )
         except BaseException as error:
@@ -382,7 +371,7 @@ class ComfyServer:
         return result
 
     async def free(self) -> None:
-        await self._calls.ask(BackendCall("POST", "/free", json=FREE))
+        await self._calls.ask(Call("POST", "/free", json=FREE))
 
 
 def describe_server(object_info: Mapping[str, Any], stats: Mapping[str, Any]) -> Description:

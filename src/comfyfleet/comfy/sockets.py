@@ -4,24 +4,26 @@ import asyncio
 import contextlib
 import json
 import logging
+import uuid
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from comfyfleet.comfy.calls import BackendCall, BackendCalls
+from comfyfleet.comfy.calls import BackendCalls
 from comfyfleet.comfy.events import NodeStarted, NodeText, Preview, Progress, Reconnected, Started
 from comfyfleet.comfy.messages import CURRENT_RUN, Inbox, Message, RunOver, parse_message
 from comfyfleet.comfy.run_location import QUEUE
 from comfyfleet.errors import ServerUnavailable, UnexpectedAnswer
+from comfyfleet.transport.http import Call
 
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 RECONNECTS_MAX = 20
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
-SOCKET = BackendCall("GET", "/ws")
+SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 
 
@@ -86,7 +88,7 @@ class ServerSocket:
     async def _connect_patiently(self) -> ClientConnection:
         for attempt in range(self._calls.limits.max_retries + 1):
             if attempt:
-                await self._calls.runtime.back_off(attempt)
+                await self._calls.retry.back_off(attempt)
             try:
                 return await self._connect()
             except websockets.InvalidHandshake as error:
@@ -146,7 +148,7 @@ class ServerSocket:
             return None
         try:
             if self._returns > 1:
-                await self._calls.runtime.back_off(self._returns - 1)
+                await self._calls.retry.back_off(self._returns - 1)
             socket = await self._connect_patiently()
         except ServerUnavailable as error:
             logger.warning("socket lost for good", extra={"reason": error.message})
@@ -225,13 +227,13 @@ class SocketPool:
     async def open(self) -> ServerSocket | None:
         """The channel for a new run; None: the server has none for us. Raises ServerUnavailable."""
         async with self._opening:
-            if self._calls.runtime.clock() < self._deaf_until:
+            if self._calls.retry.clock() < self._deaf_until:
                 return None
             if self._current is not None and self._current.open and not self._current.degraded:
                 return self._current
             before, self._current = self._current, None
             await self._close_if_idle(before)
-            channel = ServerSocket(self._calls, self._calls.runtime.new_id())
+            channel = ServerSocket(self._calls, str(uuid.uuid4()))
             try:
                 await channel.start()
             except SocketRefused as error:
@@ -247,7 +249,7 @@ class SocketPool:
         if not self._has_no_socket:
             logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
         self._has_no_socket = True
-        self._deaf_until = self._calls.runtime.clock() + WITHOUT_SOCKET_SECONDS
+        self._deaf_until = self._calls.retry.clock() + WITHOUT_SOCKET_SECONDS
 
     async def add(self, run_id: str, channel: ServerSocket | None) -> None:
         inbox = channel.join(run_id) if channel else Inbox()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import mimetypes
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
@@ -27,11 +26,10 @@ from comfyfleet.engine.node import FolderName, Folders, require_small
 from comfyfleet.engine.payloads import UnforeseenInput
 from comfyfleet.errors import InvalidInput, LimitExceeded
 from comfyfleet.media import measure_picture
+from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select_range
 
 CHUNK_BYTES = 256 * 1024
 NANOSECONDS = 1_000_000_000
-
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,48 +41,33 @@ class FileStamp:
 
     @property
     def etag(self) -> str:
-        return f'"{self.modified_ns:x}-{self.size:x}"'
+        return file_etag(self.size, self.modified_ns)
 
     @property
     def modified(self) -> int:
         return self.modified_ns // NANOSECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyPlan:
-    """Which bytes go out, under which status."""
-
-    status: int
-    start: int = 0
-    length: int = 0
-
-
-def plan_reply(headers: Mapping[str, str], stamp: FileStamp) -> ReplyPlan:
+def plan_reply(headers: Mapping[str, str], stamp: FileStamp) -> ByteRange:
     """Preconditions first, then the range."""
     if (status := _precondition(headers, stamp)) is not None:
-        return ReplyPlan(status)
+        return ByteRange(status)
     wanted = headers.get("range")
     if wanted is None or not _range_still_holds(headers, stamp):
-        return ReplyPlan(200, 0, stamp.size)
-    span = _span(wanted, stamp.size)
-    return ReplyPlan(416) if span is None else ReplyPlan(206, *span)
+        return ByteRange(200, 0, stamp.size)
+    return select_range(wanted, stamp.size, is_strict=True)
 
 
 def _precondition(headers: Mapping[str, str], stamp: FileStamp) -> int | None:
     if "if-match" in headers:
-        if not _names(headers["if-match"], stamp):
+        if not names_etag(headers["if-match"], stamp.etag):
             return 412
     elif (before := _date(headers, "if-unmodified-since")) and stamp.modified > before:
         return 412
     if "if-none-match" in headers:
-        return 304 if _names(headers["if-none-match"], stamp) else None
+        return 304 if names_etag(headers["if-none-match"], stamp.etag) else None
     since = _date(headers, "if-modified-since")
     return 304 if since is not None and stamp.modified <= since else None
-
-
-def _names(etags: str, stamp: FileStamp) -> bool:
-    named = [etag.strip().removeprefix("W/") for etag in etags.split(",")]
-    return "*" in named or stamp.etag in named
 
 
 def _range_still_holds(headers: Mapping[str, str], stamp: FileStamp) -> bool:
@@ -97,20 +80,6 @@ def _date(headers: Mapping[str, str], name: str) -> float | None:
         return parsedate_to_datetime(headers[name]).timestamp()
     except (KeyError, ValueError):
         return None
-
-
-def _span(wanted: str, size: int) -> tuple[int, int] | None:
-    """Start and length of a single range, or None when it can't be satisfied."""
-    found = _RANGE.fullmatch(wanted)
-    if found is None or found[0] == "bytes=-":
-        return None
-    first, last = found.groups()
-    if not first:
-        start = max(size - int(last), 0)
-        return (start, size - start) if start < size else None
-    start = int(first)
-    end = min(int(last), size - 1) if last else size - 1
-    return (start, end - start + 1) if start <= end else None
 
 
 class FileReply(Response):
@@ -134,11 +103,7 @@ class FileReply(Response):
             self.headers["last-modified"] = formatdate(stamp.modified, usegmt=True)
         if status in (200, 206):
             self.headers["accept-ranges"] = "bytes"
-        if status == 206:
-            last = self._plan.start + self._plan.length - 1
-            self.headers["content-range"] = f"bytes {self._plan.start}-{last}/{stamp.size}"
-        if status == 416:
-            self.headers["content-range"] = f"bytes */{stamp.size}"
+        self.headers.update(self._plan.headers(stamp.size))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(

@@ -30,8 +30,8 @@ from comfyfleet.server.media.model import (
 )
 from comfyfleet.server.storage import PresignedUrl
 from comfyfleet.server.tenants.model import Caller
-from comfyfleet.transport import open_file
 from comfyfleet.transport.fetch import FetchedSource, Fetcher, FetchLimits
+from comfyfleet.transport.files import open_file
 
 # The media of a file is always the same one: who links it again after a lost answer gets it again.
 LINKED = "media"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -23,7 +23,6 @@ from comfyfleet.api.worker import (
     Registered,
     Requeue,
 )
-from comfyfleet.comfy.calls import Runtime, describe_network_error
 from comfyfleet.errors import (
     Conflict,
     FleetError,
@@ -35,14 +34,14 @@ from comfyfleet.errors import (
     Unavailable,
     WorkerRevoked,
 )
+from comfyfleet.transport.error_decoder import error_fields
+from comfyfleet.transport.http import Call, HttpClient, describe_network_error, open_client
+from comfyfleet.transport.retry import RetryPolicy
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 POLL_GRACE_SECONDS = 15.0
-# Shorter than what servers commonly keep idle connections for: they would be closed under us.
-KEEP_ALIVE_SECONDS = 4.0
 DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
 # What may be answered differently the next time.
@@ -66,19 +65,18 @@ class ControlClient:
     All calls raise Unavailable when nobody answered as a control plane does.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self, url: str, *, key: str | None = None, retry: RetryPolicy | None = None
+    ) -> None:
         self.key = key
         self._url = url.rstrip("/")
         self._is_away = False
-        self._around = runtime or Runtime()
-        self._client = httpx.AsyncClient(
-            base_url=f"{url.rstrip('/')}/api/worker",
-            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS),
-        )
+        self._retry = retry or RetryPolicy()
+        client = open_client(f"{self._url}/api/worker", answer_seconds=ANSWER_SECONDS)
+        self._calls = HttpClient(client, retry=self._retry)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._calls.client.aclose()
 
     async def register(self, message: Register, secret: str) -> Registered:
         """Raises Unauthenticated, InvalidInput, Conflict (the id is taken), FleetFull."""
@@ -89,12 +87,12 @@ class ControlClient:
 
     async def poll(self, message: Poll) -> Polled:
         seconds = message.wait_seconds + POLL_GRACE_SECONDS
-        return await self._ask("poll", message, Polled, self._bearer(), _timeout(seconds))
+        return await self._ask("poll", message, Polled, self._bearer(), seconds)
 
     async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
         """Raises LeaseLost."""
-        http_timeout = _timeout(message.wait_seconds + ANSWER_SECONDS)
-        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), http_timeout)
+        seconds = message.wait_seconds + ANSWER_SECONDS
+        return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), seconds)
 
     async def end(self, report: FinalReport) -> Completed:
         """Says it until it is answered, however long that takes: the result is made and paid for.
@@ -124,7 +122,7 @@ class ControlClient:
             try:
                 await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
             except Unavailable:
-                await self._around.back_off(attempt)
+                await self._retry.back_off(attempt)
             except FleetError as error:
                 logger.warning("deregistering was refused", extra={"reason": error.message})
                 return False
@@ -143,7 +141,7 @@ class ControlClient:
                     "reason": error.message,
                 },
             )
-        await self._around.back_off(min(attempt, 6))
+        await self._retry.back_off(min(attempt, 6))
 
     def _bearer(self) -> dict[str, str]:
         if not self.key:
@@ -156,12 +154,12 @@ class ControlClient:
         message: Message,
         kind: type[Answer],
         headers: Mapping[str, str],
-        http_timeout: httpx.Timeout | None = None,
+        read_seconds: float | None = None,
     ) -> Answer:
         """One line tells that nobody answers, and one that somebody does again."""
         is_away = False
         try:
-            return await self._ask_once(endpoint, message, kind, headers, http_timeout)
+            return await self._ask_once(endpoint, message, kind, headers, read_seconds)
         except asyncio.CancelledError:
             is_away = self._is_away
             raise
@@ -182,15 +180,17 @@ class ControlClient:
         message: Message,
         kind: type[Answer],
         headers: Mapping[str, str],
-        http_timeout: httpx.Timeout | None,
+        read_seconds: float | None,
     ) -> Answer:
+        call = Call(
+            "POST",
+            f"/{endpoint}",
+            content=message.model_dump_json(exclude_none=True),
+            headers={**headers, "Content-Type": "application/json"},
+            read_seconds=read_seconds,
+        )
         try:
-            response = await self._client.post(
-                f"/{endpoint}",
-                content=message.model_dump_json(exclude_none=True),
-                headers={**headers, "Content-Type": "application/json"},
-                timeout=http_timeout or self._client.timeout,
-            )
+            response = await self._calls.once(call)
         except httpx.TransportError as error:
             raise Unavailable(
                 f"{endpoint} at {self._url}: {describe_network_error(error)}"
@@ -204,13 +204,11 @@ class ControlClient:
             raise Unavailable(f"{endpoint}: the answer makes no sense: {error}") from error
 
 
-def _timeout(read_seconds: float) -> httpx.Timeout:
-    return httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, read=read_seconds)
-
-
 def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
     """Our errors, from the status and the `{"error": {code, message}}` of an answer."""
-    code, message = _error_fields(response)
+    said = error_fields(response)
+    code = said.code if said else ""
+    message = said.message if said else response.text[:SNIPPET_CHARACTERS_MAX]
     text = f"{endpoint} was answered {response.status_code}: {message}"
     match response.status_code:
         case 401:
@@ -224,12 +222,3 @@ def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
         case status if status >= 500 or status in RETRYABLE_STATUSES or status < 400:
             return Unavailable(text)
     return Refused(text, status=response.status_code)
-
-
-def _error_fields(response: httpx.Response) -> tuple[str, str]:
-    try:
-        body: Any = response.json()
-        error = body["error"]
-        return str(error.get("code") or ""), str(error.get("message") or "")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "", response.text[:SNIPPET_CHARACTERS_MAX]

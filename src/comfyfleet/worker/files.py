@@ -25,9 +25,10 @@ from blake3 import blake3
 
 from comfyfleet.api.values import Asset, OutputSlot, WantedOutput
 from comfyfleet.api.worker import Job
-from comfyfleet.comfy.calls import Runtime, save_body
 from comfyfleet.errors import InvalidInput, LimitExceeded, Unavailable
-from comfyfleet.transport import open_file
+from comfyfleet.transport.files import read_chunks, save_body
+from comfyfleet.transport.http import open_client
+from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.platform import RenewAsset
 
@@ -39,11 +40,11 @@ class AssetDownloads:
     """See AssetProvider."""
 
     def __init__(
-        self, store: httpx.AsyncClient, folder: Path, runtime: Runtime | None = None
+        self, store: httpx.AsyncClient, folder: Path, retry: RetryPolicy | None = None
     ) -> None:
         self._store = store
         self._folder = folder
-        self._around = runtime or Runtime()
+        self._retry = retry or RetryPolicy()
 
     @contextlib.asynccontextmanager
     async def hold(self, asset: Asset, renew: RenewAsset) -> AsyncIterator[Path]:
@@ -59,7 +60,7 @@ class AssetDownloads:
             if trouble is None:
                 return to
             if attempt > 1:
-                await self._around.back_off(attempt - 1)
+                await self._retry.back_off(attempt - 1)
             asset = await renew(asset)
         raise Unavailable(f"the input {asset.name!r} can't be fetched: {trouble}")
 
@@ -241,7 +242,6 @@ def _hash_of(path: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 1024 * 1024
 # Files up to this size are sent from memory, and are not worth a change of threads to be removed before
 # their lease ends.
 SMALL_BYTES = 1024 * 1024
@@ -249,16 +249,12 @@ SMALL_BYTES = 1024 * 1024
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
 REFUSALS_MAX = 4
-CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 120.0
 
 
 def store_client() -> httpx.AsyncClient:
     """Has no headers of its own: the store must not see the worker's key."""
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-        limits=httpx.Limits(keepalive_expiry=4.0),
-    )
+    return open_client("", answer_seconds=ANSWER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +277,11 @@ class OutputUploads:
         store: httpx.AsyncClient,
         heartbeat_loop: HeartbeatLoop,
         job: Job,
-        runtime: Runtime | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._store = store
         self._heartbeat_loop = heartbeat_loop
-        self._around = runtime or Runtime()
+        self._retry = retry or RetryPolicy()
         self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
 
     async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
@@ -304,7 +300,7 @@ class OutputUploads:
             if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
                 raise Unavailable(f"the store does not take {name}: {trouble}")
             if refusals != 1:
-                await self._around.back_off(min(max(refusals, 2), 6))
+                await self._retry.back_off(min(max(refusals, 2), 6))
 
     async def _slot(self, wanted: WantedOutput) -> OutputSlot:
         known = self._slots.get(wanted.name)
@@ -320,7 +316,7 @@ class OutputUploads:
         """What went wrong, without the URL, which is a secret; and whether the store said no."""
         headers = {"Content-Type": content_type, **_lowered(slot.headers)}
         headers = {**_lowered(headers), "content-length": str(file.size)}
-        content = file.content if file.content is not None else _chunks(file.path)
+        content = file.content if file.content is not None else read_chunks(file.path)
         try:
             answer = await self._store.put(slot.url, content=content, headers=headers)
         except httpx.TransportError as error:
@@ -334,9 +330,3 @@ class OutputUploads:
 
 def _lowered(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with await open_file(path) as file:
-        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-            yield chunk

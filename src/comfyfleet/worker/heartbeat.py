@@ -15,7 +15,6 @@ from comfyfleet.api.worker import (
     Progress,
     Reading,
 )
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Preview
 from comfyfleet.errors import (
     FleetError,
@@ -26,6 +25,7 @@ from comfyfleet.errors import (
     Unavailable,
     WorkerRevoked,
 )
+from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.platform import RenewAsset
 from comfyfleet.worker.run_progress import data_url
@@ -60,7 +60,7 @@ class HeartbeatLoop:
         reading: Callable[[], Awaitable[Reading | None]],
         heard: Callable[[HeartbeatAnswer], None],
         lost: Callable[[FleetError], None],
-        runtime: Runtime | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._control = control
         self._job = job
@@ -68,7 +68,7 @@ class HeartbeatLoop:
         self._reading = reading
         self._heard = heard
         self._lost = lost
-        self._around = runtime or Runtime()
+        self._retry = retry or RetryPolicy()
         self._started = False
         self._filled_in: FilledIn | None = None
         self._progress: Progress | None = None
@@ -191,7 +191,7 @@ class HeartbeatLoop:
                 return await self._say(want_outputs, want_assets)
             except (Unavailable, Unauthenticated) as error:
                 logger.warning("fresh URLs were not given", extra=self._ids(error))
-                await self._around.back_off(min(attempt, 6))
+                await self._retry.back_off(min(attempt, 6))
             except Refused as error:
                 raise InvalidInput(error.message) from error
 
@@ -236,7 +236,7 @@ class HeartbeatLoop:
             await _set_within(self._urgent, self._last + PROGRESS_SECONDS_MIN)
 
     def _jitter(self) -> float:
-        return 0.5 + self._around.chance() / 2
+        return 0.5 + self._retry.chance() / 2
 
     def _ids(self, error: FleetError) -> dict[str, object]:
         return {

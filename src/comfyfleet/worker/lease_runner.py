@@ -21,7 +21,6 @@ from comfyfleet.api.values import WANTED_MAX, DeliveredOutput
 from comfyfleet.api.worker import Complete, Fail, Job, ModelChange, Requeue, RequeueReason
 from comfyfleet.comfy import Backend, OutputFile, Outputs
 from comfyfleet.comfy.backend import Cancellation, Fetched
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
 from comfyfleet.errors import (
     CancelUnconfirmed,
@@ -41,6 +40,7 @@ from comfyfleet.errors import (
     UnexpectedAnswer,
 )
 from comfyfleet.media import SNIFF_BYTES, measure_picture, strip_metadata
+from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import REPORT_ENDPOINTS, ControlClient, FinalReport
 from comfyfleet.worker.failures import (
     BackendCondition,
@@ -160,7 +160,7 @@ class LeaseDeps:
     files: BackendFiles | None = None  # a cloud has no folders
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
-    runtime: Runtime = field(default_factory=Runtime)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class ActiveLease:
@@ -313,7 +313,7 @@ async def submit_once(
         for look in range(UNKNOWN_LOOKS_MAX):
             if found := await backend.adopt(prompt_id):
                 return found.run_id
-            await deps.runtime.sleep(LOOK_SECONDS * 2**look)
+            await deps.retry.sleep(LOOK_SECONDS * 2**look)
         raise
     return sent.run_id
 
@@ -380,7 +380,7 @@ async def deliver_outputs(
         raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
     if len(files) > WANTED_MAX:
         raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
-    deliveries = OutputUploads(deps.store, heartbeat_loop, job, deps.runtime)
+    deliveries = OutputUploads(deps.store, heartbeat_loop, job, deps.retry)
     filenames = [file.filename for file in files]
     names = output_names(filenames, find_slot(job.outputs, filenames))
     return tuple(

@@ -9,8 +9,8 @@ import httpx
 from comfyfleet.api.values import OutputSlot
 from comfyfleet.api.worker import BackendFacts, Provider, Register, Registered
 from comfyfleet.comfy import Description
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.errors import Conflict, FleetFull, InvalidInput, Unavailable
+from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.backend_facts import object_info_bytes
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.journal import Journal, WorkerIdentity
@@ -30,14 +30,14 @@ class RegistrationClient:
         settings: WorkerSettings,
         control: ControlClient,
         journal: Journal,
-        runtime: Runtime | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self.worker_id = settings.worker_id
         self.heartbeat_seconds = settings.heartbeat_seconds
         self._settings = settings
         self._control = control
         self._journal = journal
-        self._around = runtime or Runtime()
+        self._retry = retry or RetryPolicy()
         self._has_joined = False
 
     @property
@@ -78,7 +78,7 @@ class RegistrationClient:
             except (FleetFull, Unavailable) as error:
                 level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
                 logger.log(level, "not registered yet", extra={"reason": error.message})
-                await self._around.back_off(min(attempt, 6))
+                await self._retry.back_off(min(attempt, 6))
         self.worker_id = registered.worker_id
         self._has_joined = True
         self._apply_answer(registered.heartbeat_seconds)
@@ -112,7 +112,7 @@ class RegistrationClient:
             "the id is taken: trying again until it is free",
             extra={"worker_id": self.worker_id, "reason": error.message},
         )
-        await self._around.sleep(TAKEN_SECONDS)
+        await self._retry.sleep(TAKEN_SECONDS)
 
     def _message(self, facts: BackendFacts | None) -> Register:
         settings = self._settings

@@ -280,7 +280,7 @@ class Worker:
         except FleetError as error:
             level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
             logger.log(level, "a poll was not answered", extra={"reason": error.message})
-            await self._deps.runtime.back_off(min(failures + 1, 6))
+            await self._deps.retry.back_off(min(failures + 1, 6))
             return None
         finally:
             self._is_polling = False

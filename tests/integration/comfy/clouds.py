@@ -9,9 +9,10 @@ from typing import Any
 from tests.support.backends.scripted_server import Reaction, Scripted, by_route, scripted, told
 
 from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
-from comfyfleet.comfy.calls import CallTally, Runtime
+from comfyfleet.comfy.calls import CallTally
 from comfyfleet.comfy.cloud import UNKNOWN_JOB_ID
 from comfyfleet.comfy.cloud_calls import with_marker
+from comfyfleet.transport.retry import RetryPolicy
 
 KEY = "key-of-alice"
 RUN = "6f1c1c1e-0000-4000-8000-000000000001"
@@ -58,6 +59,6 @@ async def cloud_of(replies: Replies, limits: BackendLimits = LIMITS) -> AsyncIte
     tally = CallTally()
     async with scripted(by_route(replies)) as server:
         settings = CloudSettings(KEY, server.url, limits)
-        cloud = ComfyCloud(settings, meter=tally, runtime=Runtime(sleep=nap))
+        cloud = ComfyCloud(settings, meter=tally, retry=RetryPolicy(sleep=nap))
         async with cloud:
             yield Stage(server, cloud, tally, naps)

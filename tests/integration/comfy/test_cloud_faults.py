@@ -16,11 +16,11 @@ from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 from tests.support.backends.v2_server import comfy_api_proxy
 
 from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
-from comfyfleet.comfy.calls import Runtime
 from comfyfleet.comfy.events import Succeeded
 from comfyfleet.engine import Served, serve_in_thread
 from comfyfleet.engine.queue import QueuedPrompt
 from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.transport.retry import RetryPolicy
 
 T = TypeVar("T")
 KEY = "key-of-alice"
@@ -96,7 +96,7 @@ def short_sleep(seconds: float) -> "asyncio.Future[None] | asyncio.Task[None]":
 
 
 def caller(url: str) -> ComfyCloud:
-    return ComfyCloud(CloudSettings(KEY, url, LIMITS), runtime=Runtime(sleep=short_sleep))
+    return ComfyCloud(CloudSettings(KEY, url, LIMITS), retry=RetryPolicy(sleep=short_sleep))
 
 
 @pytest.mark.parametrize(("api", "step", "fault"), [*cases()])

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from comfyfleet.comfy import BackendLimits, CallTally, ComfyServer, ServerSettings
-from comfyfleet.comfy.calls import Runtime
+from comfyfleet.transport.retry import RetryPolicy
 
 Play = Callable[["Stub", str], Awaitable[None]]
 LIMITS = BackendLimits(
@@ -180,9 +180,9 @@ async def client_of(
 ) -> AsyncIterator[tuple[ComfyServer, CallTally]]:
     """A client whose pauses are short, and what it counted."""
     tally = CallTally()
-    runtime = Runtime(sleep=lambda seconds: asyncio.sleep(seconds * 0.05))
+    retry = RetryPolicy(sleep=lambda seconds: asyncio.sleep(seconds * 0.05))
     async with (
         scripted(stub),
-        ComfyServer(ServerSettings(stub.url, limits), meter=tally, runtime=runtime) as it,
+        ComfyServer(ServerSettings(stub.url, limits), meter=tally, retry=retry) as it,
     ):
         yield it, tally

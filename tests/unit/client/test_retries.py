@@ -97,6 +97,15 @@ async def test_a_full_queue_is_waited_for_as_long_as_it_says() -> None:
     assert script.slept == [7.0]
 
 
+async def test_a_date_to_come_again_is_waited_for_by_the_servers_clock() -> None:
+    date = "Wed, 21 Oct 2026 07:28:0{} GMT"
+    headers = {"Retry-After": date.format(5), "Date": date.format(1)}
+    script = Script(refused(429, "queue_full", headers), job())
+    async with script.client as client:
+        await client.apply(EFFECT)
+    assert script.slept == [4.0]
+
+
 async def test_who_says_come_back_in_an_hour_is_not_waited_for() -> None:
     script = Script(refused(429, "queue_full", {"Retry-After": "3600"}))
     async with script.client as client:

@@ -6,10 +6,12 @@ import httpx
 import pytest
 
 from comfyfleet.comfy.backend import BackendLimits
-from comfyfleet.comfy.calls import LATENCIES_KEPT_MAX, BackendCall, BackendCalls, CallTally, Runtime
+from comfyfleet.comfy.calls import LATENCIES_KEPT_MAX, BackendCalls, CallTally
 from comfyfleet.errors import ServerUnavailable, UnexpectedAnswer
+from comfyfleet.transport.http import Call
+from comfyfleet.transport.retry import RetryPolicy
 
-CALL = BackendCall("GET", "/history/{id}", "/history/abc", params={"key": "secret"})
+CALL = Call("GET", "/history/{id}", path="/history/abc", params={"key": "secret"})
 
 
 class Wire:
@@ -24,8 +26,8 @@ class Wire:
         client = httpx.AsyncClient(
             base_url="http://server:1", transport=httpx.MockTransport(self._answer)
         )
-        runtime = Runtime(sleep=self._nap, chance=lambda: 0.0)
-        return BackendCalls(client, limits=BackendLimits(), meter=self.tally, runtime=runtime)
+        retry = RetryPolicy(sleep=self._nap, chance=lambda: 0.0)
+        return BackendCalls(client, limits=BackendLimits(), meter=self.tally, retry=retry)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         answer = self.answers.pop(0)

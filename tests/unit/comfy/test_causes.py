@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from comfyfleet.comfy.calls import describe_network_error
+from comfyfleet.transport.http import describe_network_error
 
 
 def caused(error: Exception, *causes: BaseException) -> Exception:

@@ -1,7 +1,6 @@
 import pytest
 
 from comfyfleet.comfy.backend import BackendLimits, ServerSettings, server_settings
-from comfyfleet.comfy.calls import BACKOFF_SECONDS_MAX, backoff_seconds
 from comfyfleet.errors import InvalidValue
 
 
@@ -47,9 +46,3 @@ def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
 def test_an_address_without_its_scheme_is_refused() -> None:
     with pytest.raises(InvalidValue, match="localhost:8188"):
         server_settings({"COMFYUI_BASE_URL": "localhost:8188"})
-
-
-def test_pauses_double_up_to_a_maximum_and_are_spread_by_chance() -> None:
-    assert [backoff_seconds(attempt, 1.0) for attempt in (1, 2, 3)] == [0.25, 0.5, 1.0]
-    assert backoff_seconds(1, 0.0) == 0.125
-    assert backoff_seconds(100, 1.0) == BACKOFF_SECONDS_MAX

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyfleet.server.http.objects import ByteRange, requested_range
+from comfyfleet.server.http.objects import requested_range
+from comfyfleet.transport.ranges import ByteRange, select_range
 
 ETAG = '"1-2"'
 
@@ -28,6 +29,11 @@ ETAG = '"1-2"'
 )
 def test_a_range_of_ten_bytes(asked: str, part: ByteRange) -> None:
     assert requested_range({"range": asked}, size=10, etag=ETAG) == part
+
+
+@pytest.mark.parametrize("asked", ["bytes=5-3", "bytes=-", "bytes=0-1,4-5", "lines=0-1"])
+def test_a_strict_server_refuses_what_is_no_range(asked: str) -> None:
+    assert select_range(asked, 10, is_strict=True) == ByteRange(416)
 
 
 def test_nothing_is_a_part_of_an_empty_object() -> None:

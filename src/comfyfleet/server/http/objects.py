@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,42 +26,15 @@ from comfyfleet.server.storage.local import (
     UrlGrant,
 )
 from comfyfleet.server.storage.model import disposition
-
-_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    status: int
-    start: int = 0
-    length: int = 0
-
-    def headers(self, size: int) -> dict[str, str]:
-        if self.status == 206:
-            return {"content-range": f"bytes {self.start}-{self.start + self.length - 1}/{size}"}
-        return {"content-range": f"bytes */{size}"} if self.status == 416 else {}
+from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select_range
 
 
 def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> ByteRange:
-    """One range is served; several, or what is no range, get the whole, as the standard allows."""
-    if _names(headers.get("if-none-match", ""), etag):
+    """A stale If-Range gets the whole object."""
+    if names_etag(headers.get("if-none-match", ""), etag):
         return ByteRange(304)
-    found = _RANGE.fullmatch(headers.get("range", ""))
-    if found is None or found[0] == "bytes=-" or headers.get("if-range", etag) != etag:
-        return ByteRange(200, 0, size)
-    first, last = found.groups()
-    if not first:
-        length = min(int(last), size)
-        return ByteRange(206, size - length, length) if length else ByteRange(416)
-    start, end = int(first), min(int(last or size), size - 1)
-    if last and int(last) < start:
-        return ByteRange(200, 0, size)
-    return ByteRange(206, start, end - start + 1) if start <= end else ByteRange(416)
-
-
-def _names(etags: str, etag: str) -> bool:
-    named = {each.strip().removeprefix("W/") for each in etags.split(",")}
-    return bool(named & {"*", etag})
+    is_current = headers.get("if-range", etag) == etag
+    return select_range(headers.get("range", "") if is_current else "", size)
 
 
 logger = logging.getLogger(__name__)
@@ -168,7 +139,7 @@ def _granted(store: LocalStore, request: Request, key: str) -> UrlGrant:
 async def _get(store: LocalStore, request: Request, key: str) -> Response:
     grant = _granted(store, request, key)
     opened = await store.open(key)
-    etag = f'"{opened.modified_ns:x}-{opened.size:x}"'
+    etag = file_etag(opened.size, opened.modified_ns)
     part = requested_range(request.headers, size=opened.size, etag=etag)
     headers = OPEN_TO_PAGES | HARMLESS | part.headers(opened.size)
     headers |= {"etag": etag, "accept-ranges": "bytes"}

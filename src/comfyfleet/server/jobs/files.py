@@ -43,7 +43,7 @@ from comfyfleet.server.media.model import (
 )
 from comfyfleet.server.queue.model import Dispatch
 from comfyfleet.server.storage.model import CHUNK_BYTES
-from comfyfleet.transport import open_file
+from comfyfleet.transport.files import open_file
 
 ANNOUNCED_SIZE = "announced_size"
 # What `arrived` raises of a file that can't be used.

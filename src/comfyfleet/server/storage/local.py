@@ -37,7 +37,7 @@ from comfyfleet.server.storage.model import (
     checked_seconds,
     checked_size,
 )
-from comfyfleet.transport import open_file, open_with
+from comfyfleet.transport.files import open_file, open_with
 
 # An upload that has written nothing for so long belongs to a process that is no more.
 INCOMING_SECONDS_MAX = 3600

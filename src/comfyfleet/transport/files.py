@@ -1,0 +1,94 @@
+"""Files opened in threads beside the event loop, and bodies streamed to and from them: none is held in memory as a whole."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+
+if TYPE_CHECKING:
+    import httpx  # takes long, and those who only open files need none of it
+
+CHUNK_BYTES = 1024 * 1024
+T = TypeVar("T")
+
+
+async def open_file(path: Path, mode: str = "rb") -> BinaryIO:
+    return await open_with(lambda: cast(BinaryIO, path.open(mode)), lambda file: file.close())
+
+
+async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
+    """A thread can't be cancelled: what it opens for somebody who has gone is closed."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+
+    def close_it(made: asyncio.Future[T]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            close(made.result())
+
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(close_it)
+        raise
+
+
+async def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AsyncIterator[bytes]:
+    with await open_file(path) as file:
+        while chunk := await asyncio.to_thread(file.read, chunk_bytes):
+            yield chunk
+
+
+async def save_body(response: "httpx.Response", to: Path) -> int:
+    """Streams a body to a file, which appears under its name when it is whole. Returns its size."""
+    part = to.with_name(f".{to.name}.part")
+    try:
+        async with aclosing(_gathered(response)) as gathered:
+            size = await _save(gathered, part, to)
+    except BaseException:
+        await asyncio.to_thread(part.unlink, missing_ok=True)
+        raise
+    return size
+
+
+async def _save(gathered: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
+    first = await anext(gathered)
+    size = sum(map(len, first))
+    if size < CHUNK_BYTES:
+        # There is no more. Most files are small, and then one change of threads is enough.
+        await asyncio.to_thread(_write_whole, part, to, first)
+        return size
+    with await _made(part) as file:
+        await asyncio.to_thread(file.writelines, first)
+        async for chunks in gathered:
+            await asyncio.to_thread(file.writelines, chunks)
+            size += sum(map(len, chunks))
+    await asyncio.to_thread(part.replace, to)
+    return size
+
+
+def _write_whole(part: Path, to: Path, chunks: Sequence[bytes]) -> None:
+    with _make(part) as file:
+        file.writelines(chunks)
+    part.replace(to)
+
+
+async def _made(path: Path) -> BinaryIO:
+    return await open_with(lambda: _make(path), lambda file: file.close())
+
+
+def _make(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
+async def _gathered(response: "httpx.Response") -> AsyncGenerator[list[bytes], None]:
+    """As they came, without being copied together, but enough at once to be worth a thread."""
+    chunks: list[bytes] = []
+    gathered = 0
+    async for chunk in response.aiter_bytes():
+        chunks.append(chunk)
+        gathered += len(chunk)
+        if gathered >= CHUNK_BYTES:
+            yield chunks
+            chunks, gathered = [], 0
+    yield chunks

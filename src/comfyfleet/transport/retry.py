@@ -1,0 +1,50 @@
+"""When a call that failed is made again: back-off, and how long a server asks to wait."""
+
+import asyncio
+import email.utils
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+BACKOFF_FIRST_SECONDS = 0.25
+BACKOFF_SECONDS_MAX = 8.0
+# A server that asks for more is not waited for: the caller is told when to come again.
+RETRY_AFTER_SECONDS_MAX = 60.0
+_DIGITS_MAX = 9
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a call is made, and the time that passes in between.
+
+    Tests replace `sleep`, `clock` (monotonic) and `chance` (0 to 1).
+    """
+
+    attempts_max: int = 6
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.SystemRandom().random
+
+    async def back_off(self, attempt: int) -> None:
+        """Sleeps before the next attempt, after `attempt` have failed."""
+        await self.sleep(backoff_seconds(attempt, self.chance()))
+
+
+def backoff_seconds(attempt: int, chance: float) -> float:
+    """Doubles with each attempt; half of it is random, so that callers that failed together spread out."""
+    full = min(BACKOFF_FIRST_SECONDS * 2.0 ** (attempt - 1), BACKOFF_SECONDS_MAX)
+    return full * (0.5 + chance / 2)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Reads Retry-After: seconds, or a date by the server's own clock. None if there is none to read."""
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text) if len(text) <= _DIGITS_MAX else None
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+        now = email.utils.parsedate_to_datetime(headers.get("date", ""))
+        return max(0.0, (moment - now).total_seconds())
+    except (TypeError, ValueError):
+        return None
