@@ -77,5 +77,5 @@ def test_whoever_has_left_leaves_nothing_behind(moves: list[tuple[int, set[Queue
         waiting.discard(each)
         waiting.discard(each)
     assert (len(waiting), list(waiting.lanes())) == (0, [])
-    assert not waiting._lines
+    assert not waiting._groups
     assert not waiting._by_affinity

@@ -39,11 +39,14 @@ OrderKey = tuple[int, float, int]
 
 @dataclass(frozen=True, slots=True)
 class MatchRules:
-    """A job is passed for half of the longest wait; the rest is for those passed with it, which then
-    all have their turn, and for a worker to be free.
+    """Limits for passing and holding jobs.
 
-    What counts is since when it was passed, and not since when it is queued: with a long backlog all
-    would soon be too old, and models be switched for every job, which makes everybody wait longer.
+    A job is passed for half of the longest wait; the rest is for those passed with it, which then
+    all have their turn, and for a worker to become free.
+
+    The time is counted from when it was first passed, not from when it was queued: with a long
+    backlog all jobs would soon be too old and models would be switched for every job, which makes
+    everybody wait longer.
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
@@ -56,7 +59,7 @@ DEFAULT_RULES = MatchRules()
 
 
 class MatchView(NamedTuple):
-    """What is known when it is decided who may pass whom."""
+    """What is known when the matcher decides which job may pass which."""
 
     now: datetime
     passed_since: Mapping[int, datetime]
@@ -64,7 +67,7 @@ class MatchView(NamedTuple):
     ahead: Mapping[int, int]  # job → how many with its model stand before it
 
     def may_pass(self, waiter: Waiter, candidate: DispatchCandidate) -> bool:
-        """Others, whose model the waiter has loaded, may go before this one for a while."""
+        """Whether jobs whose model the waiter has loaded may still go before this one."""
         most = self.rules.costs.passed_max(
             waiter.fleet_id,
             waiter.models_loaded[0],
@@ -75,13 +78,17 @@ class MatchView(NamedTuple):
         return bool(most) if since is None else self.now - since < most / 2
 
     def is_still_loaded(self, waiter: Waiter, model_key: str | None) -> bool:
-        """Of a model that another has followed: perhaps, until it is learned what going back costs."""
+        """Whether a model that another has followed counts as loaded: yes, until switching back is
+        known to be free.
+        """
         if model_key is None or model_key not in waiter.models_loaded:
             return False
         return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """How much longer it is left to workers that have its model, of which this is none."""
+        """Returns how much longer the job is left to workers that have its model; this waiter has
+        not.
+        """
         if not self.rules.costs.estimates or candidate.model_key in waiter.models_loaded[:1]:
             return timedelta()
         if candidate.backend_affinity:
@@ -103,10 +110,11 @@ def match_waiters(
     passed_since: Mapping[int, datetime] = MappingProxyType({}),
     rules: MatchRules = DEFAULT_RULES,
 ) -> MatchDecision:
-    """At most one job per waiter. `cut` are lanes that hold more than was read of them.
+    """Matches at most one job with each waiter. `cut` are lanes that hold more than was read of
+    them.
 
-    What is `elsewhere` is in other hands. It is looked at all the same: behind it, in a lane that
-    is cut, may stand a job that comes before those of other lanes.
+    Jobs in `elsewhere` are claimed by others. They still take part in the order: behind one, in a
+    lane that is cut, may stand a job that comes before those of other lanes.
     """
     order = complete_prefix(sort_candidates(candidates, starts), cut)
     if elsewhere:
@@ -123,11 +131,11 @@ def match_waiters(
             left = [each for each in left if each.id not in taken]
         if not left:
             break
-        those = list(equals)
-        if waiters[those[0]].is_prefetch:
+        indexes = list(equals)
+        if waiters[indexes[0]].is_prefetch:
             old = [each for each in left if now - each.queued_at >= rules.prefetch_after]
             has_fresh, left = has_fresh or len(old) < len(left), old
-        choices += _serve(left, waiters, those, view)
+        choices += _serve(left, waiters, indexes, view)
     passed, held = _passed(order, choices, waiters), _held_seconds(order, choices, waiters, view)
     return MatchDecision(choices, passed, has_fresh, held)
 
@@ -144,7 +152,9 @@ def _ahead(order: Iterable[DispatchCandidate]) -> dict[int, int]:
 def _passed(
     order: Sequence[DispatchCandidate], choices: Sequence[Match], waiters: Sequence[Waiter]
 ) -> frozenset[int]:
-    """Perhaps too many: that a worker could not have run one is not looked at."""
+    """Returns the jobs that were passed. Perhaps too many: whether the worker could run them isn't
+    checked.
+    """
     by_model = {
         choice.candidate.id
         for choice in choices
@@ -163,7 +173,9 @@ def _held_seconds(
     waiters: Sequence[Waiter],
     view: MatchView,
 ) -> float | None:
-    """After how many seconds those who got nothing should look again, if a job is held from them."""
+    """Returns after how many seconds the waiters without a job should retry, if a job is held from
+    them.
+    """
     if not view.rules.costs.estimates or len(choices) == len(waiters):
         return None
     served, taken = {each.waiter for each in choices}, {each.candidate.id for each in choices}
@@ -181,7 +193,7 @@ def _serve(
     equals: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Among workers with the same load: first those with a model that is wanted, then the others."""
+    """Matches workers of equal load: first those that have a wanted model loaded, then the others."""
     warm = [index for index in equals if waiters[index].models_loaded]
     if not warm:
         return _match_in_order(left, waiters, equals, view)
@@ -196,7 +208,9 @@ def _serve(
 def sort_candidates(
     candidates: Iterable[DispatchCandidate], starts: Mapping[QueueLane, float]
 ) -> list[tuple[OrderKey, DispatchCandidate]]:
-    """Ranks are times of one lane and say nothing about another: between lanes, places count."""
+    """Sorts candidates of all lanes. Ranks are times of one lane, so positions are compared between
+    lanes.
+    """
     placed = []
     for lane, line in group_by_lane(candidates).items():
         line.sort(key=_in_lane)
@@ -213,7 +227,9 @@ def sort_candidates(
 def group_by_lane(
     candidates: Iterable[DispatchCandidate],
 ) -> dict[QueueLane, list[DispatchCandidate]]:
-    """They mostly come lane by lane, each with the very same value: then it isn't hashed again."""
+    """Groups candidates by lane. They mostly come lane by lane with the same object, which saves
+    hashing it.
+    """
     lines: dict[QueueLane, list[DispatchCandidate]] = {}
     lane: QueueLane | None = None
     for each in candidates:
@@ -231,7 +247,7 @@ def _in_lane(candidate: DispatchCandidate) -> tuple[int, int, int]:
 def complete_prefix(
     order: list[tuple[OrderKey, DispatchCandidate]], cut: Collection[QueueLane]
 ) -> list[DispatchCandidate]:
-    """The part of the order that nothing unread can belong to."""
+    """Returns the part of the order that no unread candidate can belong to."""
     unseen = set(cut)
     end = len(order)
     for place in range(len(order) - 1, -1, -1):
@@ -245,9 +261,9 @@ def complete_prefix(
 
 
 def waiter_rank(waiter: Waiter) -> tuple[bool, int, int, int]:
-    """Least loaded, then the one with fewer lanes (others have more to choose from), then memory.
+    """Orders waiters by load, then fewer lanes (others have more to choose from), then memory.
 
-    A worker that would only hold the job until its turn comes after all that would run it now.
+    A worker that would only prefetch the job comes after all that would run it now.
     """
     return (waiter.is_prefetch, waiter.load, len(waiter.lanes), -waiter.free_gpu_memory_bytes)
 
@@ -261,7 +277,9 @@ def may_take(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> boo
 
 
 def is_avoided(waiter: Waiter, candidate: DispatchCandidate, now: datetime) -> bool:
-    """Its backend has just failed with this job; another worker is to try, if there is one."""
+    """Whether its backend has just failed with this job, so that another worker should try it, if
+    there is one.
+    """
     if candidate.avoid_worker_id != waiter.worker_id or waiter.is_alone:
         return False
     return candidate.avoid_until is not None and now < candidate.avoid_until
@@ -290,7 +308,7 @@ def _match_in_order(
 
 
 class _WaiterLines:
-    """Who may run a lane, the best last. Where all may run the same, it is one line for all lanes."""
+    """Waiters by lane, the best last. If all may run the same lanes they share one list."""
 
     def __init__(self, waiters: Sequence[Waiter], idle: Sequence[int]) -> None:
         self._waiters = waiters
@@ -319,7 +337,7 @@ def _first_able(
     candidate: DispatchCandidate,
     view: MatchView,
 ) -> int | None:
-    """The best of a line, whose best stands last."""
+    """Takes the best waiter for a candidate from a list whose best stands last."""
     if not line:
         return None
     best = waiters[line[-1]]
@@ -345,7 +363,7 @@ def _match_by_model(
     warm: list[int],
     view: MatchView,
 ) -> list[Match]:
-    """Jobs for workers that have the model loaded. Heads that nobody matches stay for the rest."""
+    """Matches jobs with workers that have the model loaded. Jobs that nobody matches are left over."""
     choices: list[Match] = []
     taken: set[int] = set()
     for index in warm:
@@ -361,7 +379,9 @@ def _match_by_model(
 def best_by_model(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> DispatchCandidate | None:
-    """The exact set first, then the heavy model of the last run, then one that was used before it."""
+    """Picks the exact model set first, then the heavy model of the last run, then one used before
+    it.
+    """
     current = before = None
     for each in iter_reachable(mine, waiter, view):
         if view.rules.costs.is_free(waiter.fleet_id, each.model_key):
@@ -378,7 +398,9 @@ def best_by_model(
 def iter_reachable(
     mine: Iterable[DispatchCandidate], waiter: Waiter, view: MatchView
 ) -> Iterator[DispatchCandidate]:
-    """How far a worker may look past the head: never past a priority, a round or the longest wait."""
+    """Iterates how far a worker may look past the head: never past a priority, a round or the
+    longest wait.
+    """
     rounds: dict[QueueLane, int] = {}
     priority: int | None = None
     for each in islice(mine, view.rules.window + 1):

@@ -31,7 +31,9 @@ FindModels = Callable[[int], Awaitable[Iterable[ModelUse] | None]]
 
 
 class ModelSetCache:
-    """Noted when a job is enqueued here; of jobs from elsewhere they are read once."""
+    """Models by model set: noted when a job is enqueued here, read once for jobs of other
+    processes.
+    """
 
     def __init__(self) -> None:
         self.find: FindModels | None = None
@@ -46,7 +48,9 @@ class ModelSetCache:
             self._kept.popitem(last=False)
 
     def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
-        """As far as is known: what isn't is found out when a job of it is given."""
+        """Whether the waiter's backend has the models of the set; True as long as the set is
+        unknown.
+        """
         if waiter.offer is None or model_set is None or model_set not in self._kept:
             return True
         return not self._lacks(waiter.offer, model_set)
@@ -54,17 +58,20 @@ class ModelSetCache:
     def judge(
         self, waiters: Sequence[Waiter], candidates: Iterable[DispatchCandidate]
     ) -> tuple[list[Waiter], dict[str, int]]:
-        """The waiters with what they lack, and a dispatch of each model set that isn't known.
+        """Returns the waiters with the model sets they lack, and a dispatch of each unknown model
+        set.
 
-        What isn't known is given to nobody whose backend has told what it has.
+        A job of an unknown set is given to no worker whose backend has reported its models.
         """
-        named = {each.model_set: each.id for each in candidates if each.model_set}
+        wanted = {each.model_set: each.id for each in candidates if each.model_set}
         offers = {each.offer.key: each.offer for each in waiters if each.offer}
-        if not named or not offers:
+        if not wanted or not offers:
             return list(waiters), {}
-        unknown = {name: where for name, where in named.items() if name not in self._kept}
+        unknown = {
+            name: dispatch_id for name, dispatch_id in wanted.items() if name not in self._kept
+        }
         lacking = {
-            key: frozenset(name for name in named if name in unknown or self._lacks(offer, name))
+            key: frozenset(name for name in wanted if name in unknown or self._lacks(offer, name))
             for key, offer in offers.items()
         }
         if not any(lacking.values()):
@@ -88,14 +95,18 @@ LANES_REMEMBERED_MAX = 10_000
 
 
 class FairShare:
-    """Counts what each lane was given. Forgetting them costs one round of fairness, no more."""
+    """Counts how many jobs each lane was given. Losing the counts costs one round of fairness, no
+    more.
+    """
 
     def __init__(self) -> None:
         self._time = 0.0
         self._finished: dict[QueueLane, float] = {}
 
     def starts(self, lanes: Iterable[QueueLane]) -> Mapping[QueueLane, float]:
-        """A lane that had nothing for a while starts now: it has neither credit nor debt."""
+        """Returns each lane's virtual start. A lane that was empty starts now, with neither credit
+        nor debt.
+        """
         return {lane: max(self._time, self._finished.get(lane, 0.0)) for lane in lanes}
 
     def given(self, lanes: Iterable[QueueLane]) -> None:
@@ -118,9 +129,9 @@ PASSED_REMEMBERED_MAX = 10_000
 
 @dataclass(slots=True)
 class Matches:
-    """Leases by the index of the waiter who got them, and whether there might be more to give.
+    """Leases by the index of their waiter, and whether there might be more to give.
 
-    Whoever is `refused` was given orders that its caller has not seen: it must look anew.
+    A waiter in `refused` was given orders that its caller has not seen: it must poll anew.
     """
 
     leases: dict[int, DispatchLease] = field(default_factory=dict)
@@ -144,43 +155,43 @@ class Matcher:
         )
         self._clock = clock
         self._new_token = new_token
-        self._turns = FairShare()
+        self._fair_share = FairShare()
         self.model_sets = ModelSetCache()
         self._passed_since: dict[
             int, datetime
         ] = {}  # jobs that others went before, by their models
 
     async def give(self, waiters: Sequence[Waiter]) -> Matches:
-        """At most one lease per waiter, the best there is at this moment."""
-        given = Matches()
+        """Leases at most one job to each waiter, the best there is at this moment."""
+        matches = Matches()
         in_other_hands: set[int] = set()
         deeper = 1
         without: frozenset[str] = frozenset()
         for _ in range(ROUNDS_MAX):
             left = [
-                place
-                for place, waiter in enumerate(waiters)
-                if waiter.lanes and place not in given.leases and place not in given.refused
+                index
+                for index, waiter in enumerate(waiters)
+                if waiter.lanes and index not in matches.leases and index not in matches.refused
             ]
             if not left:
                 break
-            step = _Round(self, [waiters[place] for place in left], in_other_hands, deeper)
+            step = _Round(self, [waiters[index] for index in left], in_other_hands, deeper)
             step.without = without
             leases, refused = await self._hot.lease(
                 step.probe(), step.choose, seconds=self._lease_seconds
             )
             for lease in leases:
-                place = left[step.chosen.pop(lease.dispatch_id)]
-                given.leases[place] = lease
-                self._note(lease, waiters[place])
-            given.refused |= {left[step.chosen.pop(each)] for each in refused}
-            given.has_fresh |= step.has_fresh
-            given.held_seconds = step.held_seconds
-            self._turns.given(lease.lane for lease in leases)
+                index = left[step.chosen.pop(lease.dispatch_id)]
+                matches.leases[index] = lease
+                self._note(lease, waiters[index])
+            matches.refused |= {left[step.chosen.pop(each)] for each in refused}
+            matches.has_fresh |= step.has_fresh
+            matches.held_seconds = step.held_seconds
+            self._fair_share.given(lease.lane for lease in leases)
             # What was chosen and not won is in other hands: looking again would find it again.
             in_other_hands |= step.chosen.keys()
             is_short = len(leases) + len(refused) < len(left)
-            given.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
+            matches.has_more = is_short and bool(step.chosen or refused or (step.cut and leases))
             if is_short and step.unknown:
                 await self.model_sets.read(step.unknown)
             if not is_short or not (step.chosen or refused or step.cut or step.unknown):
@@ -188,7 +199,7 @@ class Matcher:
             # Behind jobs that nobody of them can run there may be others.
             without |= step.lacked_by_all
             deeper *= 2
-        return given
+        return matches
 
     def _note(self, lease: DispatchLease, waiter: Waiter) -> None:
         self._passed_since.pop(lease.dispatch_id, None)
@@ -197,8 +208,8 @@ class Matcher:
                 lease.worker_id, waiter.fleet_id, lease.model_key, self._clock()
             )
 
-    def _remember(self, passed: Iterable[int], now: datetime) -> None:
-        """In memory only: what is forgotten, or told to another process, is counted anew."""
+    def _note_passed(self, passed: Iterable[int], now: datetime) -> None:
+        """Notes since when jobs are passed. Kept in memory only: what is lost is counted anew."""
         for dispatch_id in passed:
             self._passed_since.setdefault(dispatch_id, now)
         while len(self._passed_since) > PASSED_REMEMBERED_MAX:
@@ -206,12 +217,12 @@ class Matcher:
 
 
 class _Round:
-    """What is known of one look into the lanes."""
+    """One probe of the lanes, the choice made from it, and what that told."""
 
     def __init__(
-        self, giving: Matcher, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
+        self, matcher: Matcher, waiters: Sequence[Waiter], in_other_hands: set[int], deeper: int
     ) -> None:
-        self._matcher = giving
+        self._matcher = matcher
         self._waiters = waiters
         self._in_other_hands = in_other_hands
         self._lanes = sorted(frozenset().union(*{waiter.lanes for waiter in waiters}))
@@ -225,7 +236,9 @@ class _Round:
         self.held_seconds: float | None = None
 
     def _depth(self, deeper: int) -> int:
-        """Enough rows of each lane for all who ask; with many lanes, each needs to give fewer."""
+        """Returns how many rows to read of each lane: enough for all waiters, fewer each if there
+        are many lanes.
+        """
         wanted = len(self._waiters) + len(self._in_other_hands)
         if any(waiter.models_loaded for waiter in self._waiters):
             wanted += AFFINITY_WINDOW
@@ -238,24 +251,24 @@ class _Round:
         return Probe(self._lanes, sorted(affinities), self._limit, sorted(self.without))
 
     def choose(self, found: list[DispatchCandidate]) -> list[Claim]:
-        giving = self._matcher
+        matcher = self._matcher
         read = group_by_lane(found)
         self.cut = frozenset(lane for lane, rows in read.items() if len(rows) >= self._limit)
-        now = giving._clock()
-        self._waiters, self.unknown = giving.model_sets.judge(self._waiters, found)
+        now = matcher._clock()
+        self._waiters, self.unknown = matcher.model_sets.judge(self._waiters, found)
         lacked = frozenset.intersection(*(each.lacking for each in self._waiters))
         self.lacked_by_all = lacked - self.unknown.keys()
         choices, passed, self.has_fresh, self.held_seconds = match_waiters(
             found,
             self._waiters,
             now=now,
-            starts=giving._turns.starts(read),
+            starts=matcher._fair_share.starts(read),
             cut=self.cut,
             elsewhere=self._in_other_hands,
-            passed_since=giving._passed_since,
-            rules=giving._rules,
+            passed_since=matcher._passed_since,
+            rules=matcher._rules,
         )
-        giving._remember(passed, now)
+        matcher._note_passed(passed, now)
         self.chosen = {choice.candidate.id: choice.waiter for choice in choices}
         return [self._claim(choice) for choice in choices]
 

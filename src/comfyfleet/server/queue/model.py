@@ -70,12 +70,12 @@ class Dispatch:
 
     @property
     def is_used_up(self) -> bool:
-        """No lease may follow: whoever holds it, or has taken it, ends it as failed."""
+        """Whether no further lease may follow; the holder then ends the dispatch as failed."""
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
 class ActiveDispatch(NamedTuple):
-    """As much of a dispatch that has not ended as it takes to compare it with its job."""
+    """The columns of a dispatch that has not ended which are compared with its job."""
 
     id: int
     tenant_id: UUID
@@ -84,7 +84,7 @@ class ActiveDispatch(NamedTuple):
 
 
 class EndedDispatch(NamedTuple):
-    """As much of an ended dispatch as it takes to decide whether it may go."""
+    """The columns of an ended dispatch that decide whether it may be removed."""
 
     ended_at: datetime
     id: int
@@ -111,7 +111,7 @@ class DispatchLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A worker that asks for a job, and what speaks for or against giving it one."""
+    """A worker that polls for a job, with everything that the matcher takes into account."""
 
     worker_id: str
     lanes: frozenset[QueueLane]
@@ -136,7 +136,7 @@ class Waiter:
 
 
 class DispatchCandidate(NamedTuple):
-    """A queued row as the lease sees it. Tens of them are read for each lease: hence a tuple."""
+    """A queued row as the matcher reads it. A tuple, because tens of them are read for each lease."""
 
     id: int
     lane: QueueLane
@@ -151,7 +151,7 @@ class DispatchCandidate(NamedTuple):
 
 
 class ExtendedLease(NamedTuple):
-    """What a heartbeat learns."""
+    """The result of a heartbeat."""
 
     expires_at: datetime
     cancel_requested: bool
@@ -165,7 +165,7 @@ class ExtendedLease(NamedTuple):
 
 
 class RequeueReason(StrEnum):
-    """Why a lease is handed back. Interruptions give the attempt back; a broken backend does not."""
+    """Why a lease is handed back. An interruption returns the attempt; a broken backend does not."""
 
     SPOT = "spot"
     REBALANCE = "rebalance"
@@ -185,12 +185,14 @@ class RequeueReason(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """The attempt is used; for an expired lease that depends on whether the work had started."""
+        """Whether the attempt is used up; for an expired lease that depends on whether it had
+        started.
+        """
         return self in _BROKEN
 
     @property
     def is_interruption(self) -> bool:
-        """Counts towards the requeues after which a job is poisoned; our own doings don't."""
+        """Whether it counts towards the requeues that poison a job; requeues of our own do not."""
         return self not in _OUR_REASONS
 
     @property

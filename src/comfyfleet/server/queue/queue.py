@@ -37,7 +37,9 @@ BATCH_MAX = 256
 
 
 class Coalescer(Generic[Item, Answer]):
-    """While one batch is on its way the next gathers, so batches grow with the load by themselves."""
+    """Combines concurrent calls into batches: the next gathers while one is being executed, so
+    batches grow with the load.
+    """
 
     def __init__(
         self, act: Callable[[list[Item]], Awaitable[Sequence[Answer | Exception]]]
@@ -59,12 +61,12 @@ class Coalescer(Generic[Item, Answer]):
             del self._gathered[:BATCH_MAX]
             try:
                 answers = await self._act([item for item, _ in batch])
-            except Exception as error:  # noqa: BLE001 — told to each who asked
+            except Exception as error:  # noqa: BLE001 — raised to every caller
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
                 _resolve(future, answer)
-        # Here, and not when the loop learns that this is done: whoever asks in between would wait
-        # for a pump that has already looked for the last time.
+        # Here, and not in a done callback: a call in between would wait for a pump that has
+        # already checked for the last time.
         self._pump = None
 
     async def close(self) -> None:
@@ -92,7 +94,7 @@ logger = logging.getLogger(__name__)
 
 
 class DispatchQueue:
-    """Leases, heartbeats and completes of one process, and those who wait in it."""
+    """The queue of one process: leases, heartbeats, completions, and the polls that wait."""
 
     def __init__(
         self, db: Database, *, settings: Settings, clock: Clock, new_token: Callable[[], UUID]
@@ -106,18 +108,18 @@ class DispatchQueue:
         self._completes = Coalescer(self._complete)
         self._extends = Coalescer(self._extend)
         self._hints = NotifyChannel(db, CHANNEL)
-        self._name = new_token().hex  # tells our own hints from those of others
+        self._name = new_token().hex  # by which we skip our own hints
         self._waiting = WaiterPool()
-        self._asking: list[PollRequest] = []
+        self._new_requests: list[PollRequest] = []
         self._woken: Counter[QueueLane] = Counter()
         self._woken_affinities: set[str] = set()
-        self._untold: dict[int, QueueLane] = {}  # dispatches that other processes have not heard of
-        self._untold_affinities: set[str] = set()
-        self._untold_orders: list[dict[str, Any]] = []
+        self._unannounced: dict[int, QueueLane] = {}  # not yet announced to other processes
+        self._unannounced_affinities: set[str] = set()
+        self._unannounced_orders: list[dict[str, Any]] = []
         self.heartbeat_waiters = HeartbeatWaiters()
         self._is_serving = False
         self._pump: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._learned_at: datetime | None = None  # the newest run that is known here
         self.dismissals = 0  # how often waits were ended from outside
@@ -125,44 +127,46 @@ class DispatchQueue:
     async def lease(
         self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
     ) -> DispatchLease | None:
-        """The best job for this worker now, or the first that comes while it waits."""
-        asked = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
+        """Returns the best job for this worker now, or the first that arrives within
+        `wait_seconds`.
+        """
+        request = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
         try:
-            return await asked.future
+            return await request.future
         except asyncio.CancelledError:
-            self.leave(asked)
+            self.leave(request)
             raise
 
     def ask(self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None) -> PollRequest:
-        """The same for who has no coroutine that waits: its future is told.
+        """Starts a poll and returns its request, whose future gets the lease or None.
 
-        `as_of` is the number of dismissals before the caller looked at what the waiter may run:
-        after another one it may be wrong, and the caller must look again. A waiter without lanes
+        `as_of` is the number of dismissals before the caller read what the waiter may run: after
+        another one that may be outdated, and the caller must read it again. A waiter without lanes
         gets nothing, and waits to be dismissed.
         """
         loop = asyncio.get_running_loop()
-        asked = PollRequest(waiter, loop.create_future(), loop.time() + wait_seconds)
+        request = PollRequest(waiter, loop.create_future(), loop.time() + wait_seconds)
         if self._is_closed or as_of not in {None, self.dismissals}:
-            asked.future.set_result(None)
-            return asked
+            request.future.set_result(None)
+            return request
         if not waiter.lanes:
-            self._park(asked)
-            return asked
-        self._asking.append(asked)
+            self._park(request)
+            return request
+        self._new_requests.append(request)
         self._start()
-        return asked
+        return request
 
-    def leave(self, asked: PollRequest) -> None:
-        """It is gone; a job that it was just given goes back, see `_give_back`."""
-        self._waiting.discard(asked)
-        if asked.timer is not None:
-            asked.timer.cancel()
-        if not asked.future.done():
-            asked.future.cancel()
-        elif not asked.future.cancelled() and not asked.future.exception():
-            lease = asked.future.result()
+    def leave(self, request: PollRequest) -> None:
+        """Abandons a poll; a job that it was just given is returned, see `_give_back`."""
+        self._waiting.discard(request)
+        if request.timer is not None:
+            request.timer.cancel()
+        if not request.future.done():
+            request.future.cancel()
+        elif not request.future.cancelled() and not request.future.exception():
+            lease = request.future.result()
             if lease is not None:
-                self._give_back(asked, lease)
+                self._give_back(request, lease)
 
     @property
     def model_sets(self) -> ModelSetCache:
@@ -173,13 +177,15 @@ class DispatchQueue:
         return self._matcher.switch_costs
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
-        """Those that are new, committed; whoever waits for them is woken."""
+        """Adds dispatches, commits, wakes those who wait for them, and returns those that are new."""
         return await self._enqueues.ask(new) if new else []
 
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
     ) -> None:
-        """Said again with the same token it is answered as before; with another it is LeaseLost."""
+        """Completes a dispatch. Repeating it with the same token succeeds; another token raises
+        LeaseLost.
+        """
         await self._completes.ask(Completion(dispatch_id, token, duration))
 
     async def extend(
@@ -188,80 +194,87 @@ class DispatchQueue:
         return await self._extends.ask(Extension(dispatch_id, token, started, worker_id))
 
     def arrived(self, rows: Collection[Dispatch]) -> None:
-        """These have come into the queue, or back to it; to be called after the commit."""
+        """Wakes waiters for rows that were enqueued or requeued; to be called after the commit."""
         arrived = {each.id: each.lane for each in rows}
         bound = {each.backend_affinity for each in rows if each.backend_affinity}
         self._woken.update(arrived.values())
         self._woken_affinities |= bound
         if self._hints.reach_others:
-            self._untold |= arrived
-            self._untold_affinities |= bound
+            self._unannounced |= arrived
+            self._unannounced_affinities |= bound
         if arrived:
             self._start()
 
     def order(self, worker_ids: Iterable[str] | None = None) -> None:
-        """These workers (or all) were given orders: at every control plane they ask anew."""
-        those = None if worker_ids is None else sorted(set(worker_ids))
-        self.dismiss(those)
-        self._tell({"dismissed": those})
+        """Makes these workers (or all) poll anew at every control plane, as they were given orders."""
+        ids = None if worker_ids is None else sorted(set(worker_ids))
+        self.dismiss(ids)
+        self._announce_order({"dismissed": ids})
 
     def push(self, dispatch_ids: Iterable[int]) -> None:
-        """Whoever holds these hears at once what is asked of it, wherever its heartbeat waits."""
-        those = sorted(set(dispatch_ids))
-        if those:
-            self.heartbeat_waiters.push(those)
-            self._tell({"pushed": those})
+        """Ends the waiting heartbeats of these dispatches, at any control plane, so that orders
+        arrive at once.
+        """
+        ids = sorted(set(dispatch_ids))
+        if ids:
+            self.heartbeat_waiters.push(ids)
+            self._announce_order({"pushed": ids})
 
-    def _tell(self, order: dict[str, Any]) -> None:
+    def _announce_order(self, order: dict[str, Any]) -> None:
         if self._hints.reach_others:
-            self._untold_orders.append(order)
+            self._unannounced_orders.append(order)
             self._start()
 
     def dismiss(self, worker_ids: Iterable[str] | None = None) -> None:
-        """Ends waits with nothing, so that these workers (or all) ask anew, as what they are now."""
+        """Ends the polls of these workers (or all) without a job, so that they poll anew with their
+        current rights.
+        """
         self.dismissals += 1
-        those = None if worker_ids is None else set(worker_ids)
-        self.heartbeat_waiters.push(those)
-        for asked in [*self._waiting, *self._asking]:
-            if those is None or asked.waiter.worker_id in those:
-                asked.deadline = 0.0
-                if not asked.in_hand:
-                    self._answer(asked, None)
+        ids = None if worker_ids is None else set(worker_ids)
+        self.heartbeat_waiters.push(ids)
+        for request in [*self._waiting, *self._new_requests]:
+            if ids is None or request.waiter.worker_id in ids:
+                request.deadline = 0.0
+                if not request.is_being_served:
+                    self._answer(request, None)
 
     def end_prefetch_wait(self, worker_id: str) -> bool:
-        """A lease of this worker has ended: its wait to prefetch ends with nothing, to be looked at
-        anew. False if it does not wait here."""
-        asked = self._waiting.prefetching(worker_id)
-        if asked is None or asked.in_hand:
+        """Ends the worker's prefetch poll without a job, because a lease of it has ended; False if
+        it has none here.
+        """
+        request = self._waiting.prefetching(worker_id)
+        if request is None or request.is_being_served:
             return False
-        self._answer(asked, None)
+        self._answer(request, None)
         return True
 
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._asking)
+        return len(self._waiting) + len(self._new_requests)
 
     def parked(self) -> int:
-        """Those for whom nothing was there, and who are not looked after at this moment."""
-        return sum(not asked.in_hand for asked in self._waiting)
+        """Counts the polls that wait for a job and are not being served at this moment."""
+        return sum(not request.is_being_served for request in self._waiting)
 
     def parked_requests(self) -> list[PollRequest]:
         return list(self._waiting)
 
     def requests_not_seen_since(self, when: float) -> list[PollRequest]:
-        return [asked for asked in self._waiting if asked.looked_at <= when]
+        return [request for request in self._waiting if request.looked_at <= when]
 
     def has_other_waiter(self, waiter: Waiter) -> bool:
         return self._waiting.another(waiter)
 
     async def run(self) -> None:
-        """Until cancelled: listens to other processes, and looks again every few seconds."""
-        async with asyncio.TaskGroup() as all_:
-            all_.create_task(self._hints.listen(self._heard, self._look_again))
-            all_.create_task(self._recheck())
-            all_.create_task(self._refresh_switch_costs())
+        """Runs until cancelled: listens to other processes, and rechecks the queue every few
+        seconds.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hints.listen(self._on_hint, self._wake_all))
+            tasks.create_task(self._recheck())
+            tasks.create_task(self._refresh_switch_costs())
 
     async def close(self) -> None:
-        """Whoever waits is sent away; what is under way is brought to its end."""
+        """Ends all polls without a job and waits for work in progress."""
         self.dismiss()
         self._is_closed = True
         if self._pump is not None:
@@ -269,8 +282,8 @@ class DispatchQueue:
         await self._enqueues.close()
         await self._completes.close()
         await self._extends.close()
-        if self._aside:
-            await asyncio.wait(self._aside)
+        if self._background:
+            await asyncio.wait(self._background)
         await self._hints.close()
         await self._hot.close()
 
@@ -282,111 +295,126 @@ class DispatchQueue:
 
     async def _run_pump(self) -> None:
         while self._has_work():
-            asking, self._asking = self._asking[:BATCH_MAX], self._asking[BATCH_MAX:]
-            askers = [asked for asked in asking if not asked.future.done()]
+            batch, self._new_requests = (
+                self._new_requests[:BATCH_MAX],
+                self._new_requests[BATCH_MAX:],
+            )
+            requests = [request for request in batch if not request.future.done()]
             try:
-                await self._serve(askers + self._called(askers))
-                await self._tell_others()
-            except Exception as error:  # noqa: BLE001 — told to each who asked
-                self._fail(askers, error)
+                await self._serve(requests + self._woken_requests(requests))
+                await self._announce()
+            except Exception as error:  # noqa: BLE001 — raised to every caller
+                self._fail(requests, error)
         self._pump = None
 
     def _has_work(self) -> bool:
         woken = self._woken or self._woken_affinities
-        untold = self._untold or self._untold_affinities or self._untold_orders
-        return bool(self._asking or woken or untold)
+        unannounced = self._unannounced or self._unannounced_affinities or self._unannounced_orders
+        return bool(self._new_requests or woken or unannounced)
 
-    def _called(self, askers: Sequence[PollRequest]) -> list[PollRequest]:
-        """Who is woken. Whoever only wants to prefetch never comes before one who waits idle."""
+    def _woken_requests(self, requests: Sequence[PollRequest]) -> list[PollRequest]:
+        """Returns the requests to wake. A prefetch never comes before a worker that waits idle."""
         woken, self._woken = self._woken, Counter()
         affinities, self._woken_affinities = self._woken_affinities, set()
-        for asked in askers:
-            if asked.waiter.is_prefetch:
-                woken.update(asked.waiter.lanes)
+        for request in requests:
+            if request.waiter.is_prefetch:
+                woken.update(request.waiter.lanes)
         return self._waiting.shortlist(woken, affinities)
 
-    async def _serve(self, asked: Sequence[PollRequest]) -> None:
-        if not asked:
+    async def _serve(self, requests: Sequence[PollRequest]) -> None:
+        if not requests:
             return
-        for each in asked:
-            each.in_hand = True
+        for request in requests:
+            request.is_being_served = True
         self._is_serving = True
         try:
-            given = await self._matcher.give([each.waiter for each in asked])
+            matches = await self._matcher.give([request.waiter for request in requests])
         finally:
             self._is_serving = False
-            for each in asked:
-                each.in_hand = False
-        for place, each in enumerate(asked):
-            if (lease := given.leases.get(place)) is not None:
-                # By its id: a job may be given that others have heard of, while another one comes.
-                self._untold.pop(lease.dispatch_id, None)
-                self._answer(each, lease)
-            elif place in given.refused:
-                self._answer(each, None)
+            for request in requests:
+                request.is_being_served = False
+        for index, request in enumerate(requests):
+            if (lease := matches.leases.get(index)) is not None:
+                # By its id: a job that was announced may be given while another one arrives.
+                self._unannounced.pop(lease.dispatch_id, None)
+                self._answer(request, lease)
+            elif index in matches.refused:
+                self._answer(request, None)
             else:
-                self._park(each)
-        self._look_again_after(asked, given)
+                self._park(request)
+        self._schedule_recheck(requests, matches)
 
-    def _look_again_after(self, asked: Sequence[PollRequest], given: Matches) -> None:
-        left = [each.waiter for place, each in enumerate(asked) if place not in given.leases]
+    def _schedule_recheck(self, requests: Sequence[PollRequest], matches: Matches) -> None:
+        left = [
+            request.waiter for index, request in enumerate(requests) if index not in matches.leases
+        ]
         lanes = {lane for waiter in left for lane in waiter.lanes}
-        if given.has_more or given.refused:
-            # They lost a race, or could not look far enough; what was refused to one is for the
-            # next in line: not something to wait 5 s for.
-            self._again_after(RETRY_SECONDS, lanes)
-        if given.has_fresh:
-            busy = {lane for each in asked if each.waiter.is_prefetch for lane in each.waiter.lanes}
-            self._again_after(self._settings.prefetch_after_seconds + RETRY_SECONDS, busy)
-        if given.held_seconds is not None:
-            self._again_after(given.held_seconds + RETRY_SECONDS, lanes)
+        if matches.has_more or matches.refused:
+            # They lost a race, or did not read far enough; what was refused to one is for the
+            # next in line: neither should wait for the periodic recheck.
+            self._wake_after(RETRY_SECONDS, lanes)
+        if matches.has_fresh:
+            busy = {
+                lane
+                for request in requests
+                if request.waiter.is_prefetch
+                for lane in request.waiter.lanes
+            }
+            self._wake_after(self._settings.prefetch_after_seconds + RETRY_SECONDS, busy)
+        if matches.held_seconds is not None:
+            self._wake_after(matches.held_seconds + RETRY_SECONDS, lanes)
 
-    def _park(self, asked: PollRequest) -> None:
+    def _park(self, request: PollRequest) -> None:
         loop = asyncio.get_running_loop()
-        if asked.future.done():
+        if request.future.done():
             return
-        if asked.deadline <= loop.time():
-            self._answer(asked, None)
-        elif asked not in self._waiting:
-            self._waiting.add(asked)
-            asked.looked_at = loop.time()
-            asked.timer = loop.call_at(asked.deadline, self._timed_out, asked)
+        if request.deadline <= loop.time():
+            self._answer(request, None)
+        elif request not in self._waiting:
+            self._waiting.add(request)
+            request.looked_at = loop.time()
+            request.timer = loop.call_at(request.deadline, self._timed_out, request)
 
-    def _timed_out(self, asked: PollRequest) -> None:
-        if asked.in_hand:
-            # The statement under way may have a job for it; a little late is better than given back.
-            asked.timer = asyncio.get_running_loop().call_later(
-                LATE_SECONDS, self._timed_out, asked
+    def _timed_out(self, request: PollRequest) -> None:
+        if request.is_being_served:
+            # The running statement may have a job for it; a late answer is better than a requeue.
+            request.timer = asyncio.get_running_loop().call_later(
+                LATE_SECONDS, self._timed_out, request
             )
         else:
-            self._answer(asked, None)
+            self._answer(request, None)
 
-    def _answer(self, asked: PollRequest, lease: DispatchLease | None) -> None:
-        self._waiting.discard(asked)
-        if asked.timer is not None:
-            asked.timer.cancel()
-        if not asked.future.done():
-            asked.future.set_result(lease)
+    def _answer(self, request: PollRequest, lease: DispatchLease | None) -> None:
+        self._waiting.discard(request)
+        if request.timer is not None:
+            request.timer.cancel()
+        if not request.future.done():
+            request.future.set_result(lease)
         elif lease is not None:
-            self._give_back(asked, lease)
+            self._give_back(request, lease)
 
-    def _fail(self, askers: Sequence[PollRequest], error: Exception) -> None:
-        logger.warning("a batch of %d leases failed: %s", len(askers), error)
-        self._untold.clear()
-        self._untold_affinities.clear()
-        self._untold_orders.clear()
-        for asked in askers:
-            if not asked.future.done():
-                asked.future.set_exception(error)
+    def _fail(self, requests: Sequence[PollRequest], error: Exception) -> None:
+        logger.warning("a batch of %d leases failed: %s", len(requests), error)
+        self._unannounced.clear()
+        self._unannounced_affinities.clear()
+        self._unannounced_orders.clear()
+        for request in requests:
+            if not request.future.done():
+                request.future.set_exception(error)
 
-    def _give_back(self, asked: PollRequest, lease: DispatchLease) -> None:
-        """A worker that tells which leases it knows gets it with its next poll, which may have been
-        answered with it already: it must not be taken from it then."""
-        if not asked.waiter.tells_leases:
-            self._do_aside(self._requeue(lease))
+    def _give_back(self, request: PollRequest, lease: DispatchLease) -> None:
+        """Requeues a lease whose poll is gone, unless the worker reports its leases with each poll.
+
+        Such a worker gets it with its next poll, which may have been answered already: the lease
+        must not be taken away then.
+        """
+        if not request.waiter.tells_leases:
+            self._run_in_background(self._requeue(lease))
 
     async def _requeue(self, lease: DispatchLease) -> None:
-        """If this fails too, the lease expires; it never started, so the attempt comes back then."""
+        """Requeues a lease. If that fails the lease expires; it never started, so the attempt is
+        returned then.
+        """
         try:
             async with self._db.transaction() as tx:
                 back = await service.requeue(
@@ -397,44 +425,44 @@ class DispatchQueue:
         else:
             self.arrived([back])
 
-    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        doing = asyncio.create_task(work)
-        self._aside.add(doing)
-        doing.add_done_callback(self._aside.discard)
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    # Looking again, and other processes
+    # Rechecks, and other processes
 
-    def _again_after(self, seconds: float, lanes: Iterable[QueueLane]) -> None:
+    def _wake_after(self, seconds: float, lanes: Iterable[QueueLane]) -> None:
         wanted = Counter(lanes)
-        asyncio.get_running_loop().call_later(seconds, self._wake_here, wanted)
+        asyncio.get_running_loop().call_later(seconds, self._wake_lanes, wanted)
 
-    def _wake_here(self, lanes: Counter[QueueLane]) -> None:
-        # Whoever is being served may have looked before the job came, and be about to wait.
+    def _wake_lanes(self, lanes: Counter[QueueLane]) -> None:
+        # A request being served may have read the queue before the job came, and be about to wait.
         if self._is_serving or self._waiting.has_waiter_for(lanes):
             self._woken += lanes
             self._start()
 
-    def _wake_bound_here(self, affinities: Sequence[str]) -> None:
-        here = affinities if self._is_serving else self._waiting.waited_affinities(affinities)
-        if here:
-            self._woken_affinities.update(here)
+    def _wake_affinities(self, affinities: Sequence[str]) -> None:
+        waited = affinities if self._is_serving else self._waiting.waited_affinities(affinities)
+        if waited:
+            self._woken_affinities.update(waited)
             self._start()
 
-    def _look_again(self) -> None:
-        self._wake_here(Counter(dict.fromkeys(self._waiting.lanes(), RECHECKED_PER_LANE)))
+    def _wake_all(self) -> None:
+        self._wake_lanes(Counter(dict.fromkeys(self._waiting.lanes(), RECHECKED_PER_LANE)))
 
     async def _recheck(self) -> None:
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             if not len(self._waiting):
                 continue
-            self._look_again()
+            self._wake_all()
             try:
                 bound = await self._hot.bound(limit=AFFINITIES_RECHECKED_MAX)
             except FleetError as error:
                 logger.log(log_level_of(error), "the queue can't be looked at: %s", error)
                 continue
-            self._wake_bound_here(bound)
+            self._wake_affinities(bound)
 
     async def _refresh_switch_costs(self) -> None:
         while True:
@@ -445,7 +473,9 @@ class DispatchQueue:
             await asyncio.sleep(SWITCH_COSTS_SECONDS)
 
     async def learn(self) -> None:
-        """Tells of runs that ended here, and reads what all control planes have told."""
+        """Stores timings of runs that ended here, and reloads the switch costs if any control plane
+        added some.
+        """
         costs = self.switch_costs
         runs, costs.noted = costs.noted, []
         if runs:
@@ -457,56 +487,60 @@ class DispatchQueue:
                 costs.estimates = await service.switch_costs(tx)
                 self._learned_at = changed_at
 
-    def _heard(self, payload: str) -> None:
-        told = json.loads(payload)
-        if told["from"] == self._name:
+    def _on_hint(self, payload: str) -> None:
+        message = json.loads(payload)
+        if message["from"] == self._name:
             return
-        self._wake_here(Counter({QueueLane(*lane): jobs for *lane, jobs in told.get("lanes", ())}))
-        self._wake_bound_here(told.get("affinities", ()))
-        self.heartbeat_waiters.push(told.get("pushed", ()))
-        if "dismissed" in told:
-            self.dismiss(told["dismissed"])
+        self._wake_lanes(
+            Counter({QueueLane(*lane): jobs for *lane, jobs in message.get("lanes", ())})
+        )
+        self._wake_affinities(message.get("affinities", ()))
+        self.heartbeat_waiters.push(message.get("pushed", ()))
+        if "dismissed" in message:
+            self.dismiss(message["dismissed"])
 
-    async def _tell_others(self) -> None:
-        """Once per batch, and only of jobs that nobody here has taken, or that are bound."""
-        untold, self._untold = Counter(self._untold.values()), {}
-        affinities, self._untold_affinities = self._untold_affinities, set()
-        orders, self._untold_orders = self._untold_orders, []
-        if untold or affinities:
-            await self._hints.send(_wake_payload(self._name, untold, affinities))
+    async def _announce(self) -> None:
+        """Notifies other processes, once per batch, of jobs that are bound or that nobody here has
+        taken.
+        """
+        unannounced, self._unannounced = Counter(self._unannounced.values()), {}
+        affinities, self._unannounced_affinities = self._unannounced_affinities, set()
+        orders, self._unannounced_orders = self._unannounced_orders, []
+        if unannounced or affinities:
+            await self._hints.send(_wake_payload(self._name, unannounced, affinities))
         for order in orders:
             await self._hints.send(_order_payload(self._name, order))
 
     # Enqueues, heartbeats and completes
 
     async def _enqueue(
-        self, said: Sequence[Sequence[NewDispatch]]
+        self, batch: Sequence[Sequence[NewDispatch]]
     ) -> Sequence[list[Dispatch] | Exception]:
         try:
             added = await self._hot.enqueue(
-                [each for new in said for each in new], now=self._clock()
+                [each for new in batch for each in new], now=self._clock()
             )
         except FleetError:
             raise
-        except Exception as error:  # noqa: BLE001 — told to the one whom it concerns
-            if len(said) == 1:
+        except Exception as error:  # noqa: BLE001 — returned to the caller whose item it is
+            if len(batch) == 1:
                 return [error]
             # One of them can't be added; the others must not suffer for it.
-            return [answer for new in said for answer in await self._enqueue([new])]
+            return [answer for new in batch for answer in await self._enqueue([new])]
         self.arrived(added)
         found = {(each.tenant_id, each.job_id): each for each in added}
-        keys = [[(each.tenant_id, each.job_id) for each in new] for new in said]
+        keys = [[(each.tenant_id, each.job_id) for each in new] for new in batch]
         return [[found[key] for key in mine if key in found] for mine in keys]
 
-    async def _complete(self, said: Sequence[Completion]) -> Sequence[Exception | None]:
-        ended = await self._hot.complete(said)
-        if len(ended) == len(said):
-            return [None] * len(said)
+    async def _complete(self, batch: Sequence[Completion]) -> Sequence[Exception | None]:
+        ended = await self._hot.complete(batch)
+        if len(ended) == len(batch):
+            return [None] * len(batch)
         done = set(ended)
-        missing = {each.dispatch_id for each in said if each[:2] not in done}
+        missing = {each.dispatch_id for each in batch if each[:2] not in done}
         if missing:
             done |= await self._completed_before(missing)
-        return [None if each[:2] in done else _lease_lost(each.dispatch_id) for each in said]
+        return [None if each[:2] in done else _lease_lost(each.dispatch_id) for each in batch]
 
     async def _completed_before(self, dispatch_ids: Collection[int]) -> set[HeldLease]:
         async with self._db.read() as tx:
@@ -516,10 +550,10 @@ class DispatchQueue:
                 if row.status is DispatchStatus.COMPLETED and row.lease_token
             }
 
-    async def _extend(self, said: Sequence[Extension]) -> Sequence[ExtendedLease | Exception]:
+    async def _extend(self, batch: Sequence[Extension]) -> Sequence[ExtendedLease | Exception]:
         seconds = self._settings.lease_seconds
-        longer = await self._hot.extend(said, seconds=seconds)
-        return [longer.get(each[:2]) or _lease_lost(each.dispatch_id) for each in said]
+        extended = await self._hot.extend(batch, seconds=seconds)
+        return [extended.get(each[:2]) or _lease_lost(each.dispatch_id) for each in batch]
 
 
 def _lease_lost(dispatch_id: int) -> LeaseLost:
@@ -529,16 +563,18 @@ def _lease_lost(dispatch_id: int) -> LeaseLost:
 
 
 def _wake_payload(name: str, lanes: Counter[QueueLane], affinities: Iterable[str]) -> str:
-    """What doesn't fit is left to the others' own looks."""
-    told = [[*lane, jobs] for lane, jobs in lanes.items()]
+    """Encodes a wake hint. What doesn't fit is left out, and found by the others' own rechecks."""
+    jobs_by_lane = [[*lane, jobs] for lane, jobs in lanes.items()]
     bound = sorted(affinities)
-    while len(payload := _wake_json(name, told, bound)) > PAYLOAD_BYTES_MAX:
-        told, bound = told[: len(told) // 2], bound[: len(bound) // 2]
+    while len(payload := _wake_json(name, jobs_by_lane, bound)) > PAYLOAD_BYTES_MAX:
+        jobs_by_lane, bound = jobs_by_lane[: len(jobs_by_lane) // 2], bound[: len(bound) // 2]
     return payload
 
 
 def _order_payload(name: str, order: dict[str, Any]) -> str:
-    """One that names too many is for all, or is left to their next heartbeats."""
+    """Encodes an order. One that names too many workers is for all; a push that does is left to
+    their next heartbeats.
+    """
     payload = json.dumps({"from": name, **order})
     if len(payload) <= PAYLOAD_BYTES_MAX:
         return payload

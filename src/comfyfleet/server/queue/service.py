@@ -38,14 +38,16 @@ SWITCHES_KEPT = timedelta(days=30)
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-    """Those that are new; the caller wakes their lanes after it has committed."""
+    """Adds dispatches and returns those that are new; the caller wakes their lanes after its
+    commit.
+    """
     return await writes.enqueue(tx, new, now=now) if new else []
 
 
 async def enqueue_ended(
     tx: Tx, new: NewDispatch, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch | None:
-    """For a job that ended before its dispatch was made: the unique key then bars a second."""
+    """Adds an ended dispatch for a job that ended without one; its unique key prevents a second."""
     values = {
         "status": status,
         "created_at": now,
@@ -74,43 +76,47 @@ async def of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
 async def list_dispatches(
     tx: Tx, *, before_id: int | None = None, limit: int = 100, **wanted: Any
 ) -> list[Dispatch]:
-    """The newest first; `wanted` is by column: status, workflow_id, worker_id, tenant_id, is_poisoned."""
+    """Returns the newest first; `wanted` filters by column: status, workflow_id, worker_id,
+    tenant_id, is_poisoned.
+    """
     return await reads.list_page(tx, wanted, before_id=before_id, limit=limit)
 
 
 async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Dispatch]:
-    """By job, of those that have one."""
+    """Returns the dispatches of these jobs, by job id; jobs without one are left out."""
     return {row.job_id: row for row in await reads.of_jobs(tx, tenant_id, job_ids)}
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
-    """Of those (tenant, job) that have a dispatch, whether it has ended; by job."""
+    """Returns by job whether its dispatch has ended, for those (tenant, job) that have one."""
     return await reads.have_ended(tx, pairs) if pairs else {}
 
 
 async def leased_after(
     tx: Tx, after_id: int, *, before: datetime, limit: int
 ) -> list[ActiveDispatch]:
-    """Page by page, those that were made before then."""
+    """Returns a page of leased dispatches that were made before a moment."""
     return await reads.leased_page(tx, after_id, before=before, limit=limit)
 
 
 async def queued_after(
     tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
 ) -> tuple[list[ActiveDispatch], list[Any] | None]:
-    """Page by page, those that were made before then, and where to go on; None: that was all."""
+    """Returns a page of queued dispatches made before a moment, and the next cursor (None at the
+    end).
+    """
     return await reads.queued_page(tx, after, before=before, limit=limit)
 
 
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """Page by page, the longest ended first."""
+    """Returns a page of ended dispatches, the longest ended first."""
     return await reads.ended_before(tx, before, after=after, limit=limit)
 
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
-    """Those of them that have ended. Whoever removes one makes sure that its job has ended too."""
+    """Deletes those of them that have ended. The caller must know that their jobs have ended too."""
     return await reads.remove(tx, dispatch_ids) if dispatch_ids else 0
 
 
@@ -119,7 +125,7 @@ async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None = None) -> int:
-    """How many jobs wait, of one tenant or of all."""
+    """Counts the queued jobs of one tenant, or of all."""
     return await reads.count_queued(tx, tenant_id)
 
 
@@ -128,7 +134,7 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
     return await reads.count_bound(tx)
 
 
@@ -141,7 +147,9 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """For learning what switches of models cost. Of what nobody runs any more nothing is kept."""
+    """Stores timed runs, from which switch costs are learned, and deletes samples that nobody adds
+    to.
+    """
     await writes.add_runs(tx, runs, now=now)
     await writes.delete_before(tx, before=now - SWITCHES_KEPT)
 
@@ -151,7 +159,7 @@ async def switches_changed_at(tx: Tx) -> datetime | None:
 
 
 async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFleet, Estimate]:
-    """What a switch to a model costs a fleet, as far as its runs tell."""
+    """Estimates what a switch to each model costs a fleet, from its stored runs."""
     by_model: dict[ModelOfFleet, list[Samples]] = defaultdict(list)
     for kind, samples in (await writes.all_samples(tx, fleet_id=fleet_id)).items():
         by_model[kind.fleet_id, kind.model_key].append(samples)
@@ -160,7 +168,7 @@ async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFl
 
 
 async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:
-    """The prompt runs: from now on, an expiry uses up the attempt."""
+    """Marks the prompt as running; from now on an expiry uses up the attempt."""
     row = await _get_leased(tx, dispatch_id, token)
     if row.started_at is not None:
         return row
@@ -169,7 +177,7 @@ async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) 
 
 
 async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
-    """Raises LeaseLost if another worker holds it. A row without a worker has gone back."""
+    """Raises LeaseLost if another worker holds it. A row without a worker was requeued."""
     row = await _get_locked(tx, dispatch_id)
     if row.worker_id not in (None, worker_id):
         raise _not_held(row)
@@ -186,21 +194,23 @@ async def requeue(
     not_before: datetime | None = None,
     settings: Settings = DEFAULTS,
 ) -> Dispatch:
-    """Back into the queue. What comes back still leased is used up: the caller ends it as failed."""
+    """Returns a dispatch to the queue. If it comes back still leased it is used up, and the caller
+    ends it as failed.
+    """
     row = await _get_locked(tx, dispatch_id)
     if row.status is DispatchStatus.QUEUED and row.lease_token == token:
         return row
     _require_held(row, token)
     after = _after_requeue(row, reason, settings)
-    told = f"Requeued: {reason}" + (f" ({detail})" if detail else "")
+    message = f"Requeued: {reason}" + (f" ({detail})" if detail else "")
     if reason is RequeueReason.OTHER and detail:
-        told = f"Requeued: {detail}"
+        message = f"Requeued: {detail}"
     values: dict[str, Any] = {
         "attempts": after.attempts,
         "requeues": after.requeues,
         "lost_leases": after.lost_leases,
         "is_poisoned": after.is_poisoned,
-        "last_error": told,
+        "last_error": message,
     }
     if not after.is_used_up:
         values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
@@ -214,10 +224,11 @@ async def requeue(
 
 
 def _after_requeue(row: Dispatch, reason: RequeueReason, settings: Settings) -> Dispatch:
-    """An expired lease has used its attempt once the worker had reported a start.
+    """Returns the row with its counters after a requeue.
 
-    One that had not is no fault of the job's, unless that happens again and again: it may be what
-    takes its workers down while they prepare it. Behind another job it can't have been.
+    An expired lease uses up the attempt if the worker had reported a start. If it had not, the job
+    is not to blame, unless that happens repeatedly: then the job may be what takes its workers down
+    while they prepare it. A prefetched job cannot have done that.
     """
     is_counted = row.started_at is not None if reason is RequeueReason.EXPIRED else reason.counts
     is_lost = reason is RequeueReason.EXPIRED and not is_counted and not row.is_prefetched
@@ -256,7 +267,7 @@ async def end(
 async def force_end(
     tx: Tx, dispatch_id: int, status: DispatchStatus, *, now: datetime, error: str | None = None
 ) -> Dispatch:
-    """The job has ended, and the tenant's row decides: whatever the lease, the dispatch ends too."""
+    """Ends the dispatch of an ended job whatever its lease is, because the tenant's row decides."""
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED:
         return row
@@ -267,7 +278,9 @@ async def force_end(
 
 
 async def cancel(tx: Tx, dispatch_id: int, *, now: datetime, actor: str | None = None) -> Dispatch:
-    """Queued ends at once; leased is told with its next heartbeat; ended stays as it is."""
+    """Cancels: a queued one ends at once, a leased one learns it by its next heartbeat, an ended
+    one stays.
+    """
     row = await _get_locked(tx, dispatch_id)
     if row.status in ENDED or row.cancel_requested:
         return row
@@ -291,12 +304,13 @@ async def take_expired(
     seconds: int = SWEEP_LEASE_SECONDS,
     unseen_since: datetime | None = None,
 ) -> list[Dispatch]:
-    """Leases whose time is up, or whose workers were not seen since then, or were revoked.
+    """Takes over leases that expired, or whose workers were revoked or not seen since
+    `unseen_since`.
 
-    The sweep takes the leases itself, so that a late heartbeat can't overtake what follows.
+    The sweep becomes the holder, so that a late heartbeat can't overtake what follows.
 
-    Each is answered with the worker that lost it; the row no longer names it, or it would be
-    handed to that worker again, with the sweep's token.
+    Each dispatch is returned with the worker that lost it. The row itself no longer names that
+    worker, which would otherwise be handed the job again with the sweep's token.
     """
     moment = db_now(tx, now)
     lost = await reads.lock_expired(tx, moment, limit=limit)
@@ -306,7 +320,7 @@ async def take_expired(
         lost += [row for row in abandoned if row.id not in known]
     taken = []
     for row in lost:
-        moved = _moved(row, await writes.take(tx, row.id, token, moment, seconds=seconds))
+        moved = _require_moved(row, await writes.take(tx, row.id, token, moment, seconds=seconds))
         taken.append(replace(moved, worker_id=row.worker_id))
         details = {"worker": row.worker_id, "started": row.started_at is not None}
         await _add_audit(tx, moved, "expire", now, actor=SWEEP, details=details)
@@ -314,17 +328,21 @@ async def take_expired(
 
 
 async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
-    """After an outage of ours: nobody could send a heartbeat, so nobody is late."""
+    """Extends all leases after an outage of the control plane, in which no worker could send a
+    heartbeat.
+    """
     return await writes.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
 async def is_any_due(tx: Tx, now: datetime) -> bool:
-    """Asked every second, for nothing mostly."""
+    """Whether a `not_before` has passed; a cheap check before `wake_due`, made every second."""
     return await reads.is_any_due(tx, now)
 
 
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
-    """Rows whose `not_before` has come are visible again; whoever waits for them is to be woken."""
+    """Clears `not_before` where it has passed and returns those rows, whose waiters are to be
+    woken.
+    """
     woken = []
     for row in await reads.list_due(tx, now, limit=limit):
         values = await _requeue_values(tx, row, row.priority, row.queued_at) | {"not_before": None}
@@ -333,12 +351,12 @@ async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
 
 
 async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
-    """Whether there can be anything to recall: mostly not, and then nothing is begun."""
+    """Whether another worker holds a prefetched job; mostly not, and then no transaction is begun."""
     return await reads.has_prefetched(tx, not_of=not_of)
 
 
 async def is_any_prefetched(tx: Tx, lanes: Collection[QueueLane], *, not_of: str) -> bool:
-    """Whether there may be something to recall: mostly not, and to look is cheaper than to begin."""
+    """Whether there may be a job to recall in these lanes; cheaper than beginning a transaction."""
     return bool(lanes) and await reads.is_any_prefetched(tx, lanes, not_of=not_of)
 
 
@@ -350,7 +368,7 @@ async def recall(
     limit: int = 1,
     is_wanted: Callable[[Dispatch], bool] = lambda row: True,
 ) -> list[Dispatch]:
-    """Asks for prefetched jobs back, for a worker that has nothing to do and could run them."""
+    """Asks for prefetched jobs back, for an idle worker that could run them."""
     if not lanes:
         return []
     held = await reads.list_prefetched(tx, lanes, not_of=not_of, limit=RECALL_LOOKED_AT_MAX)
@@ -389,7 +407,9 @@ def _end_values(status: DispatchStatus, now: datetime, error: str | None) -> dic
 
 
 async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -> dict[str, Any]:
-    """Joins the round that is on: its old rank would drag virtual time back, and give credit."""
+    """Ranks a requeued job in the current round: its old rank would set virtual time back and give
+    its tenant credit.
+    """
     head = await writes.head_rank(tx, row.lane, priority)
     return {
         "status": DispatchStatus.QUEUED,
@@ -404,7 +424,7 @@ async def _requeue_values(tx: Tx, row: Dispatch, priority: int, now: datetime) -
 
 
 async def _get_locked(tx: Tx, dispatch_id: int) -> Dispatch:
-    """Locked: what is decided about it holds until the transaction ends."""
+    """Reads the row with a lock, so that a decision about it holds until the transaction ends."""
     row = await reads.get(tx, dispatch_id, lock=True)
     if row is None:
         raise NotFound(f"there is no dispatch {dispatch_id}")
@@ -429,13 +449,13 @@ def _not_held(row: Dispatch) -> LeaseLost:
 async def _update(
     tx: Tx, row: Dispatch, values: Mapping[str, Any], token: UUID | None = None
 ) -> Dispatch:
-    """Guarded by what was seen, although the row is locked: the write itself must be safe."""
-    return _moved(
+    """Updates the row if it still has the status that was read; guarded although the row is locked."""
+    return _require_moved(
         row, await writes.update_dispatch(tx, row.id, values, status=row.status, token=token)
     )
 
 
-def _moved(row: Dispatch, moved: Dispatch | None) -> Dispatch:
+def _require_moved(row: Dispatch, moved: Dispatch | None) -> Dispatch:
     if moved is None:
         raise LeaseLost(f"dispatch {row.id} has moved on", dispatch_id=row.id)
     return moved
@@ -454,5 +474,5 @@ async def _add_audit(
     actor: str | None,
     details: Mapping[str, Any],
 ) -> None:
-    said = {name: value for name, value in details.items() if value is not None}
-    await writes.add_audit(tx, [row], actor=actor, action=action, now=now, details=said)
+    present = {name: value for name, value in details.items() if value is not None}
+    await writes.add_audit(tx, [row], actor=actor, action=action, now=now, details=present)

@@ -83,9 +83,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(of_workflows: Iterable[Samples]) -> Estimate | None:
-    """Of one model: by the runs of all workflows, or of the one whose runs tell it best alone.
+    """Estimates the cost of a switch to one model, by the runs of all workflows or of the one that
+    tells it best.
 
-    None: there are too few to tell.
+    None if there are too few runs.
     """
     usable = [each for each in of_workflows if len(each.stayed) >= SAMPLES_MIN and each.switched]
     alone = [[each] for each in usable]
@@ -124,7 +125,9 @@ ModelOfFleet = tuple[int, str]
 
 
 class WarmWorkers:
-    """Which model each worker was last given, so that a job may wait a moment for one that has its."""
+    """The model that each worker was last given, so that a job may wait briefly for a worker that
+    has its model.
+    """
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, tuple[ModelOfFleet, datetime]] = OrderedDict()
@@ -151,7 +154,7 @@ class WarmWorkers:
 
 @dataclass(slots=True)
 class SwitchCosts:
-    """What is known here at this moment, and runs that are yet to be told to the database."""
+    """Current estimates, and runs that are yet to be stored."""
 
     estimates: Mapping[ModelOfFleet, Estimate] = field(default_factory=dict)
     warm: WarmWorkers = field(default_factory=WarmWorkers)
@@ -166,7 +169,7 @@ class SwitchCosts:
         return (fleet_id, model_key) in self.estimates
 
     def is_free(self, fleet_id: int | None, model_key: str | None) -> bool:
-        """It is learned that a switch to it costs next to nothing."""
+        """Whether a switch to the model is known to cost next to nothing."""
         if fleet_id is None or model_key is None:
             return False
         known = self.estimates.get((fleet_id, model_key))
@@ -175,9 +178,10 @@ class SwitchCosts:
     def passed_max(
         self, fleet_id: int | None, loaded: str, passed: str | None, most: timedelta
     ) -> timedelta:
-        """For how long others with the loaded model may go before a job with that one.
+        """Returns how long jobs with the loaded model may go before one with the other model.
 
-        Whoever runs the job and then goes on pays twice: to switch to it, and to switch back.
+        A worker that runs that job and then goes on pays twice: to switch to it, and to switch
+        back.
         """
         if fleet_id is None or not self.estimates:
             return most
@@ -191,11 +195,12 @@ class SwitchCosts:
         return min(most, timedelta(seconds=PASSED_PER_COST * cost))
 
     def held_max(self, fleet_id: int | None, model_key: str | None, ahead: int) -> timedelta:
-        """For how long a new job is left to workers that have its model, although others are idle.
+        """Returns how long a new job is left to workers that have its model, although others are
+        idle.
 
-        Three times the cost, unless none of them is likely to be free before that: of n at work the
-        first is after the n+1st part of a run, and for each job of the model that is `ahead` after
-        the nth part of a run more.
+        Three times the cost, unless none of them is likely to be free before that: with n workers
+        at work the first becomes free after 1/(n+1) of a run, and for each job of the model that is
+        `ahead` after another 1/n of a run.
         """
         known = None
         if fleet_id is not None and model_key is not None:

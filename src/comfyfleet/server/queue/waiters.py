@@ -18,9 +18,9 @@ _numbers = count()
 
 
 class PollRequest:
-    """One who asks, and the place where the answer goes."""
+    """A waiting poll: the waiter, its deadline, and the future that gets the lease."""
 
-    __slots__ = ("deadline", "future", "in_hand", "key", "looked_at", "timer", "waiter")
+    __slots__ = ("deadline", "future", "is_being_served", "key", "looked_at", "timer", "waiter")
 
     def __init__(
         self, waiter: Waiter, future: "asyncio.Future[DispatchLease | None]", deadline: float
@@ -28,20 +28,20 @@ class PollRequest:
         self.waiter = waiter
         self.future = future
         self.deadline = deadline
-        self.looked_at = 0.0  # by the loop's time: when its worker's rights were read last
+        self.looked_at = 0.0  # when its worker's rights were last read, by the loop's clock
         self.timer: asyncio.TimerHandle | None = None
-        self.in_hand = False  # a statement that may give it a job is on its way
-        self.key: tuple[float, ...] = ()  # when it has to wait: most get a job at once
+        self.is_being_served = False  # a statement that may give it a job is running
+        self.key: tuple[float, ...] = ()  # set when it has to wait: most get a job at once
 
     def set_order_key(self) -> None:
-        """Among equals, whoever has waited longest."""
+        """Sets the sort key: among equals, the one that has waited longest comes first."""
         self.key = (*waiter_rank(self.waiter), next(_numbers))
 
     def __lt__(self, other: "PollRequest") -> bool:
         return self.key < other.key
 
 
-# Whom a line is for: the lanes, and what the backends offer.
+# What the waiters of a group share: the lanes, and what their backends offer.
 GroupKey: TypeAlias = tuple[frozenset[QueueLane], str | None]
 
 
@@ -50,7 +50,7 @@ def group_key(waiter: Waiter) -> GroupKey:
 
 
 class WaiterGroup:
-    """Those who may run exactly the same lanes, on backends that offer the same."""
+    """Requests of workers that may run the same lanes on backends that offer the same."""
 
     __slots__ = ("best", "by_model", "kind")
 
@@ -59,31 +59,33 @@ class WaiterGroup:
         self.best: list[PollRequest] = []
         self.by_model: dict[str, list[PollRequest]] = {}
 
-    def add(self, asked: PollRequest) -> None:
-        insort(self.best, asked)
-        for model in asked.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
-            insort(self.by_model.setdefault(model, []), asked)
+    def add(self, request: PollRequest) -> None:
+        insort(self.best, request)
+        for model in request.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
+            insort(self.by_model.setdefault(model, []), request)
 
-    def remove(self, asked: PollRequest) -> None:
-        _remove_request(self.best, asked)
-        for model in asked.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
-            _remove_request(self.by_model[model], asked)
+    def remove(self, request: PollRequest) -> None:
+        _remove_request(self.best, request)
+        for model in request.waiter.models_loaded[:MODELS_PER_WAITER_MAX]:
+            _remove_request(self.by_model[model], request)
             if not self.by_model[model]:
                 del self.by_model[model]
 
     def first(self, wanted: int) -> Iterator[PollRequest]:
-        """The best, whatever the job needs: by load, and per model that might be asked for."""
+        """Yields the best requests by load, and the best for each loaded model that a job might
+        need.
+        """
         for line in (self.best, *self.by_model.values()):
-            yield from islice((asked for asked in line if not asked.in_hand), wanted)
+            yield from islice((request for request in line if not request.is_being_served), wanted)
 
 
-def _remove_request(line: list[PollRequest], asked: PollRequest) -> None:
-    del line[bisect_left(line, asked)]
+def _remove_request(line: list[PollRequest], request: PollRequest) -> None:
+    del line[bisect_left(line, request)]
 
 
 class WaiterPool:
     def __init__(self) -> None:
-        self._lines: dict[GroupKey, WaiterGroup] = {}
+        self._groups: dict[GroupKey, WaiterGroup] = {}
         self._by_lane: dict[QueueLane, set[GroupKey]] = {}
         self._by_affinity: dict[str, set[PollRequest]] = {}
         self._all: set[PollRequest] = set()
@@ -92,51 +94,51 @@ class WaiterPool:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __contains__(self, asked: PollRequest) -> bool:
-        return asked in self._all
+    def __contains__(self, request: PollRequest) -> bool:
+        return request in self._all
 
     def __iter__(self) -> Iterator[PollRequest]:
         return iter(list(self._all))
 
-    def add(self, asked: PollRequest) -> None:
-        asked.set_order_key()
-        kind = group_key(asked.waiter)
-        line = self._lines.get(kind)
-        if line is None:
-            line = self._lines[kind] = WaiterGroup(kind)
-            for lane in asked.waiter.lanes:
+    def add(self, request: PollRequest) -> None:
+        request.set_order_key()
+        kind = group_key(request.waiter)
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = WaiterGroup(kind)
+            for lane in request.waiter.lanes:
                 self._by_lane.setdefault(lane, set()).add(kind)
-        line.add(asked)
-        for affinity in asked.waiter.affinities:
-            self._by_affinity.setdefault(affinity, set()).add(asked)
-        self._all.add(asked)
-        if asked.waiter.is_prefetch:
-            self._prefetching[asked.waiter.worker_id] = asked
+        group.add(request)
+        for affinity in request.waiter.affinities:
+            self._by_affinity.setdefault(affinity, set()).add(request)
+        self._all.add(request)
+        if request.waiter.is_prefetch:
+            self._prefetching[request.waiter.worker_id] = request
 
-    def discard(self, asked: PollRequest) -> None:
-        if asked not in self._all:
+    def discard(self, request: PollRequest) -> None:
+        if request not in self._all:
             return
-        self._all.discard(asked)
-        if self.prefetching(asked.waiter.worker_id) is asked:
-            del self._prefetching[asked.waiter.worker_id]
-        line = self._lines[group_key(asked.waiter)]
-        line.remove(asked)
-        if not line.best:
-            self._forget(line)
-        for affinity in asked.waiter.affinities:
-            self._by_affinity[affinity].discard(asked)
+        self._all.discard(request)
+        if self.prefetching(request.waiter.worker_id) is request:
+            del self._prefetching[request.waiter.worker_id]
+        group = self._groups[group_key(request.waiter)]
+        group.remove(request)
+        if not group.best:
+            self._remove_group(group)
+        for affinity in request.waiter.affinities:
+            self._by_affinity[affinity].discard(request)
             if not self._by_affinity[affinity]:
                 del self._by_affinity[affinity]
 
-    def _forget(self, line: WaiterGroup) -> None:
-        del self._lines[line.kind]
-        for lane in line.kind[0]:
-            self._by_lane[lane].discard(line.kind)
+    def _remove_group(self, group: WaiterGroup) -> None:
+        del self._groups[group.kind]
+        for lane in group.kind[0]:
+            self._by_lane[lane].discard(group.kind)
             if not self._by_lane[lane]:
                 del self._by_lane[lane]
 
     def prefetching(self, worker_id: str) -> PollRequest | None:
-        """The worker's wait for a job that it would not run at once."""
+        """Returns the worker's poll for a job to prefetch, if it waits."""
         return self._prefetching.get(worker_id)
 
     def lanes(self) -> Iterable[QueueLane]:
@@ -151,10 +153,11 @@ class WaiterPool:
     def shortlist(
         self, wanted: Counter[QueueLane], affinities: Iterable[str] = ()
     ) -> list[PollRequest]:
-        """Those among whom the best for each arriving job is; nobody else is disturbed.
+        """Returns the requests among which the best for each arriving job is; no others are woken.
 
-        A line stands for several lanes: as many are called as jobs have come into any of them, or
-        the first of a line would be called for two jobs, and the other job be left for a prefetch.
+        A group stands for several lanes: it gives as many requests as jobs have come into any of
+        them. Otherwise its first would be woken for two jobs, and the second job be left for a
+        prefetch.
         """
         found: dict[PollRequest, None] = {}
         jobs_of: Counter[GroupKey] = Counter()
@@ -163,19 +166,21 @@ class WaiterPool:
                 jobs_of[kind] += jobs
         for kind, jobs in jobs_of.items():
             most = min(jobs, SHORTLIST_PER_GROUP_MAX)
-            found |= dict.fromkeys(self._lines[kind].first(most))
+            found |= dict.fromkeys(self._groups[kind].first(most))
         for affinity in affinities:
-            those = [each for each in self._by_affinity.get(affinity, ()) if not each.in_hand]
-            found |= dict.fromkeys(nsmallest(SHORTLIST_PER_GROUP_MAX, those))
+            free = [
+                each for each in self._by_affinity.get(affinity, ()) if not each.is_being_served
+            ]
+            found |= dict.fromkeys(nsmallest(SHORTLIST_PER_GROUP_MAX, free))
         return list(found)
 
     def another(self, waiter: Waiter) -> bool:
-        """Somebody else, who would run it now, waits for a job that this one could get."""
+        """Whether another worker, which would run it now, waits for a job that this one could get."""
         entitled = {kind for lane in waiter.lanes for kind in self._by_lane.get(lane, ())}
-        firsts = (asked for kind in entitled for asked in self._lines[kind].best[:2])
+        firsts = (request for kind in entitled for request in self._groups[kind].best[:2])
         return any(
-            asked.waiter.worker_id != waiter.worker_id and not asked.waiter.is_prefetch
-            for asked in firsts
+            request.waiter.worker_id != waiter.worker_id and not request.waiter.is_prefetch
+            for request in firsts
         )
 
 
@@ -189,7 +194,7 @@ class HeartbeatWaiters:
 
     @contextmanager
     def waiting(self, *subjects: Subject) -> Iterator[asyncio.Event]:
-        """The event is set when something is pushed about any of the subjects."""
+        """Yields an event that is set when something is pushed about any of the subjects."""
         event = asyncio.Event()
         for subject in subjects:
             self._waiting.setdefault(subject, set()).add(event)
@@ -202,7 +207,7 @@ class HeartbeatWaiters:
                     del self._waiting[subject]
 
     def push(self, subjects: Iterable[Subject] | None) -> None:
-        """None: to all."""
+        """Sets the events of these subjects; None means all."""
         for subject in list(self._waiting) if subjects is None else subjects:
             for event in self._waiting.get(subject, ()):
                 event.set()

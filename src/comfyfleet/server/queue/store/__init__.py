@@ -39,7 +39,7 @@ class Claim(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """What came of the claims. `refused`: by orders to the worker that asked, not by a race."""
+    """The claimed leases, and the dispatches refused by orders to the worker (not lost in a race)."""
 
     leases: list[DispatchLease]
     refused: frozenset[int] = frozenset()  # dispatch ids
@@ -58,28 +58,28 @@ class Extension(NamedTuple):
     worker_id: str | None = None  # None: whoever holds it
 
 
-# A dispatch and the token that speaks for it.
+# A dispatch id and its lease token.
 HeldLease = tuple[int, UUID]
 
-# Called with what was found; what it answers is claimed, if it is still queued then.
+# Called with the candidates; the claims it returns are made for rows that are still queued then.
 Chooser = Callable[[list[DispatchCandidate]], list[Claim]]
 
 
 class QueueStore(Protocol):
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-        """Those that are new, committed."""
+        """Adds dispatches, commits, and returns those that are new."""
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult: ...
 
-    async def complete(self, said: Sequence[Completion]) -> list[HeldLease]:
-        """Those that were held with that token, and are completed now; each once."""
+    async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
+        """Completes dispatches that are held with the given token, and returns those; each once."""
 
     async def extend(
-        self, said: Sequence[Extension], *, seconds: int
+        self, batch: Sequence[Extension], *, seconds: int
     ) -> dict[HeldLease, ExtendedLease]: ...
 
     async def bound(self, *, limit: int) -> list[str]:
-        """The affinities for which something waits."""
+        """Returns the affinities for which a job is queued."""
 
     async def close(self) -> None: ...
 

@@ -79,8 +79,8 @@ _ENTITLED = f"""
     AND (held_max IS NULL OR held_max >= (
         SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""
 
-# Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate has told
-# is not asked for again.
+# Whoever has a row locked moves it: it is left to them, and nobody waits. What the candidate already
+# holds is not returned again.
 CLAIM = f"""
 WITH wanted AS MATERIALIZED (
     SELECT *, {_ENTITLED} AS is_entitled
@@ -163,18 +163,18 @@ SELECT name FROM waiting WHERE name IS NOT NULL LIMIT $1
 
 class PostgresQueueStore:
     def __init__(self, database: Database) -> None:
-        self._direct = PostgresDriver(database.url)
+        self._driver = PostgresDriver(database.url)
 
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
         locks = lock_keys(writes.shares_of(new).values())
-        rows = await self._direct.fetch(
+        rows = await self._driver.fetch(
             writes.ENQUEUE, *writes.enqueue_columns(new), now, locks=locks
         )
         return [dispatch_from_row(tuple(row)) for row in rows]
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult:
         columns = zip(*probe.lanes, strict=True)
-        found = await self._direct.fetch(
+        found = await self._driver.fetch(
             PEEK, *map(list, columns), probe.affinities, probe.limit, list(probe.without)
         )
         if not found:
@@ -187,7 +187,7 @@ class PostgresQueueStore:
         claims = {claim.candidate.id: claim for claim in wanted}
         ids = sorted(claims)
         in_order = [claims[each] for each in ids]
-        rows = await self._direct.fetch(
+        rows = await self._driver.fetch(
             CLAIM,
             ids,
             [claim.token for claim in in_order],
@@ -203,38 +203,42 @@ class PostgresQueueStore:
             frozenset(row[0] for row in rows if row[1] is None),
         )
 
-    async def complete(self, said: Sequence[Completion]) -> list[HeldLease]:
-        rows = await self._direct.fetch(COMPLETE, *_columns(said))
+    async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
+        rows = await self._driver.fetch(COMPLETE, *_columns(batch))
         return [(row[0], row[1]) for row in rows]
 
     async def extend(
-        self, said: Sequence[Extension], *, seconds: int
+        self, batch: Sequence[Extension], *, seconds: int
     ) -> dict[HeldLease, ExtendedLease]:
-        *three, workers = _columns(said)
-        rows = await self._direct.fetch(EXTEND, *three, seconds, workers)
+        *columns, workers = _columns(batch)
+        rows = await self._driver.fetch(EXTEND, *columns, seconds, workers)
         return {(row[0], row[1]): ExtendedLease(*row[2:]) for row in map(tuple, rows)}
 
     async def bound(self, *, limit: int) -> list[str]:
-        return [row[0] for row in await self._direct.fetch(AFFINITIES, limit)]
+        return [row[0] for row in await self._driver.fetch(AFFINITIES, limit)]
 
     async def close(self) -> None:
-        await self._direct.close()
+        await self._driver.close()
 
 
 def _held_max(claims: Iterable[Claim]) -> list[int | None]:
-    """A statement does not see what it writes itself: each claim of a worker leaves one less."""
+    """Returns each claim's limit, one less for every earlier claim of the same worker: a statement
+    does not see its own writes.
+    """
     before: Counter[str] = Counter()
-    found = []
+    limits = []
     for claim in claims:
-        most = claim.held_max
-        found.append(None if most is None else most - before[claim.worker_id])
+        held_max = claim.held_max
+        limits.append(None if held_max is None else held_max - before[claim.worker_id])
         before[claim.worker_id] += 1
-    return found
+    return limits
 
 
-def _columns(said: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
-    """In the order of ids, so that no two statements can wait for each other's rows."""
-    return map(list, zip(*sorted(said, key=itemgetter(0)), strict=True))
+def _columns(batch: Iterable[tuple[Any, ...]]) -> Iterable[list[Any]]:
+    """Transposes the batch in the order of ids, so that no two statements can wait for each other's
+    rows.
+    """
+    return map(list, zip(*sorted(batch, key=itemgetter(0)), strict=True))
 
 
 def _as_lease(
@@ -246,18 +250,18 @@ def _as_lease(
     attempt: int,
     expires_at: datetime,
 ) -> DispatchLease:
-    seen = claim.candidate
+    candidate = claim.candidate
     return DispatchLease(
         dispatch_id,
         tenant_id,
         job_id,
-        seen.lane,
+        candidate.lane,
         claim.worker_id,
         claim.token,
         number,
         attempt,
         expires_at,
         claim.is_prefetched,
-        seen.model_key,
-        seen.model_set,
+        candidate.model_key,
+        candidate.model_set,
     )

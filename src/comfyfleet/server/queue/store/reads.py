@@ -114,7 +114,9 @@ async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None) -> int:
-    """How many wait. As the index says it: SQLite would count by one over all there ever were."""
+    """Counts queued rows. The condition is worded as in the index: SQLite would else use one over
+    all rows ever.
+    """
     mine = [] if tenant_id is None else [d.c.tenant_id == tenant_id]
     query = select(func.count()).select_from(d).where(text(QUEUED), *mine)
     return int(await tx.scalar(query) or 0)
@@ -137,7 +139,7 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
-    """How many jobs each worker holds or has waiting for it alone, by `worker:ID`."""
+    """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
     holder = func.coalesce("worker:" + d.c.worker_id, "")
     bound_to = case((d.c.status == DispatchStatus.LEASED, holder), else_=d.c.backend_affinity)
     query = (
@@ -150,7 +152,7 @@ async def count_bound(tx: Tx) -> dict[str, int]:
 
 
 async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
-    """Queued rows of its lane that come before it; counted up to a bound, it is for people."""
+    """Counts the queued rows of its lane that come before it, up to a bound; it is for display."""
     before = or_(
         d.c.priority > dispatch.priority,
         and_(d.c.priority == dispatch.priority, d.c.rank < dispatch.rank),
@@ -171,7 +173,7 @@ async def count_ahead(tx: Tx, dispatch: Dispatch) -> int:
 
 
 async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
-    """The mean of what ended lately; the whole history is not read for it."""
+    """Returns the mean duration of recently ended runs, without reading the whole history."""
     lately = (
         select(d.c.workflow_id, d.c.duration_seconds)
         .where(d.c.ended_at.is_not(None))
@@ -185,7 +187,7 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def lock_expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -> list[Dispatch]:
-    """Locked, and only those that nobody else has in hand."""
+    """Locks and returns expired leases, skipping rows that others have locked."""
     query = (
         _ALL.where(d.c.status == DispatchStatus.LEASED, d.c.lease_expires_at < moment)
         .order_by(d.c.lease_expires_at)
@@ -195,7 +197,9 @@ async def lock_expired(tx: Tx, moment: ColumnElement[datetime], *, limit: int) -
 
 
 async def lock_abandoned(tx: Tx, *, unseen_since: datetime, limit: int) -> list[Dispatch]:
-    """Held by workers that are not heard of any more, or that were revoked; locked as above."""
+    """Locks and returns leases of workers that were revoked or not seen lately, skipping locked
+    rows.
+    """
     gone = select(workers.c.worker_id).where(
         or_(workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_not(None))
     )
@@ -235,14 +239,14 @@ _HAS_PREFETCHED = PreparedStatement(
 
 
 async def has_prefetched(tx: Tx, *, not_of: str) -> bool:
-    """Whether any other worker holds something that waits for its turn."""
+    """Whether any other worker holds a prefetched job."""
     return bool(await _HAS_PREFETCHED.tuples(tx, {"not_of": not_of}))
 
 
 async def list_prefetched(
     tx: Tx, lanes: Iterable[QueueLane], *, not_of: str, limit: int
 ) -> list[Dispatch]:
-    """Leases that wait for their turn behind another job, and could be run elsewhere now."""
+    """Returns prefetched leases of other workers in these lanes, which could run elsewhere now."""
     query = _ALL.where(_is_prefetched(lanes, not_of)).order_by(d.c.leased_at).limit(limit)
     return await fetch(tx, for_update(tx, query, skip_locked=True))
 
@@ -268,7 +272,7 @@ _ACTIVE = (QUEUED, _LEASED)
 async def list_page(
     tx: Tx, wanted: Mapping[str, Any], *, before_id: int | None, limit: int
 ) -> list[Dispatch]:
-    """`wanted`: values by column; what is None is not asked for."""
+    """Returns a page of dispatches. `wanted` are values by column; None does not filter."""
     rows: list[Dispatch] = []
     for part in _parts(tx, wanted.get("status")):
         place = without_index(tx, d.c.id) if part[0] in _ACTIVE else d.c.id
@@ -280,7 +284,7 @@ async def list_page(
 
 
 def _parts(tx: Tx, status: DispatchStatus | None) -> list[tuple[str, ...]]:
-    """Conditions of selects that each go along an index."""
+    """Returns conditions that split the query into selects, each of which follows an index."""
     if status is None:
         return [(QUEUED,), (_LEASED,), (IS_ENDED,)]
     own = f"status = '{status.value}'"
@@ -315,7 +319,7 @@ _SHARE = ("tenant_id", "workflow_id", "stage", "provider", "priority", "rank", "
 async def leased_page(
     tx: Tx, after_id: int, *, before: datetime, limit: int
 ) -> list[ActiveDispatch]:
-    """By their ids, those that were made before then."""
+    """Returns a page of leased dispatches made before a moment, by id."""
     query = _ROW.where(text(IS_LEASED), d.c.id > after_id, d.c.created_at < before)
     return [ActiveDispatch(*row) for row in await tx.execute(query.order_by(d.c.id).limit(limit))]
 
@@ -323,7 +327,9 @@ async def leased_page(
 async def queued_page(
     tx: Tx, after: Sequence[Any] | None, *, before: datetime, limit: int
 ) -> tuple[list[ActiveDispatch], list[Any] | None]:
-    """Those that were made before then, and where to go on; None: that was all."""
+    """Returns a page of queued dispatches made before a moment, and the next cursor (None at the
+    end).
+    """
     query = select(
         d.c.id,
         d.c.tenant_id,
@@ -345,7 +351,7 @@ async def queued_page(
 
 
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
-    """Of those (tenant, job) that have a dispatch, whether it has ended; by job."""
+    """Returns by job whether its dispatch has ended, for those (tenant, job) that have one."""
     query = select(d.c.tenant_job_id, d.c.ended_at).where(
         pairs_in(tx, (d.c.tenant_id, d.c.tenant_job_id), pairs)
     )
@@ -355,7 +361,7 @@ async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, b
 async def ended_before(
     tx: Tx, before: datetime, *, after: EndedDispatch | None, limit: int
 ) -> list[EndedDispatch]:
-    """The longest ended first, on from the last one of the page before."""
+    """Returns a page of ended dispatches, the longest ended first, after the given cursor."""
     query = select(d.c.ended_at, d.c.id, d.c.tenant_id, d.c.tenant_job_id).where(
         text(IS_ENDED), d.c.ended_at < before
     )
@@ -370,6 +376,6 @@ async def ended_before(
 
 
 async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
-    """Those of them that have ended."""
+    """Deletes those of them that have ended."""
     gone = await tx.execute(delete(d).where(is_one_of(tx, d.c.id, dispatch_ids), text(IS_ENDED)))
     return int(gone.rowcount)

@@ -108,7 +108,7 @@ SELECT name FROM waiting WHERE name IS NOT NULL LIMIT ?
 class SqliteQueueStore:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
-        self._direct = SqliteDriver(database)
+        self._driver = SqliteDriver(database)
         self._clock = clock
 
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
@@ -122,37 +122,37 @@ class SqliteQueueStore:
             leases, refused = [], set()
             for claim in choose(_peek(connection, probe)):
                 values = _values(claim, now, now + seconds * SECOND)
-                lease = _claimed(connection, claim, values)
+                lease = _claim_one(connection, claim, values)
                 if lease is not None:
                     leases.append(lease)
                 elif connection.execute(IS_REFUSED, values).fetchone()[0]:
                     refused.add(claim.candidate.id)
             return ClaimResult(leases, frozenset(refused))
 
-        return await self._direct.run(act)
+        return await self._driver.run(act)
 
-    async def complete(self, said: Sequence[Completion]) -> list[HeldLease]:
+    async def complete(self, batch: Sequence[Completion]) -> list[HeldLease]:
         now = to_micros(self._clock())
 
         def act(connection: Connection) -> list[HeldLease]:
             ended = []
-            for one in said:
-                values = (one.duration, now, one.dispatch_id, one.token.hex)
+            for item in batch:
+                values = (item.duration, now, item.dispatch_id, item.token.hex)
                 for tenant, worker, *lease in connection.execute(COMPLETE, values).fetchall():
-                    ended.append((one.dispatch_id, one.token))
-                    _note(connection, now, "complete", one.dispatch_id, tenant, worker, lease)
+                    ended.append((item.dispatch_id, item.token))
+                    _add_audit(connection, now, "complete", item.dispatch_id, tenant, worker, lease)
             return ended
 
-        return await self._direct.run(act)
+        return await self._driver.run(act)
 
     async def extend(
-        self, said: Sequence[Extension], *, seconds: int
+        self, batch: Sequence[Extension], *, seconds: int
     ) -> dict[HeldLease, ExtendedLease]:
         now = to_micros(self._clock())
 
         def act(connection: Connection) -> dict[HeldLease, ExtendedLease]:
-            longer: dict[HeldLease, ExtendedLease] = {}
-            for each in said:
+            extended_leases: dict[HeldLease, ExtendedLease] = {}
+            for each in batch:
                 values = {
                     "ends": now + seconds * SECOND,
                     "started": each.started,
@@ -161,24 +161,24 @@ class SqliteQueueStore:
                     "token": each.token.hex,
                     "worker": each.worker_id,
                 }
-                extended = _extended(connection, values)
+                extended = _extend_one(connection, values)
                 if extended is not None:
-                    longer[each.dispatch_id, each.token] = extended
-            return longer
+                    extended_leases[each.dispatch_id, each.token] = extended
+            return extended_leases
 
-        return await self._direct.run(act)
+        return await self._driver.run(act)
 
     async def bound(self, *, limit: int) -> list[str]:
         def act(connection: Connection) -> list[str]:
             return [row[0] for row in connection.execute(AFFINITIES, (limit,))]
 
-        return await self._direct.run(act)
+        return await self._driver.run(act)
 
     async def close(self) -> None:
-        await self._direct.close()
+        await self._driver.close()
 
 
-def _extended(connection: Connection, values: dict[str, Any]) -> ExtendedLease | None:
+def _extend_one(connection: Connection, values: dict[str, Any]) -> ExtendedLease | None:
     is_prefetched = values["started"] and connection.execute(IS_PREFETCHED, values).fetchone()
     row = connection.execute(EXTEND, values).fetchone()
     if row is None:
@@ -235,30 +235,34 @@ def _values(claim: Claim, now: int, ends: int) -> dict[str, Any]:
     }
 
 
-def _claimed(connection: Connection, claim: Claim, values: dict[str, Any]) -> DispatchLease | None:
+def _claim_one(
+    connection: Connection, claim: Claim, values: dict[str, Any]
+) -> DispatchLease | None:
     row = connection.execute(CLAIM, values).fetchone()
     if row is None:
         return None
-    seen, worker_id = claim.candidate, claim.worker_id
+    candidate, worker_id = claim.candidate, claim.worker_id
     tenant_id, job_id, number, attempt = row
-    _note(connection, values["now"], "lease", seen.id, tenant_id, worker_id, (attempt, number))
+    _add_audit(
+        connection, values["now"], "lease", candidate.id, tenant_id, worker_id, (attempt, number)
+    )
     return DispatchLease(
-        dispatch_id=seen.id,
+        dispatch_id=candidate.id,
         tenant_id=UUID(tenant_id),
         job_id=UUID(job_id),
-        lane=seen.lane,
+        lane=candidate.lane,
         worker_id=worker_id,
         token=claim.token,
         number=number,
         attempt=attempt,
         expires_at=from_micros(values["ends"]),
         is_prefetched=claim.is_prefetched,
-        model_key=seen.model_key,
-        model_set=seen.model_set,
+        model_key=candidate.model_key,
+        model_set=candidate.model_set,
     )
 
 
-def _note(
+def _add_audit(
     connection: Connection,
     now: int,
     action: str,

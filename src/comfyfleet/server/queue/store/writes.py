@@ -40,7 +40,9 @@ ROWS_PER_STATEMENT_MAX = 500
 
 
 class Share(NamedTuple):
-    """Inside one, a tenant's jobs follow each other, one per round."""
+    """What fair ranks are counted in: inside one share a tenant's jobs follow each other, one per
+    round.
+    """
 
     tenant_id: UUID
     lane: QueueLane
@@ -66,7 +68,7 @@ async def update_dispatch(
 async def take(
     tx: Tx, dispatch_id: int, token: UUID, moment: ColumnElement[datetime], *, seconds: int
 ) -> Dispatch | None:
-    """A lease goes to nobody but who has this token, for so long by the database's clock."""
+    """Gives the lease to the holder of this token, for that long by the database's clock."""
     leased = update(d).where(d.c.id == dispatch_id, d.c.status == DispatchStatus.LEASED)
     ends = plus_seconds(tx, moment, seconds=seconds)
     taken = leased.values(lease_token=token, lease_expires_at=ends, worker_id=None)
@@ -76,7 +78,7 @@ async def take(
 
 @cache
 def _change(names: tuple[str, ...], *, has_token: bool) -> PreparedStatement:
-    """Of what changes together there are few kinds: each is compiled once."""
+    """Builds the update of these columns. There are few such sets, and each is compiled once."""
     of = [d.c.id == bindparam("of_id"), d.c.status == bindparam("of_status")]
     if has_token:
         of.append(d.c.lease_token == bindparam("of_token"))
@@ -87,7 +89,7 @@ def _change(names: tuple[str, ...], *, has_token: bool) -> PreparedStatement:
 
 
 async def head_rank(tx: Tx, lane: QueueLane, priority: int) -> int | None:
-    """The virtual time of a lane at a priority: the smallest rank that waits there."""
+    """Returns the virtual time of a lane at a priority: the smallest rank that is queued there."""
     workflow_id, stage, provider = lane
     values = {
         "of_workflow": workflow_id,
@@ -123,21 +125,21 @@ _LOCK_SHARES = PreparedStatement(
 
 
 async def lock_shares(tx: Tx, shares: Sequence[Share]) -> None:
-    """A tenant's submits into one lane follow each other: at once, all would get the same rank.
+    """Serialises a tenant's submits into one lane; concurrent ones would all get the same rank.
 
-    A statement of its own: one that waited for the lock would not see what was added meanwhile.
+    A separate statement, because one that waited for the lock would not see rows added meanwhile.
     """
     await _LOCK_SHARES.tuples(tx, {"keys": lock_keys(shares)})
 
 
 def lock_keys(shares: Iterable[Share]) -> list[int]:
-    """In one order, so that no two who submit can wait for each other."""
+    """Returns the lock keys in one order, so that no two submits can deadlock."""
     return sorted({_lock_key(share) for share in shares})
 
 
 def _lock_key(share: Share) -> int:
-    told = f"{share.tenant_id}/{'/'.join(map(str, share.lane))}/{share.priority}"
-    return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), signed=True)
+    name = f"{share.tenant_id}/{'/'.join(map(str, share.lane))}/{share.priority}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), signed=True)
 
 
 _OF_ONE = Share(
@@ -169,9 +171,10 @@ async def _rank_floor(tx: Tx, share: Share) -> int:
 
 
 async def rank_floors(tx: Tx, shares: Sequence[Share]) -> dict[Share, int]:
-    """After which rank a tenant's next job stands: virtual time, or its own last that still waits.
+    """Returns the rank after which a tenant's next job stands: virtual time, or its own last queued
+    rank.
 
-    For SQLite, where a statement costs no round trip; PostgreSQL does it while it adds.
+    For SQLite, where a statement costs no round trip; PostgreSQL does it in the insert.
     """
     return {share: await _rank_floor(tx, share) for share in shares}
 
@@ -203,7 +206,9 @@ _ADD = PreparedInsert(
 async def add(
     tx: Tx, rows: Sequence[tuple[NewDispatch, int]], values: Mapping[str, Any]
 ) -> list[Dispatch]:
-    """Those that are new: a job has one dispatch, however often its submit is repeated."""
+    """Inserts rows and returns those that are new: a job has one dispatch, however often its submit
+    is repeated.
+    """
     added = []
     for start in range(0, len(rows), ROWS_PER_STATEMENT_MAX):
         part = rows[start : start + ROWS_PER_STATEMENT_MAX]
@@ -242,7 +247,7 @@ async def add_audit(
     now: datetime,
     details: Mapping[str, Any],
 ) -> None:
-    """One audit row each; without an actor it is the tenant's own act."""
+    """Adds one audit row for each dispatch; without an actor it is the tenant's own act."""
     rows = [
         {
             "at": now,
@@ -259,7 +264,7 @@ async def add_audit(
 
 
 async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> int:
-    """Whole leases, counted from now where they had run out while we were away."""
+    """Extends all leases by their whole length, counted from now where they had expired meanwhile."""
     ends = d.c.lease_expires_at
     since = case((ends < moment, moment), else_=ends)
     longer = plus_seconds(tx, since, seconds=seconds)
@@ -318,7 +323,9 @@ SELECT * FROM added
 
 
 async def enqueue(tx: Tx, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-    """Those that are new: a job has one dispatch, however often its submit is repeated."""
+    """Adds ranked dispatches and returns those that are new: a job has one, however often its
+    submit is repeated.
+    """
     shares = shares_of(new)
     distinct = list(dict.fromkeys(shares.values()))
     if not is_sqlite(tx):
@@ -364,7 +371,9 @@ _SAMPLES = (*_KEY, m.c.stayed, m.c.switched)
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """Locked in one order: control planes that tell at the same moment lose nothing of each other."""
+    """Adds runs to their samples. Rows are locked in one order, so that concurrent control planes
+    lose nothing.
+    """
     by_kind: dict[RunKind, list[TimedRun]] = defaultdict(list)
     for run in runs:
         by_kind[run.kind].append(run)
@@ -391,7 +400,7 @@ async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
 
 
 async def all_samples(tx: Tx, *, fleet_id: int | None = None) -> dict[RunKind, Samples]:
-    """Those that runs were last added to, if there are too many."""
+    """Returns the samples of a fleet, or the most recently changed ones if there are too many."""
     query = select(*_SAMPLES).order_by(m.c.updated_at.desc()).limit(KINDS_READ_MAX)
     if fleet_id is not None:
         query = query.where(m.c.fleet_id == fleet_id)
