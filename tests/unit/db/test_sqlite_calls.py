@@ -64,7 +64,7 @@ async def test_a_read_that_is_wrong_is_not_made_twice(
 ) -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await asked(connection, "SELECT * FROM lost")
-    assert connection._asked == connection._done
+    assert connection._submitted == connection._finished
 
 
 async def test_many_rows_at_once_are_written_aside(connection: database.SqliteConnection) -> None:
@@ -88,7 +88,7 @@ async def test_a_call_waits_for_one_whose_caller_has_gone(
     await asyncio.sleep(0.001)
     gone.cancel()
     await connection.rollback()
-    assert connection._asked == connection._done
+    assert connection._submitted == connection._finished
     assert await asked(connection, "SELECT count(*) FROM kept") == [(0,)]
 
 

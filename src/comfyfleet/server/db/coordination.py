@@ -22,7 +22,7 @@ MAINTENANCE = "maintenance"
 
 
 async def read_state(tx: Tx, name: str) -> Any:
-    """None if it was never written."""
+    """Returns the value, or None if it was never written."""
     query = select(control_state.c.value).where(control_state.c.name == name)
     return (await tx.execute(query)).scalar_one_or_none()
 
@@ -33,7 +33,9 @@ async def write_state(tx: Tx, name: str, value: Any) -> None:
 
 
 async def write_state_if_new(tx: Tx, name: str, value: Any) -> Any:
-    """The value that stands: of several that start at the same moment, one has set it."""
+    """Writes the value unless there is one, and returns the one that stands: of several processes
+    that start together, one sets it.
+    """
     await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
     return await read_state(tx, name)
 
@@ -49,7 +51,7 @@ _UNLOCK = "SELECT pg_advisory_unlock($1::int, $2::int)"
 
 
 class AdvisoryLocks:
-    """Locks of one connection: they go when it goes, so nothing is blocked by a dead process."""
+    """Advisory locks of one connection. They end with it, so a dead process blocks nothing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -57,12 +59,12 @@ class AdvisoryLocks:
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self, name: str) -> bool:
-        """On SQLite there is only us."""
-        return self._database.is_sqlite or await self._ask(_TRY_LOCK, name)
+        """Tries to take the lock; always True on SQLite, which has one process."""
+        return self._database.is_sqlite or await self._call(_TRY_LOCK, name)
 
     async def give(self, name: str) -> None:
         if not self._database.is_sqlite:
-            await self._ask(_UNLOCK, name)
+            await self._call(_UNLOCK, name)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -71,17 +73,17 @@ class AdvisoryLocks:
             await connection.invalidate()
             await connection.close()
 
-    async def _ask(self, statement: str, name: str) -> bool:
+    async def _call(self, statement: str, name: str) -> bool:
         async with self._one_at_a_time:
             with self._database.outages.watched():
-                return await self._answer(statement, _number(name))
+                return await self._execute(statement, _lock_number(name))
 
-    async def _answer(self, statement: str, number: int) -> bool:
+    async def _execute(self, statement: str, number: int) -> bool:
         try:
             driver = driver_of(self._connection or await self._connect())
             return bool(await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number))
         except Exception as error:
-            # Whatever has happened to it, the connection may hold locks that nobody knows of.
+            # The connection may hold locks that nobody knows of.
             await self.close()
             if is_disconnect(error) or isinstance(error, DBAPIError):
                 raise Unavailable(f"no turn can be taken: {error}") from error
@@ -89,12 +91,12 @@ class AdvisoryLocks:
 
     async def _connect(self) -> AsyncConnection:
         connection = await self._database.engine.connect()
-        # No transaction stays open between the questions: that would hold back vacuum.
+        # No transaction stays open between statements: that would hold back vacuum.
         self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
         return self._connection
 
 
-def _number(name: str) -> int:
+def _lock_number(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big", signed=True)
 
 
@@ -107,7 +109,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotifyChannel:
-    """LISTEN/NOTIFY on PostgreSQL. On SQLite there is one process, and nobody to tell."""
+    """LISTEN/NOTIFY on PostgreSQL. Does nothing on SQLite, which has one process."""
 
     def __init__(self, database: Database, channel: str) -> None:
         self._dsn = None if database.is_sqlite else dsn(database.url)
@@ -129,27 +131,31 @@ class NotifyChannel:
             self._sender.terminate()
             raise
 
-    async def listen(self, heard: Callable[[str], None], anew: Callable[[], None]) -> None:
-        """For ever. `anew` is called whenever hints may have been missed: at first, and after a loss."""
+    async def listen(
+        self, on_hint: Callable[[str], None], on_reconnect: Callable[[], None]
+    ) -> None:
+        """Listens for ever. Calls `on_reconnect` whenever hints may have been missed: at first, and
+        after a loss.
+        """
         delay = RETRY_SECONDS_MIN
         while self._dsn is not None:
             try:
                 connection = await connect(self._dsn, {})
                 delay = RETRY_SECONDS_MIN
-                await self._follow(connection, heard, anew)
+                await self._listen_on(connection, on_hint, on_reconnect)
             except (Unavailable, OSError, TimeoutError) as error:
                 logger.debug("not listening for hints: %s", error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
 
-    async def _follow(
-        self, connection: Any, heard: Callable[[str], None], anew: Callable[[], None]
+    async def _listen_on(
+        self, connection: Any, on_hint: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda *_: lost.set())
         try:
-            await connection.add_listener(self._channel, lambda *told: heard(told[3]))
-            anew()
+            await connection.add_listener(self._channel, lambda *arguments: on_hint(arguments[3]))
+            on_reconnect()
             while not lost.is_set():
                 try:
                     await asyncio.wait_for(lost.wait(), CHECK_SECONDS)

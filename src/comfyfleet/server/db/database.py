@@ -38,7 +38,7 @@ T = TypeVar("T")
 # More than about eight connections make the queue slower, not faster.
 KEPT_MAX = 8
 OVERFLOW_MAX = 4
-# The rest is for those who hold one for long: turns, and the one that writes on SQLite.
+# The rest is for connections held for long: advisory locks, and the writer on SQLite.
 LENT_MAX = KEPT_MAX + OVERFLOW_MAX - 2
 WAIT_SECONDS_MAX = 30
 ALL_IN_USE = "all connections to the database are in use"
@@ -72,9 +72,9 @@ class ConnectionPool:
                 await reset_transaction(tx)
                 self._idle.append(tx)
             elif self._is_sqlite:
-                await asyncio.shield(self._close_aside(tx))
+                await asyncio.shield(self._close_in_background(tx))
             else:
-                # Nothing is said to the server, so that no cancelling can come in between.
+                # Closing sends nothing to the server, so it can't be cancelled half-way.
                 await tx.close()
         finally:
             self._room.release()
@@ -96,21 +96,23 @@ class ConnectionPool:
         except TimeoutError:
             raise Unavailable(ALL_IN_USE) from None
 
-    def _close_aside(self, tx: Tx) -> "asyncio.Task[None]":
-        closing = asyncio.get_running_loop().create_task(tx.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        return closing
+    def _close_in_background(self, tx: Tx) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(tx.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
 
 def driver_of(tx: Tx) -> Any:
-    """The driver's own connection, inside of the same transaction."""
+    """Returns the driver's own connection, which is inside of the same transaction."""
     connection = tx.sync_connection
     return None if connection is None else connection.connection.driver_connection
 
 
 def is_usable(tx: Tx) -> bool:
-    """Not lost, and in no transaction of the driver. It knows both without asking the server."""
+    """Whether the connection is open and in no transaction. The driver knows both without asking
+    the server.
+    """
     if tx.closed or tx.invalidated:
         return False
     driver = driver_of(tx)
@@ -120,38 +122,40 @@ def is_usable(tx: Tx) -> bool:
 
 
 async def reset_transaction(tx: Tx) -> None:
-    """SQLAlchemy begins one of its own for a statement in Core. There is none in the database, so
-    nothing is sent, and nothing is waited for."""
+    """Ends the transaction that SQLAlchemy believes in after a statement in Core.
+
+    There is none in the database, so nothing is sent, and nothing is waited for.
+    """
     if tx.in_transaction():
         await tx.rollback()
 
 
 async def open_connection(engine: AsyncEngine) -> Tx:
-    """A database that is away is told apart from a statement that is wrong."""
+    """Opens a connection; raises Unavailable if the database can't be reached or refuses us."""
     try:
         return await engine.connect()
-    except OSError as error:  # its socket is gone, its host unknown
+    except OSError as error:  # no socket, or an unknown host
         raise Unavailable(f"the database can't be reached: {error}") from error
-    except DBAPIError as error:  # it is there, and lets us not in
+    except DBAPIError as error:  # it refuses the connection
         raise Unavailable(f"the database can't be opened: {error.orig}") from error
     except PoolTimeout as error:
         raise Unavailable(ALL_IN_USE) from error
     except Exception as error:
-        # Lost while the connection was being set up: the driver's own error, as nobody wrapped it.
+        # Lost while the connection was being set up: the driver's own error, not wrapped yet.
         if not is_caused_by_disconnect(error):
             raise
         raise Unavailable(f"the database can't be reached: {error}") from error
 
 
-# A read that takes longer is made anew in the thread: nobody else is served meanwhile.
+# A read that takes longer is repeated in the thread, as it would block the event loop.
 READ_SECONDS_MAX = 0.003
 INSTRUCTIONS_BETWEEN_LOOKS = 1_000
 READS = ("SELECT",)
 SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
-# At once: a transaction that reads first and writes later fails when another wrote.
+# IMMEDIATE: a transaction that reads first and writes later fails if another wrote meanwhile.
 BEGIN = "BEGIN IMMEDIATE"
-# How long somebody else may write before we give up.
+# How long another writer may take before we give up.
 BUSY_MS = 30_000
 
 
@@ -165,16 +169,21 @@ async def connect(path: str) -> "SqliteConnection":
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """As SQLAlchemy uses one: one call after another."""
+    """A connection that runs short statements on the event loop and long ones in its thread.
 
-    _asked = 0  # of the thread; counted here
-    _done = 0  # counted there
-    _late_at: float | None = None
-    _writes = False
+    SQLAlchemy makes one call after another on it.
+    """
+
+    _submitted = 0  # calls handed to the thread; counted on the event loop
+    _finished = 0  # counted in the thread
+    _read_deadline: float | None = None
+    _is_writing = False
 
     def is_late(self) -> bool:
-        """Asked by SQLite while it works; true makes it stop."""
-        return self._late_at is not None and time.perf_counter() > self._late_at
+        """Whether the current read has taken too long; SQLite calls this while it works, and stops
+        if true.
+        """
+        return self._read_deadline is not None and time.perf_counter() > self._read_deadline
 
     def cursor(self) -> "SqliteCursor":  # type: ignore[override]
         return SqliteCursor(self, self._conn.cursor())
@@ -182,51 +191,51 @@ class SqliteConnection(aiosqlite.Connection):
     async def commit(self) -> None:
         try:
             self._require_transaction()
-            await (self.aside if self._writes else self.at_once)(self._conn.commit)
+            await (self.in_thread if self._is_writing else self.at_once)(self._conn.commit)
         finally:
-            self._writes = False
+            self._is_writing = False
 
     async def rollback(self) -> None:
         await self.at_once(self._conn.rollback)
-        self._writes = False
+        self._is_writing = False
 
     def _require_transaction(self) -> None:
-        """On a full disk, say, SQLite gives up all of it, not only the statement that failed."""
-        if self._writes and not self._conn.in_transaction:
+        """Raises if SQLite has rolled back the whole transaction, as it does on a full disk."""
+        if self._is_writing and not self._conn.in_transaction:
             raise sqlite3.OperationalError("the transaction was rolled back by SQLite")
 
     async def run(self, act: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> Any:
         self._require_transaction()
-        word = sql.lstrip()[:6].upper()
-        if word in READS:
+        verb = sql.lstrip()[:6].upper()
+        if verb in READS:
             return await self._read(act)
-        if word in SHORT and len(parameters) <= PARAMETERS_MAX:
+        if verb in SHORT and len(parameters) <= PARAMETERS_MAX:
             return await self.at_once(act)
         if sql != BEGIN:
-            return await self.aside(act)
-        answer = await self._begin(act)
-        self._writes = True
-        return answer
+            return await self.in_thread(act)
+        result = await self._begin(act)
+        self._is_writing = True
+        return result
 
     @property
     def in_transaction(self) -> bool:
         return self._conn.in_transaction
 
     async def fetch(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
-        """A statement without SQLAlchemy, inside of the same transaction."""
-        act = functools.partial(_fetched, self._conn, sql, parameters)
+        """Executes a statement without SQLAlchemy, inside of the same transaction."""
+        act = functools.partial(_fetch_all, self._conn, sql, parameters)
         rows: list[Any] = await self.run(act, sql, parameters)
         return rows
 
     async def _begin(self, act: Callable[[], Any]) -> Any:
         try:
-            return await self.at_once(functools.partial(self._without_waiting, act))
+            return await self.at_once(functools.partial(self._run_without_waiting, act))
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
-        return await self.aside(act)
+        return await self.in_thread(act)
 
-    def _without_waiting(self, act: Callable[[], Any]) -> Any:
+    def _run_without_waiting(self, act: Callable[[], Any]) -> Any:
         self._conn.execute("PRAGMA busy_timeout = 0")
         try:
             return act()
@@ -234,39 +243,41 @@ class SqliteConnection(aiosqlite.Connection):
             self._conn.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     async def _read(self, act: Callable[[], Any]) -> Any:
-        self._late_at = time.perf_counter() + READ_SECONDS_MAX
+        self._read_deadline = time.perf_counter() + READ_SECONDS_MAX
         try:
             return await self.at_once(act)
         except sqlite3.OperationalError:
             if not self.is_late():
                 raise
         finally:
-            self._late_at = None
-        return await self.aside(act)
+            self._read_deadline = None
+        return await self.in_thread(act)
 
     async def at_once(self, act: Callable[[], Any]) -> Any:
-        """Unless the thread is still at something: who waited for it was cancelled."""
-        if self._asked != self._done:
-            return await self.aside(act)
+        """Runs on the event loop, unless the thread is still busy with a call whose caller was
+        cancelled.
+        """
+        if self._submitted != self._finished:
+            return await self.in_thread(act)
         return act()
 
-    async def aside(self, act: Callable[[], Any]) -> Any:
-        self._asked += 1
-        return await self._execute(self._counted, act)  # type: ignore[no-untyped-call]
+    async def in_thread(self, act: Callable[[], Any]) -> Any:
+        self._submitted += 1
+        return await self._execute(self._run_counted, act)  # type: ignore[no-untyped-call]
 
-    def _counted(self, act: Callable[[], Any]) -> Any:
+    def _run_counted(self, act: Callable[[], Any]) -> Any:
         try:
             return act()
         finally:
-            self._done += 1
+            self._finished += 1
 
 
-def _fetched(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[Any]:
+def _fetch_all(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[Any]:
     return connection.execute(sql, parameters).fetchall()
 
 
 class SqliteCursor:
-    """Rows are fetched with their statement."""
+    """A cursor that fetches all rows together with its statement."""
 
     def __init__(self, connection: SqliteConnection, cursor: sqlite3.Cursor) -> None:
         self._connection = connection
@@ -289,7 +300,7 @@ class SqliteCursor:
         act = functools.partial(self._cursor.executemany, sql, parameters)
         count = sum(map(len, parameters))
         connection = self._connection
-        await (connection.at_once if count <= PARAMETERS_MAX else connection.aside)(act)
+        await (connection.at_once if count <= PARAMETERS_MAX else connection.in_thread)(act)
         return self
 
     async def fetchall(self) -> list[Any]:
@@ -327,7 +338,7 @@ async def _savepoint(tx: AsyncConnection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        # SQLite may have given up all of the transaction, and then there is none to go back in.
+        # SQLite may have rolled back the whole transaction, and then there is no savepoint.
         if driver_of(tx).in_transaction:
             await _execute(tx, "ROLLBACK TO mine")
             await _execute(tx, "RELEASE mine")
@@ -349,25 +360,27 @@ async def _execute(tx: AsyncConnection, sql: str) -> None:
 
 
 class GroupCommit:
-    """Holds `turn` for as long as something is written: others take it too."""
+    """Commits concurrent transactions together. Holds `turn` while a group is open: other writers
+    take it too.
+    """
 
     def __init__(self, engine: AsyncEngine, turn: asyncio.Lock) -> None:
         self._engine = engine
         self._turn = turn
-        self._line = asyncio.Lock()
-        self._in_line = 0
+        self._group_lock = asyncio.Lock()
+        self._waiting = 0
         self._open: _Group | None = None
-        self._aside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._kept: AsyncConnection | None = None
         self._is_closed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        async with self._my_turn():
+        async with self._serialised():
             group = self._open
             if group is None:
-                group = await self._begun()
-                async with self._first_of(group) as tx:
+                group = await self._begin_group()
+                async with self._run_first(group) as tx:
                     yield tx
             else:
                 async with _savepoint(group.tx):
@@ -375,40 +388,42 @@ class GroupCommit:
         await asyncio.shield(group.ended)
 
     @asynccontextmanager
-    async def _my_turn(self) -> AsyncIterator[None]:
-        self._in_line += 1
+    async def _serialised(self) -> AsyncIterator[None]:
+        self._waiting += 1
         try:
-            await self._line.acquire()
+            await self._group_lock.acquire()
         finally:
-            self._in_line -= 1
+            self._waiting -= 1
         try:
             yield
         finally:
-            self._line.release()
+            self._group_lock.release()
 
     @asynccontextmanager
-    async def _first_of(self, group: _Group) -> AsyncIterator[AsyncConnection]:
-        """Alone in it so far, and so without a savepoint."""
+    async def _run_first(self, group: _Group) -> AsyncIterator[AsyncConnection]:
+        """Runs the first transaction of a group, which is alone in it so far and needs no
+        savepoint.
+        """
         try:
             yield group.tx
         except BaseException:
-            await self._surely(self._end(group, keep=False))
+            await self._run_to_end(self._end(group, keep=False))
             raise
-        if self._in_line:
+        if self._waiting:
             self._open = group
-            # Behind all who wait now, and before whoever comes later: a group does not grow forever.
-            self._do_aside(self._close(group))
+            # The close queues behind all who wait now, so a group does not grow forever.
+            self._run_in_background(self._close(group))
         else:
-            await self._surely(self._end(group))
+            await self._run_to_end(self._end(group))
 
-    async def _begun(self) -> _Group:
+    async def _begin_group(self) -> _Group:
         await self._turn.acquire()
         try:
             tx, self._kept = self._kept or await self._engine.connect(), None
             try:
                 await _execute(tx, BEGIN)
             except BaseException:
-                await self._surely(tx.close())
+                await self._run_to_end(tx.close())
                 raise
         except BaseException:
             self._turn.release()
@@ -416,7 +431,7 @@ class GroupCommit:
         return _Group(tx)
 
     async def _close(self, group: _Group) -> None:
-        async with self._line:
+        async with self._group_lock:
             self._open = None
             await self._end(group)
 
@@ -427,17 +442,17 @@ class GroupCommit:
                 await _execute(group.tx, COMMIT if keep else ROLLBACK)
                 is_well = True
             finally:
-                await self._give(group.tx, is_well=is_well)
-        except Exception as error:  # noqa: BLE001 — told to each who is in it
+                await self._give_back(group.tx, is_well=is_well)
+        except Exception as error:  # noqa: BLE001 — raised in every transaction of the group
             group.ended.set_exception(error)
-            group.ended.exception()  # who was cancelled does not ask
+            group.ended.exception()  # marks it as retrieved: a cancelled caller never does
         else:
             group.ended.set_result(None)
         finally:
             self._turn.release()
 
-    async def _give(self, tx: AsyncConnection, *, is_well: bool) -> None:
-        """Kept for the next group, unless something has gone wrong with it."""
+    async def _give_back(self, tx: AsyncConnection, *, is_well: bool) -> None:
+        """Keeps the connection for the next group, unless something has gone wrong with it."""
         if is_well and not self._is_closed and self._kept is None and is_usable(tx):
             await reset_transaction(tx)
             self._kept = tx
@@ -446,21 +461,21 @@ class GroupCommit:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._aside:
-            await asyncio.wait(self._aside)
+        if self._background:
+            await asyncio.wait(self._background)
         tx, self._kept = self._kept, None
         if tx is not None:
             await tx.close()
 
-    async def _surely(self, work: Coroutine[Any, Any, None]) -> None:
-        """To its end, whatever happens to who waits for it."""
-        await asyncio.shield(self._do_aside(work))
+    async def _run_to_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work to its end, even if the caller is cancelled."""
+        await asyncio.shield(self._run_in_background(work))
 
-    def _do_aside(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        doing = asyncio.get_running_loop().create_task(work)
-        self._aside.add(doing)
-        doing.add_done_callback(self._aside.discard)
-        return doing
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
 
 BAD_VALUE = "a number is larger, or a text holds other characters, than a database can keep"
@@ -493,8 +508,11 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Tx]:
-        """On PostgreSQL each statement sees what is committed by then, as in any transaction of ours:
-        so none is begun, which saves two of three round trips."""
+        """Opens a connection for reading, without a transaction on PostgreSQL.
+
+        Each statement there sees what is committed by then, as in any transaction of ours, so
+        beginning one would only add two round trips.
+        """
         with self.outages.watched(), _translate_errors():
             tx = await self._connections.take()
             is_well = False
@@ -506,7 +524,9 @@ class Database:
 
     @asynccontextmanager
     async def execute_one(self) -> AsyncIterator[Tx]:
-        """For one statement that writes: on PostgreSQL it is a transaction by itself."""
+        """Opens a connection for one writing statement, which on PostgreSQL is a transaction by
+        itself.
+        """
         async with self.transaction() if self.is_sqlite else self.read() as tx:
             yield tx
 
@@ -522,20 +542,20 @@ async def _transaction(driver: Any) -> AsyncIterator[None]:
     try:
         await transaction.start()
     except BaseException:
-        # Cut off in its first word: the driver would take the next transaction for one inside of it.
+        # Cancelled in BEGIN: the driver would take the next transaction for a nested one.
         driver.terminate()
         raise
     try:
         try:
             yield
         except BaseException:
-            # Who was cancelled in a statement has no connection any more: that is no loss to tell.
+            # Cancelling a statement closes the connection: that is no outage.
             if not driver.is_closed():
                 await transaction.rollback()
             raise
         await transaction.commit()
     finally:
-        # Cut off in its last word: the connection must not go back with a transaction open.
+        # Cancelled in COMMIT: the connection must not go back with a transaction open.
         if not driver.is_closed() and driver.is_in_transaction():
             driver.terminate()
 
@@ -547,7 +567,7 @@ def _translate_errors() -> Iterator[None]:
     except (ConnectionError, TimeoutError) as error:
         raise Unavailable(f"the database can't be reached: {error}") from error
     except OverflowError as error:
-        if "SQLite INTEGER" in str(error):  # its driver, of a number beyond 64 bits
+        if "SQLite INTEGER" in str(error):  # the driver's, for a number beyond 64 bits
             raise InvalidInput(BAD_VALUE) from error
         raise
     except Exception as error:
@@ -574,7 +594,7 @@ def open_database(url: str) -> Database:
     if kind == "sqlite":
         options["async_creator"] = partial(connect, parsed.database or ":memory:")
     else:
-        # Transactions are begun by us; SQLAlchemy must not begin its own around a look.
+        # Transactions are begun by us; SQLAlchemy must not begin its own around a read.
         options["isolation_level"] = "AUTOCOMMIT"
     try:
         engine = create_async_engine(target, **options)
@@ -590,7 +610,9 @@ def open_database(url: str) -> Database:
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
-    """The pool opens another. The driver knows that a server has gone without asking it each time."""
+    """Makes the pool open another connection if this one is closed, which the driver knows without
+    a round trip.
+    """
     if connection.driver_connection.is_closed():
         raise DisconnectionError("the server has closed the connection")
 

@@ -37,7 +37,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(moment: datetime) -> int:
-    """How SQLite keeps a moment: an integer sorts and compares without any parsing."""
+    """Converts a moment to what SQLite stores: an integer sorts and compares without any parsing."""
     return (moment - EPOCH) // MICROSECOND
 
 
@@ -114,7 +114,7 @@ def upsert_sum(
 
 
 def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
-    """The same, to be executed with a list of rows that have all columns.
+    """Builds an upsert to be executed with a list of rows that have all columns.
 
     Its text is always the same: that of a list of values would be compiled anew each time.
     """
@@ -125,22 +125,28 @@ def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any
 
 
 def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
-    """The database's clock on PostgreSQL, where several control planes share it; else ours."""
+    """Returns the database's clock on PostgreSQL, which several control planes share; else `now`."""
     return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
 
 
 def for_update(
     tx: AsyncConnection, query: Select[Any], *, skip_locked: bool = False, of: Table | None = None
 ) -> Select[Any]:
-    """SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer. `of`: only its rows."""
+    """Locks the rows of a query; `of` locks those of one table only.
+
+    SQLite has no row locks: `BEGIN IMMEDIATE` has made us the only writer.
+    """
     if is_sqlite(tx):
         return query
     return query.with_for_update(skip_locked=skip_locked, of=of)
 
 
 def without_index(tx: AsyncConnection, column: Column[Any]) -> ColumnElement[Any]:
-    """For conditions and orders. SQLite, which doesn't count rows, would rather walk all of the table
-    along this column's index than look at the few rows of a smaller one."""
+    """Wraps a column for conditions and orders so that SQLite does not use its index.
+
+    SQLite, which doesn't count rows, would rather walk the whole table along this index than read
+    the few rows of a smaller one.
+    """
     if not is_sqlite(tx):
         return column
     return literal_column(f"+{column.table.name}.{column.name}", column.type)

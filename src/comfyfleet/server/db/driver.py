@@ -34,18 +34,18 @@ PLANNING = {
 
 
 class PostgresDriver:
-    """A few connections of asyncpg; a statement is a transaction."""
+    """A few asyncpg connections; each statement is a transaction."""
 
     def __init__(self, url: str) -> None:
         self._dsn = dsn(url)
         self._idle: list[Any] = []
 
     async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
-        """With locks, those are taken first, in one transaction with the statement."""
+        """Executes a statement; `locks` are taken before it, in the same transaction."""
         connection = await self._take()
         try:
             if locks:
-                await connection.execute(_begin_with(locks), timeout=STATEMENT_SECONDS_MAX)
+                await connection.execute(_begin_with_locks(locks), timeout=STATEMENT_SECONDS_MAX)
             rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
             if locks:
                 await connection.execute("COMMIT", timeout=STATEMENT_SECONDS_MAX)
@@ -72,7 +72,7 @@ class PostgresDriver:
 
 
 class SqliteDriver:
-    """One connection in one thread: a whole batch is one hop to it, one transaction, one commit."""
+    """One connection in one thread: a batch is one hop to it, one transaction and one commit."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -108,15 +108,18 @@ class SqliteDriver:
         self._thread.shutdown()
 
 
-def _begin_with(locks: Sequence[int]) -> str:
-    """Without parameters it is one round trip. A statement that itself waited for a lock would not
-    see what was committed meanwhile; the next one does."""
+def _begin_with_locks(locks: Sequence[int]) -> str:
+    """Builds the text that begins a transaction and takes the locks.
+
+    Without parameters it is one round trip. The locks are not part of the statement that follows:
+    one that itself waited for a lock would not see what was committed meanwhile.
+    """
     keys = ", ".join(map(str, map(int, locks)))
     return f"BEGIN; SELECT pg_advisory_xact_lock(key) FROM unnest(ARRAY[{keys}]::bigint[]) AS key"  # noqa: S608
 
 
 def dsn(url: str) -> str:
-    """A URL of SQLAlchemy as asyncpg reads it."""
+    """Converts a URL of SQLAlchemy to one of asyncpg."""
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
@@ -140,7 +143,7 @@ ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
 JOINED_KEPT_MAX = 200
 NOTHING: Mapping[str, Any] = {}
 Values = Mapping[str, Any]
-_PLACE = re.compile(r"\$(\d+)")
+_PLACEHOLDER = re.compile(r"\$(\d+)")
 Convert = Callable[[Any], Any]
 
 
@@ -160,7 +163,7 @@ class _Compiled(NamedTuple):
 
 
 class PreparedStatement:
-    """One statement of a fixed text, see above."""
+    """A statement of a fixed text, compiled once for each database."""
 
     def __init__(self, build: Callable[[Tx], Any], *, columns: Iterable[str] | None = None) -> None:
         self._build = build
@@ -168,13 +171,13 @@ class PreparedStatement:
         self._compiled: dict[str, _Compiled] = {}
 
     async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
-        """All that it returns, in the order of its columns."""
+        """Returns all rows, in the order of the columns."""
         compiled = self.compiled(tx)
-        rows = await _sent(tx, compiled.text, compiled.bound(values))
+        rows = await _send(tx, compiled.text, compiled.bound(values))
         return _read(compiled, rows)
 
     async def rows(self, tx: Tx, values: Values = NOTHING) -> list[dict[str, Any]]:
-        """All that it returns, by the names of columns."""
+        """Returns all rows as dicts by column name."""
         columns = self.compiled(tx).columns
         return [dict(zip(columns, row, strict=True)) for row in await self.tuples(tx, values)]
 
@@ -199,19 +202,22 @@ class PreparedInsert(PreparedStatement):
         super().__init__(lambda tx: insert_if_new(tx, table).returning(*returning), columns=columns)
 
     async def add(self, tx: Tx, new: Sequence[Values]) -> list[dict[str, Any]]:
-        """What is returned of those that are new."""
+        """Inserts the rows and returns the chosen columns of those that are new."""
         if len(new) == 1 or (is_sqlite(tx) and len(new) <= ONE_BY_ONE_MAX):
             return [row for each in new for row in await self.rows(tx, each)]
         found: list[dict[str, Any]] = []
-        for part in _in_usual_sizes(new):
+        for part in _split_by_usual_sizes(new):
             added = await tx.execute(self._build(tx), [dict(each) for each in part])
             found += [dict(row._mapping) for row in added]
         return found
 
 
-def _in_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
-    """Of up to 16 rows, or of 32, 64 or 128: each number is another text, and connections keep what they
-    have prepared. That of 900 rows has 30,000 parameters."""
+def _split_by_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
+    """Splits rows into parts of up to 16, or of 32, 64 or 128 rows.
+
+    Each size is another text, and connections keep what they have prepared. That of 900 rows has
+    30,000 parameters.
+    """
     start = 0
     while left := len(new) - start:
         size = left if left <= ANY_SIZE_MAX else min(1 << left.bit_length() - 1, ROWS_AT_ONCE_MAX)
@@ -220,17 +226,18 @@ def _in_usual_sizes(new: Sequence[Values]) -> Iterator[Sequence[Values]]:
 
 
 class PreparedForIds(PreparedStatement):
-    """Rows by several ids: `build` gets the condition that a column has one of them.
+    """A statement for rows by several ids: `build` gets the condition that a column has one of
+    them.
 
-    One round trip on PostgreSQL. On SQLite, where there is none, it is sent for each id: a list has no
-    fixed text.
+    One round trip on PostgreSQL. On SQLite, where there is none, it is sent for each id, because a
+    list has no fixed text.
     """
 
     def __init__(self, column: Column[Any], build: Callable[[Tx, Any], Any]) -> None:
         super().__init__(lambda tx: build(tx, _is_one_of(tx, column)))
 
     async def of(self, tx: Tx, ids: Iterable[Any], values: Values = NOTHING) -> list[Any]:
-        """By the names of columns, in no order."""
+        """Returns the rows as dicts by column name, in no order."""
         if is_sqlite(tx):
             return [row for each in ids for row in await self.rows(tx, {**values, _IDS: each})]
         return await self.rows(tx, {**values, _IDS: list(ids)})
@@ -240,7 +247,7 @@ _IDS = "of_ids"
 
 
 def in_parts(row: Sequence[Any], *columns: Sequence[str]) -> list[dict[str, Any]]:
-    """A row of several tables as a dict for each, by the names of their columns."""
+    """Splits a row of several tables into a dict for each, by the names of their columns."""
     cells = iter(row)
     return [dict(zip(names, cells, strict=False)) for names in columns]
 
@@ -255,7 +262,7 @@ StatementCall: TypeAlias = tuple[PreparedStatement, Values]
 
 
 async def execute_together(tx: Tx, *calls: StatementCall) -> list[Sequence[Any]]:
-    """Writes that don't depend on each other; what the last one returns is answered.
+    """Executes writes that don't depend on each other; returns the rows of the last one.
 
     On PostgreSQL they are parts of one statement, and so none sees what another has written.
     """
@@ -269,17 +276,21 @@ async def execute_together(tx: Tx, *calls: StatementCall) -> list[Sequence[Any]]
         compiled = statement.compiled(tx)
         parts.append((compiled.text, len(bound)))
         bound += compiled.bound(values)
-    return _read(compiled, await _sent(tx, _joined(*parts), bound))
+    return _read(compiled, await _send(tx, _join_texts(*parts), bound))
 
 
-def _moved(text: str, by: int) -> str:
-    return _PLACE.sub(lambda place: f"${int(place[1]) + by}", text) if by else text
+def _renumber(text: str, offset: int) -> str:
+    return (
+        _PLACEHOLDER.sub(lambda placeholder: f"${int(placeholder[1]) + offset}", text)
+        if offset
+        else text
+    )
 
 
 @lru_cache(maxsize=JOINED_KEPT_MAX)
-def _joined(*moved: tuple[str, int]) -> str:
-    """Of texts, each with the number of places before its own."""
-    texts = [_moved(text, by) for text, by in moved]
+def _join_texts(*texts_and_offsets: tuple[str, int]) -> str:
+    """Joins texts to one statement; each comes with the number of placeholders before its own."""
+    texts = [_renumber(text, offset) for text, offset in texts_and_offsets]
     if len(texts) == 1:
         return texts[0]
     parts = ", ".join(f"part{number} AS ({text})" for number, text in enumerate(texts))
@@ -303,33 +314,35 @@ def _compile(built: Any, dialect: Any, columns: list[str] | None) -> _Compiled:
         ],
         columns=[each.name for each in returned],
         reads=[
-            (place, convert)
-            for place, each in enumerate(returned)
+            (index, convert)
+            for index, each in enumerate(returned)
             if (convert := _result(each.type, dialect)) is not None
         ],
     )
 
 
 def _bind(kind: Any, dialect: Any) -> Convert | None:
-    if _is_as_it_is(kind, dialect):
+    if _is_native(kind, dialect):
         return None
     convert: Convert | None = kind.dialect_impl(dialect).bind_processor(dialect)
     return convert
 
 
 def _result(kind: Any, dialect: Any) -> Convert | None:
-    if _is_as_it_is(kind, dialect):
+    if _is_native(kind, dialect):
         return None
     convert: Convert | None = kind.dialect_impl(dialect).result_processor(dialect, None)
     return convert
 
 
-def _is_as_it_is(kind: Any, dialect: Any) -> bool:
-    """PostgreSQL's driver takes and gives moments and floats; the types' own ways cost time."""
+def _is_native(kind: Any, dialect: Any) -> bool:
+    """Whether the driver converts the type itself: PostgreSQL's does so for moments and floats, and
+    faster.
+    """
     return isinstance(kind, Moment | Float) and dialect.name != "sqlite"
 
 
-async def _sent(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
+async def _send(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
     driver = driver_of(tx)
     try:
         if is_sqlite(tx):
@@ -352,7 +365,7 @@ def _read(compiled: _Compiled, rows: list[Any]) -> list[Sequence[Any]]:
     read: list[Sequence[Any]] = []
     for row in rows:
         cells = list(row)
-        for place, convert in compiled.reads:
-            cells[place] = convert(cells[place])
+        for index, convert in compiled.reads:
+            cells[index] = convert(cells[index])
         read.append(cells)
     return read

@@ -11,12 +11,12 @@ from comfyfleet.errors import FleetError, Unavailable
 
 
 def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
-    """As Core tells it: callers know errors of SQLite by those names."""
+    """Wraps an error of sqlite3 as SQLAlchemy's Core does, because callers catch it by those names."""
     return DBAPIError.instance(sql, None, error, sqlite3.Error)
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """The server is away, or about to be: nothing is wrong with what was asked."""
+    """Whether the server is gone or shutting down, so that nothing is wrong with the statement."""
     import asyncpg  # optional: only whoever uses PostgreSQL has it
 
     away = (
@@ -34,14 +34,16 @@ def is_disconnect(error: BaseException) -> bool:
 
 
 def is_caused_by_disconnect(error: Exception) -> bool:
-    """SQLAlchemy wraps the driver's error twice, and knows few of those that mean a loss."""
+    """Whether the error comes from a lost connection. SQLAlchemy wraps it twice and recognises few
+    of them.
+    """
     driver = _postgres_error(error)
     is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
     return is_invalid or (driver is not None and is_disconnect(driver))
 
 
 def is_caused_by_bad_value(error: Exception) -> bool:
-    """A value that no column can hold: a number too large, a text with a NUL character."""
+    """Whether a value fits no column: a number too large, a text with a NUL character."""
     driver = _postgres_error(error)
     if driver is None:
         return False
@@ -59,7 +61,7 @@ def is_caused_by_bad_value(error: Exception) -> bool:
 
 
 def _postgres_error(error: Exception) -> BaseException | None:
-    """The driver's own, wrapped or not: some statements are sent without SQLAlchemy."""
+    """Returns the driver's own error, wrapped or not: some statements are sent without SQLAlchemy."""
     driver: BaseException | None = error
     if isinstance(error, DBAPIError):
         driver = error.orig.__cause__ if error.orig is not None else None
@@ -71,7 +73,7 @@ LOGGED = "the log tells of this outage"
 
 
 class OutageLog:
-    """Of one database."""
+    """Logs the start and the end of an outage of one database, once each."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -89,7 +91,9 @@ class OutageLog:
             logger.warning("database %s is back", self._name)
 
     def _note(self, error: Unavailable) -> None:
-        """One that another database has raised, inside of a transaction here, is that one's."""
+        """Logs the outage, unless the error came from another database inside of a transaction
+        here.
+        """
         if is_logged(error):
             return
         error.add_note(LOGGED)
@@ -114,5 +118,7 @@ def errors_logged(what: str) -> Iterator[None]:
 
 
 def log_level_of(error: FleetError) -> int:
-    """For whoever can't go on because of it: a line for each would hide the rest of the log."""
+    """Returns the level for consequences of an error: DEBUG if its outage is logged already, or
+    they would flood the log.
+    """
     return logging.DEBUG if is_logged(error) else logging.WARNING

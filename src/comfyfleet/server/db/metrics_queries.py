@@ -57,13 +57,13 @@ async def all_fleets(tx: Tx) -> list[FleetRow]:
 
 
 async def assignments(tx: Tx) -> list[tuple[int, int]]:
-    """(fleet, workflow)"""
+    """Returns pairs of (fleet, workflow)."""
     query = select(workflow_fleets.c.fleet_id, workflow_fleets.c.workflow_id)
     return [(row.fleet_id, row.workflow_id) for row in await tx.execute(query)]
 
 
 async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersRow]:
-    """Counted there: of ten thousand workers a few rows come here."""
+    """Counts workers by state in the database: for ten thousand workers a few rows are returned."""
     w = workers.c
     states = (
         w.fleet_id,
@@ -80,7 +80,7 @@ async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersR
 async def ended_counts(
     tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
 ) -> list[EndedCountRow]:
-    """What ended in that span, by workflow and outcome; an index on the moment serves it."""
+    """Counts what ended in a span of time, by workflow and outcome; uses an index on that moment."""
     d = dispatches.c
     counted = [func.sum(case((d.duration_seconds <= most, 1), else_=0)) for most in buckets]
     query = (
@@ -106,7 +106,7 @@ ACTIVE = text("status IN ('queued', 'processing')")
 
 
 async def active_graph_runs(tx: Tx) -> dict[str, int]:
-    """By status."""
+    """Counts graph runs that have not ended, by status."""
     query = select(graph_runs.c.status, func.count()).where(GOING_ON)
     return _counted(await tx.execute(query.group_by(graph_runs.c.status)))
 
@@ -117,7 +117,7 @@ async def pipeline_runs_by_status(tx: Tx) -> dict[str, int]:
 
 
 async def jobs_of_runs(tx: Tx) -> dict[tuple[str, str], int]:
-    """(kind of run, status) of jobs that have not ended."""
+    """Counts jobs that have not ended, by (kind of run, status)."""
     query = (
         select(ai_jobs.c.run_kind, ai_jobs.c.status, func.count())
         .where(ACTIVE, ai_jobs.c.run_kind.is_not(None))

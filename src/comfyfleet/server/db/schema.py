@@ -21,7 +21,7 @@ UPGRADE_LOCK = 0x636F6D66
 
 
 async def upgrade_schema(database: Database, history: History) -> None:
-    """Refuses a database that another version has made."""
+    """Upgrades to the newest schema; refuses a database whose revision this version doesn't know."""
     async with database.transaction() as tx:
         if not is_sqlite(tx):
             await tx.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
@@ -29,7 +29,7 @@ async def upgrade_schema(database: Database, history: History) -> None:
 
 
 async def require_newest_schema(database: Database, history: History) -> None:
-    """Refuses to work on a schema that this version was not written for."""
+    """Raises if the schema is not the one that this version was written for."""
     found, needed = await schema_revision(database, history), newest_revision(history)
     _require_known(found, history)
     if found != needed:
@@ -40,7 +40,7 @@ async def require_newest_schema(database: Database, history: History) -> None:
 
 
 async def schema_revision(database: Database, history: History) -> str | None:
-    """None of a database that is still empty."""
+    """Returns the revision of a database; None if it is still empty."""
     async with database.read() as tx:
         return await tx.run_sync(_revision, history)
 
@@ -51,7 +51,7 @@ def newest_revision(history: History) -> str:
 
 @cache
 def _revisions(history: History) -> tuple[str, ...]:
-    """Newest first. Read once: a control plane is asked every few seconds whether it is ready."""
+    """Returns the revisions, newest first. Cached: readiness is checked every few seconds."""
     scripts = ScriptDirectory.from_config(_config(history)).walk_revisions()
     return tuple(script.revision for script in scripts)
 
@@ -78,7 +78,9 @@ def _revision(connection: Connection, history: History) -> str | None:
 
 
 def version_table(history: History) -> str:
-    """One each: on one PostgreSQL both histories may live in one database."""
+    """Returns the name of the version table; one for each history, as both may live in one
+    database.
+    """
     return f"comfyfleet_{history}_version"
 
 

@@ -530,8 +530,8 @@ token_transactions = Table(
 )
 
 
-def _never_changed(table: Table) -> None:
-    """The database itself refuses to change or delete a row, whoever asks."""
+def _make_immutable(table: Table) -> None:
+    """Adds triggers by which the database itself refuses to change or delete a row."""
     name, says = table.name, f"rows of {table.name} are never changed"
     for act in ("UPDATE", "DELETE"):
         _after_create(
@@ -559,7 +559,7 @@ def _after_create(table: Table, dialect: str, statement: str) -> None:
     event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
 
 
-_never_changed(token_transactions)
+_make_immutable(token_transactions)
 
 
 __all__ = ["tenant_metadata"]
