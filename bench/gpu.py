@@ -30,10 +30,10 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from gpu_busy import ADMIN_KEY, COMFYFLEET, answers, asked, free_port
 from gpu_load.meter import GpuMeter
 from gpu_load.prompts import EngineSteps, TextToImage, Workload, backlog
 from gpu_load.servers import Problem, Server, Span, comfyuis, engines, logged
+from support import ADMIN_KEY, COMFYFLEET, answers, asked, bearer, free_port
 
 FLEET, SLUG = "gpus", "bench"
 QUEUE, FLEET_OF_ONE, QUEUES, FLEETS = SCENARIOS = ("queue", "fleet", "queues", "fleets")
@@ -155,10 +155,9 @@ def _control_plane(folder: Path) -> Iterator[tuple[str, httpx.Client]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = (str(COMFYFLEET), "serve", "--port", str(port), "--data", str(folder / "data"))
-    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     with (
         logged(command, folder, folder / "plane.log", COMFYFLEET_ADMIN_KEY=ADMIN_KEY),
-        httpx.Client(base_url=url, headers=headers, timeout=READY_SECONDS_MAX) as admin,
+        httpx.Client(base_url=url, headers=bearer(ADMIN_KEY), timeout=READY_SECONDS_MAX) as admin,
     ):
         until(lambda: answers(admin), READY_SECONDS_MAX, "the control plane's start")
         yield url, admin

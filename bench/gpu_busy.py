@@ -8,11 +8,8 @@ to the last end. The rest is time in which a GPU would have stood still.
 """
 
 import os
-import re
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,17 +19,21 @@ from typing import Any
 
 import httpx
 
-from signals import exit_on_sigterm
+from support import (
+    COMFYFLEET,
+    HISTORY_MAX,
+    asked,
+    control_plane,
+    exit_on_sigterm,
+    first_url,
+    process,
+    wait_for,
+)
 
-ROOT = Path(__file__).parents[1]
-COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
 JOBS = 100
 STEPS, STEP_MS = 4, 50
 INPUT_BYTES = 5_000_000
 BUSY_MIN = 0.97
-HISTORY_MAX = 10_000
-END_SECONDS_MAX = 300
-ADMIN_KEY = "a" * 64
 FLEET, WORKFLOW = "gpus", "busy"
 PROMPT = {
     "1": {
@@ -67,30 +68,6 @@ class Control:
 
 
 @contextmanager
-def process(*command: str | Path, **environ: str) -> Iterator["subprocess.Popen[str]"]:
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield child
-    finally:
-        child.terminate()
-        child.communicate()
-
-
-def first_url(child: "subprocess.Popen[str]") -> str:
-    assert child.stdout is not None
-    found = re.search(r"http://\S+:\d+", child.stdout.readline())
-    assert found
-    return found[0]
-
-
-@contextmanager
 def in_memory(jobs: int) -> Iterator[Control]:
     with process(sys.executable, "-m", "tests.support.workers", str(jobs)) as plane:
         yield Control(first_url(plane), "fleet-secret")
@@ -98,15 +75,7 @@ def in_memory(jobs: int) -> Iterator[Control]:
 
 @contextmanager
 def real(jobs: int, folder: Path) -> Iterator[Control]:
-    """On its embedded defaults: SQLite, and files that it hands out itself."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder, "--log-level", "error")
-    with (
-        process(*serve, COMFYFLEET_ADMIN_KEY=ADMIN_KEY),
-        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as admin,
-    ):
-        wait_for(lambda: answers(admin))
+    with control_plane(folder) as (url, admin):
         secret = asked(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
         asked(
             admin,
@@ -136,34 +105,6 @@ def submit(admin: httpx.Client, number: int) -> None:
         properties={"color": number},
         files={"input": announced["file_id"]},
     )
-
-
-def asked(admin: httpx.Client, method: str, path: str, **body: Any) -> Any:
-    answer = admin.request(method, f"/api/admin{path}", json=body)
-    assert answer.is_success, answer.text
-    return answer.json() if answer.content else None
-
-
-def answers(admin: httpx.Client) -> bool:
-    try:
-        return admin.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(true: Any) -> None:
-    deadline = time.monotonic() + END_SECONDS_MAX
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.5)
 
 
 def spans(engine_url: str) -> list[Span]:

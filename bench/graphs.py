@@ -17,7 +17,6 @@ plane would hear of it, on SQLite. The time of a job must not grow with the size
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,8 +29,15 @@ from uuid import uuid4
 
 import httpx
 
-from gpu_busy import COMFYFLEET, answers, free_port, process, wait_for
-from signals import exit_on_sigterm
+from support import (
+    COMFYFLEET,
+    bearer,
+    control_plane,
+    exit_on_sigterm,
+    first_url,
+    process,
+    wait_for,
+)
 
 ENGINES = 4
 LAYERS, WIDTH = 15, ENGINES  # 60 nodes
@@ -41,7 +47,6 @@ LAYER_MS_MAX = 30.0
 GROWTH_MAX = 1.5
 JOB_KB_MAX = 20.0
 FANOUTS = (100, 1_000, 10_000)
-ADMIN_KEY = "a" * 64
 FLEET = "gpus"
 QUICK_JOBS = 100
 
@@ -150,18 +155,12 @@ def is_over(message: str | bytes, prompt_id: str) -> bool:
 @contextmanager
 def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
     """The customer's client of a control plane with a worker for each engine."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder / "plane")
     environ = {
-        "COMFYFLEET_ADMIN_KEY": ADMIN_KEY,
         "COMFYFLEET_CALLS_PER_SECOND": "10000",
         "COMFYFLEET_CALLS_AT_ONCE": "10000",
     }
     with ExitStack() as stack:
-        stack.enter_context(process(*serve, "--log-level", "error", **environ))
-        admin = stack.enter_context(httpx.Client(base_url=url, headers=bearer(ADMIN_KEY)))
-        wait_for(lambda: answers(admin))
+        url, admin = stack.enter_context(control_plane(folder / "plane", **environ))
         made = posted(admin, "/api/admin/fleets", slug=FLEET, stage="production")
         posted(
             admin,
@@ -188,10 +187,6 @@ def fleet(folder: Path, engines: list[str]) -> Iterator[httpx.Client]:
             stack.enter_context(process(COMFYFLEET, "worker", *where, *state, **secret))
         wait_for(lambda: len(admin.get("/api/admin/workers").json()["workers"]) == len(engines))
         yield stack.enter_context(httpx.Client(base_url=url, headers=bearer(tenant["key"])))
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def posted(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
@@ -226,13 +221,6 @@ def engines_in(folder: Path) -> Iterator[list[str]]:
             for number in range(ENGINES)
         ]
         yield [first_url(each) for each in started]
-
-
-def first_url(child: "subprocess.Popen[str]") -> str:
-    assert child.stdout is not None
-    found = re.search(r"http://\S+:\d+", child.stdout.readline())
-    assert found
-    return found[0]
 
 
 def layers() -> bool:

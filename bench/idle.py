@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import re
-import resource
 import sys
 import tempfile
 import time
@@ -34,8 +33,8 @@ from comfyfleet.server.db import open_database
 from comfyfleet.server.db.central_tables import fleets, workers
 from comfyfleet.server.secrets import hash_key
 from service_load.before import ROOT
-from service_load.server import ADMIN_KEY, UNLIMITED, ServerProcess, control_plane, running
-from signals import exit_on_sigterm
+from service_load.server import UNLIMITED, ServerProcess, control_plane, running
+from support import ADMIN_KEY, exit_on_sigterm, raise_file_limit
 
 sys.path.append(str(ROOT))
 from tests.support.databases.postgres import create_database, running_postgres
@@ -255,9 +254,7 @@ def print_table(found: dict[tuple[str, str], Idle]) -> None:
 
 def allow_files() -> int:
     """As many as this system lets us open; how many polls that is enough for."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard - SPARE_FILES
+    return raise_file_limit() - SPARE_FILES
 
 
 if __name__ == "__main__":

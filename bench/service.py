@@ -31,7 +31,7 @@ from service_load.measures import CpuMeter, StatementMeter, latencies, throughpu
 from service_load.processes import Several, watched
 from service_load.server import control_plane, floor_server, running
 from service_load.statements import relay
-from signals import exit_on_sigterm
+from support import exit_on_sigterm
 
 sys.path.append(str(ROOT))
 from tests.support.databases.postgres import create_database, running_postgres

@@ -25,7 +25,7 @@ from service_load.before import ROOT
 from service_load.life import living
 from service_load.measures import throughput
 from service_load.server import control_plane
-from signals import exit_on_sigterm
+from support import exit_on_sigterm
 
 sys.path.append(str(ROOT))
 from tests.support.databases.factory import Databases

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from gpu_busy import COMFYFLEET, HISTORY_MAX, free_port
 from gpu_load.prompts import Workload, model_of
+from support import COMFYFLEET, HISTORY_MAX, free_port
 
 CALL_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0

@@ -8,8 +8,6 @@ there are fewer: on a slow machine the first are answered before more than a few
 import asyncio
 import contextlib
 import json
-import resource
-import socket
 import sys
 import tempfile
 import time
@@ -32,6 +30,7 @@ from comfyfleet.server.queue.model import NewDispatch, QueueLane
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.settings import Settings
 from queueing import ours
+from support import free_port, raise_file_limit
 
 POLLS_MAX = 10_000
 WHOLE_POLLS_MAX = 2_000
@@ -45,11 +44,7 @@ BENCH = Path(__file__).resolve().parents[1]
 
 def polls_possible() -> int:
     """As many as the limit on open files allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(POLLS_MAX, soft - SPARE_FILES)
+    return min(POLLS_MAX, raise_file_limit() - SPARE_FILES)
 
 
 def serve(url: str, port: int, *, is_whole: bool) -> None:
@@ -156,9 +151,7 @@ def key_of(number: int) -> str:
 
 @asynccontextmanager
 async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     call = f"from queueing.idle import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
     folder = str(BENCH)
     process = await asyncio.create_subprocess_exec(

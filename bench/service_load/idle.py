@@ -1,7 +1,6 @@
 """What a control plane costs while nothing happens: alone, and with workers that wait in long polls."""
 
 import asyncio
-import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from service_load.calls import Call, Connection, Connections
 from service_load.life import register_all
 from service_load.server import ServerProcess
+from support import raise_file_limit
 
 SETTLE_SECONDS = 3
 WAIT_SECONDS = 60
@@ -30,8 +30,7 @@ class Idle:
 async def idle(
     server: ServerProcess, connections: Connections, secret: str, *, many: int, seconds: float
 ) -> Idle:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_file_limit()
     await asyncio.sleep(SETTLE_SECONDS)
     alone, base = await _percent(server, seconds), server.memory_bytes()
     workers = await register_all(connections, secret, many, "idle")

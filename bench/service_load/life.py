@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from service_load.calls import Call, Connections, json_call
-from service_load.server import ADMIN_KEY, ServerProcess, running
+from service_load.server import ServerProcess, running
+from support import ADMIN_KEY
 
 # Sends the calls of one route and hands back their answers in order.
 Measure = Callable[[str, Sequence[Call]], Awaitable[list[Any]]]

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import ADMIN_KEY
+
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 30
-ADMIN_KEY = "a" * 64
 # Limits that keep one customer from taking everything: here one customer is everything.
 UNLIMITED = {
     "COMFYFLEET_ADMIN_KEY": ADMIN_KEY,

@@ -26,7 +26,7 @@ runpy.run_path(sys.argv[1] + "/queue.py", run_name="__main__")
 WAITS = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from signals import exit_on_sigterm
+from support import exit_on_sigterm
 exit_on_sigterm()
 try:
     print("ready", flush=True)
