@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.support.server.command_process import started
 from tests.support.server.commands import NEGATIVE, Admin
-from tests.support.server.running import started
 
 KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
 from tests.support.server.processes import Process, finish
 from tests.support.server.relay import relayed
-from tests.support.server.shop import PHOTO, Shop, shop_in
 
 GRAPH = """
 name: A square
@@ -61,8 +61,8 @@ connections:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
         yield shop
 
 
@@ -73,7 +73,7 @@ def written(folder: Path, text: str = GRAPH) -> str:
 
 
 class Customer:
-    def __init__(self, shop: Shop, tokens: int = 1_000) -> None:
+    def __init__(self, shop: LocalServer, tokens: int = 1_000) -> None:
         self.tenant = shop.tenant(tokens)
         self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
 
@@ -89,7 +89,7 @@ class Customer:
 
 
 @pytest.fixture
-def ada(shop: Shop) -> Customer:
+def ada(shop: LocalServer) -> Customer:
     return Customer(shop)
 
 
@@ -172,7 +172,7 @@ def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> N
     assert "there is no graph 'A circle'" in ada.says("show", "A circle", code=1).err
 
 
-def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: Shop) -> None:
+def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: LocalServer) -> None:
     """The tokens are gone by the time of the second job."""
     ada = Customer(shop, tokens=0)
     poor = ada.says("run", written(tmp_path), code=1).err
@@ -195,7 +195,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: Shop) -> None:
     assert "only" in ada.says("retry", run_id, code=1).err
 
 
-def test_a_question_is_answered(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+def test_a_question_is_answered(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
     shop.offline_worker("away", "negative")
     graph = written(tmp_path, ASKING)
     ada.says("validate", graph)
@@ -223,7 +223,7 @@ def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> 
 
 
 def test_a_question_is_told_where_there_is_no_terminal(
-    tmp_path: Path, shop: Shop, ada: Customer
+    tmp_path: Path, shop: LocalServer, ada: Customer
 ) -> None:
     shop.offline_worker("elsewhere", "negative")
     graph = written(tmp_path, ASKING.replace("away", "elsewhere"))
@@ -262,7 +262,7 @@ def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
 
 @pytest.mark.parametrize("is_degraded", [False, True], ids=["restart", "no database"])
 def test_a_run_is_watched_through_an_outage_of_its_control_plane(
-    tmp_path: Path, shop: Shop, ada: Customer, is_degraded: bool
+    tmp_path: Path, shop: LocalServer, ada: Customer, is_degraded: bool
 ) -> None:
     with relayed(shop.url, cuts=1, refusals=3, is_degraded=is_degraded) as relay:
         # Not the same twice: the engine would take the first one's result.
@@ -272,7 +272,7 @@ def test_a_run_is_watched_through_an_outage_of_its_control_plane(
     assert done.err.count("the run goes on, trying again") == 1
 
 
-def test_watching_follows_the_stream(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+def test_watching_follows_the_stream(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
     """The run is looked at before and after: what happens in between is told."""
     with relayed(shop.url) as relay:
         done = ada.says(
@@ -283,7 +283,9 @@ def test_watching_follows_the_stream(tmp_path: Path, shop: Shop, ada: Customer) 
     assert relay.count("GET run") == 2
 
 
-def test_a_stream_that_breaks_is_opened_again(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+def test_a_stream_that_breaks_is_opened_again(
+    tmp_path: Path, shop: LocalServer, ada: Customer
+) -> None:
     with relayed(shop.url, cuts=1) as relay:
         done = ada.says(
             "run",
@@ -298,7 +300,7 @@ def test_a_stream_that_breaks_is_opened_again(tmp_path: Path, shop: Shop, ada: C
 
 
 def test_where_no_stream_comes_through_the_run_is_polled(
-    tmp_path: Path, shop: Shop, ada: Customer
+    tmp_path: Path, shop: LocalServer, ada: Customer
 ) -> None:
     with relayed(shop.url, has_streams=False) as relay:
         done = ada.says(

@@ -10,8 +10,8 @@ import httpx
 import PIL.Image
 import pytest
 from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.local_server import LocalServer, local_server_in
 from tests.support.server.processes import finish
-from tests.support.server.shop import Shop, shop_in
 
 TWO_STEPS = """
 name: Two steps
@@ -31,13 +31,13 @@ SLOW = "name: Slow\nsteps: [{name: Base, workflow: slow}]\n"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
         yield shop
 
 
 class Customer:
-    def __init__(self, shop: Shop) -> None:
+    def __init__(self, shop: LocalServer) -> None:
         self.tenant = shop.tenant()
         self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
 
@@ -57,7 +57,7 @@ class Customer:
 
 
 @pytest.fixture
-def ada(shop: Shop) -> Customer:
+def ada(shop: LocalServer) -> Customer:
     return Customer(shop)
 
 
@@ -232,7 +232,7 @@ def test_a_pipeline_that_is_not_there_says_where_they_are_listed(ada: Customer) 
     assert "comfyfleet pipeline list" in said
 
 
-def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer) -> None:
+def test_a_run_of_others_is_not_there(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
     run_id = ada.says("run", written(tmp_path, FAILING)).out.strip()
     eve = Customer(shop)
     for command in ("status", "pause", "resume", "tree", "retry"):
@@ -241,7 +241,7 @@ def test_a_run_of_others_is_not_there(tmp_path: Path, shop: Shop, ada: Customer)
 
 
 @pytest.mark.parametrize("command", ["graph", "pipeline"])
-def test_a_key_that_is_missing_or_wrong_is_told_apart(shop: Shop, command: str) -> None:
+def test_a_key_that_is_missing_or_wrong_is_told_apart(shop: LocalServer, command: str) -> None:
     word = {"graph": "show", "pipeline": "status"}[command]
     for key, said in (
         ("", "COMFYFLEET_KEY is not set"),

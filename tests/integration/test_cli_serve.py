@@ -10,8 +10,8 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.databases.postgres import create_database
+from tests.support.server.command_process import Running, executed, started
 from tests.support.server.commands import comfyfleet
-from tests.support.server.running import Running, executed, started
 
 URL = r"Control plane at (http://\S+)"
 KEY = r"export COMFYFLEET_URL=\S+ COMFYFLEET_KEY=(\w{64})"

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import PIL.Image
 import pytest
+from tests.support.server.command_process import Running, executed, started
 from tests.support.server.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
-from tests.support.server.running import Running, executed, started
 
 from comfyfleet.engine import serve_in_thread
 

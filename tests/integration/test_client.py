@@ -7,7 +7,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from tests.support.server.shop import CLIP, PHOTO, Shop, shop_in
+from tests.support.server.local_server import CLIP, PHOTO, LocalServer, local_server_in
 
 from comfyfleet.client import Client, JobEvent
 from comfyfleet.errors import (
@@ -23,12 +23,12 @@ from comfyfleet.errors import (
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
         yield shop
 
 
-async def test_upload_apply_wait_download(shop: Shop, tmp_path: Path) -> None:
+async def test_upload_apply_wait_download(shop: LocalServer, tmp_path: Path) -> None:
     sent: list[tuple[int, int | None]] = []
     told: list[JobEvent] = []
     async with shop.client() as client:
@@ -57,7 +57,7 @@ async def test_upload_apply_wait_download(shop: Shop, tmp_path: Path) -> None:
     assert seen.processed_file_url
 
 
-async def test_a_workflow_that_only_makes_text_is_a_success(shop: Shop) -> None:
+async def test_a_workflow_that_only_makes_text_is_a_success(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.apply("words", properties={"word": "cat"})
         job = await handle.wait(timeout_seconds=60)
@@ -66,7 +66,7 @@ async def test_a_workflow_that_only_makes_text_is_a_success(shop: Shop) -> None:
     assert job.text == "a cat"
 
 
-async def test_bytes_and_videos_are_taken_as_well(shop: Shop, tmp_path: Path) -> None:
+async def test_bytes_and_videos_are_taken_as_well(shop: LocalServer, tmp_path: Path) -> None:
     async with shop.client() as client:
         picture = await client.upload(PHOTO.read_bytes(), filename="photo.png")
         clip = await client.upload(str(CLIP))
@@ -79,7 +79,9 @@ async def test_bytes_and_videos_are_taken_as_well(shop: Shop, tmp_path: Path) ->
     assert items == [clip.id, picture.id]
 
 
-async def test_no_file_of_a_job_stays_on_the_built_in_engine(shop: Shop, tmp_path: Path) -> None:
+async def test_no_file_of_a_job_stays_on_the_built_in_engine(
+    shop: LocalServer, tmp_path: Path
+) -> None:
     async with shop.client() as client:
         handle = await client.apply("soften", await client.upload(PHOTO))
         await handle.wait(timeout_seconds=60)
@@ -92,14 +94,14 @@ async def test_no_file_of_a_job_stays_on_the_built_in_engine(shop: Shop, tmp_pat
     assert (engine / "output").is_dir()
 
 
-async def test_a_url_of_this_machine_is_not_fetched(shop: Shop) -> None:
+async def test_a_url_of_this_machine_is_not_fetched(shop: LocalServer) -> None:
     async with shop.client() as client:
         with pytest.raises(FleetError) as caught:
             await client.upload(f"{shop.url}/healthz")
     assert caught.value.details["status"] == 422
 
 
-async def test_the_catalogue_tells_what_a_form_needs(shop: Shop) -> None:
+async def test_the_catalogue_tells_what_a_form_needs(shop: LocalServer) -> None:
     async with shop.client() as client:
         effects = {each.slug: each for each in await client.effects()}
         with pytest.raises(NotFound):
@@ -111,7 +113,7 @@ async def test_the_catalogue_tells_what_a_form_needs(shop: Shop) -> None:
     assert effects["soften"].takes.kind == "image"
 
 
-async def test_the_same_key_is_the_same_job_and_paid_once(shop: Shop) -> None:
+async def test_the_same_key_is_the_same_job_and_paid_once(shop: LocalServer) -> None:
     async with shop.client() as client:
         width = {"width": 64}
         first, second = await asyncio.gather(
@@ -124,7 +126,7 @@ async def test_the_same_key_is_the_same_job_and_paid_once(shop: Shop) -> None:
         assert (await client.wallet()).balance == 1_000 - 2
 
 
-async def test_what_is_refused_is_told_with_its_code_and_details(shop: Shop) -> None:
+async def test_what_is_refused_is_told_with_its_code_and_details(shop: LocalServer) -> None:
     async with shop.client(tokens=0) as client:
         with pytest.raises(InsufficientTokens) as poor:
             await client.apply("negative")
@@ -139,7 +141,7 @@ async def test_what_is_refused_is_told_with_its_code_and_details(shop: Shop) -> 
             await nobody.wallet()
 
 
-async def test_a_job_is_cancelled_and_refunded(shop: Shop) -> None:
+async def test_a_job_is_cancelled_and_refunded(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.apply("slow")
         with pytest.raises(RunTimedOut):
@@ -153,7 +155,7 @@ async def test_a_job_is_cancelled_and_refunded(shop: Shop) -> None:
         assert [each.id async for each in client.jobs(status="cancelled")] == [handle.id]
 
 
-async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: Shop) -> None:
+async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.apply("failing")
         with pytest.raises(RunFailed) as failed:
@@ -168,7 +170,7 @@ async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: Shop) 
         assert (await client.wallet()).balance == 1_000
 
 
-async def test_events_are_resumed_where_a_reader_stopped(shop: Shop) -> None:
+async def test_events_are_resumed_where_a_reader_stopped(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.apply("slow", properties={"steps": 5})
         first = await anext(handle.events())
@@ -181,7 +183,7 @@ async def test_events_are_resumed_where_a_reader_stopped(shop: Shop) -> None:
         assert [each async for each in handle.events(last_id=rest[-1].id)] == []
 
 
-async def test_a_batch_is_waited_for_as_one(shop: Shop) -> None:
+async def test_a_batch_is_waited_for_as_one(shop: LocalServer) -> None:
     async with shop.client() as client:
         sets = [{"width": 16 * number} for number in range(1, 9)]
         handle = await client.apply_many("negative", sets, idempotency_key="many")
@@ -197,7 +199,7 @@ async def test_a_batch_is_waited_for_as_one(shop: Shop) -> None:
     assert balance == 1_000 - 16
 
 
-async def test_a_batch_is_cancelled_as_one(shop: Shop) -> None:
+async def test_a_batch_is_cancelled_as_one(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.apply_many("slow", [{}] * 7)
         batch = await handle.cancel()
@@ -205,7 +207,7 @@ async def test_a_batch_is_cancelled_as_one(shop: Shop) -> None:
         assert (await client.wallet()).balance == 1_000
 
 
-async def test_keys_are_made_used_and_revoked(shop: Shop) -> None:
+async def test_keys_are_made_used_and_revoked(shop: LocalServer) -> None:
     async with shop.client() as client:
         made = await client.create_key("reader", scopes={"read"})
         assert made.key
@@ -220,7 +222,7 @@ async def test_keys_are_made_used_and_revoked(shop: Shop) -> None:
     assert names["reader"] is not None
 
 
-async def test_webhooks_are_set_up_and_removed(shop: Shop) -> None:
+async def test_webhooks_are_set_up_and_removed(shop: LocalServer) -> None:
     async with shop.client() as client:
         made = await client.webhooks.create("https://shop.example/hook", events={"job.failed"})
         assert made.secret
@@ -233,7 +235,7 @@ async def test_webhooks_are_set_up_and_removed(shop: Shop) -> None:
         assert await client.webhooks.all() == []
 
 
-async def test_another_customers_things_are_not_there(shop: Shop) -> None:
+async def test_another_customers_things_are_not_there(shop: LocalServer) -> None:
     async with shop.client() as mine, shop.client() as other:
         media = await mine.upload(io.BytesIO(PHOTO.read_bytes()).getvalue(), filename="a.png")
         with pytest.raises(NotFound):

@@ -8,7 +8,7 @@ from typing import Any
 
 import PIL.Image
 import pytest
-from tests.support.server.shop import PHOTO, Shop, shop_in
+from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
 
 from comfyfleet.client import Client, GraphEvent, PipelineRun
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut
@@ -56,12 +56,14 @@ def one_node(workflow: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
         yield shop
 
 
-async def test_a_graph_is_priced_run_followed_and_downloaded(shop: Shop, tmp_path: Path) -> None:
+async def test_a_graph_is_priced_run_followed_and_downloaded(
+    shop: LocalServer, tmp_path: Path
+) -> None:
     told: list[GraphEvent] = []
     async with shop.client() as client:
         graph = await client.graphs.create(TWO)
@@ -86,7 +88,7 @@ async def test_a_graph_is_priced_run_followed_and_downloaded(shop: Shop, tmp_pat
         assert picture.format == "PNG"
 
 
-async def test_a_graph_with_problems_is_told_all_of_them(shop: Shop) -> None:
+async def test_a_graph_with_problems_is_told_all_of_them(shop: LocalServer) -> None:
     broken = one_node("nothing", properties={"x": 1})
     async with shop.client() as client:
         verdict = await client.graphs.validate(broken)
@@ -97,7 +99,7 @@ async def test_a_graph_with_problems_is_told_all_of_them(shop: Shop) -> None:
     assert refused.value.details["problems"][0]["node"] == "one"
 
 
-async def test_graphs_versions_and_runs_are_found_again(shop: Shop) -> None:
+async def test_graphs_versions_and_runs_are_found_again(shop: LocalServer) -> None:
     async with shop.client() as client:
         offered = {(each.kind, each.name): each for each in await client.graphs.offered()}
         assert offered["workflow", "negative"].properties
@@ -130,7 +132,7 @@ async def test_graphs_versions_and_runs_are_found_again(shop: Shop) -> None:
         assert (await slow.wait(check=False)).status == "cancelled"
 
 
-async def test_a_run_that_failed_goes_on_where_it_failed(shop: Shop) -> None:
+async def test_a_run_that_failed_goes_on_where_it_failed(shop: LocalServer) -> None:
     """It could be paid when it began; then the tokens were spent elsewhere."""
     tenant = shop.tenant(tokens=2)
     slow = {"id": "wait", "type": "workflow", "workflow": "slow", "properties": {"steps": 60}}
@@ -149,7 +151,7 @@ async def test_a_run_that_failed_goes_on_where_it_failed(shop: Shop) -> None:
         assert (await client.wallet()).balance == 0
 
 
-async def test_a_question_is_answered(shop: Shop) -> None:
+async def test_a_question_is_answered(shop: LocalServer) -> None:
     shop.offline_worker("away", "negative")
     bound = one_node("negative", backend_affinity="worker:away", fallback_strategy="ask_user")
     async with shop.client() as client:
@@ -167,7 +169,7 @@ async def test_a_question_is_answered(shop: Shop) -> None:
     ]
 
 
-async def test_a_pipeline_is_run_judged_and_taken_home(shop: Shop, tmp_path: Path) -> None:
+async def test_a_pipeline_is_run_judged_and_taken_home(shop: LocalServer, tmp_path: Path) -> None:
     boards: list[PipelineRun] = []
     async with shop.client() as client:
         pipeline = await client.pipelines.create(PIPELINE)
@@ -197,7 +199,7 @@ async def test_a_pipeline_is_run_judged_and_taken_home(shop: Shop, tmp_path: Pat
     assert all(each.suffix == ".png" and each.stat().st_size for each in files)
 
 
-async def test_events_of_a_pipeline_run_are_resumed(shop: Shop) -> None:
+async def test_events_of_a_pipeline_run_are_resumed(shop: LocalServer) -> None:
     async with shop.client() as client:
         handle = await client.pipelines.run(
             await client.pipelines.create(PIPELINE), 1, {"width": 16}
@@ -217,7 +219,7 @@ async def test_events_of_a_pipeline_run_are_resumed(shop: Shop) -> None:
     assert kinds == ["started", "submitted", "candidates", "no_work", "paused"]
 
 
-async def test_a_pipeline_run_is_steered(shop: Shop) -> None:
+async def test_a_pipeline_run_is_steered(shop: LocalServer) -> None:
     document = {"name": "Bad", "steps": [{"name": "Base", "workflow": "failing"}]}
     async with shop.client() as client, shop.client() as other:
         with pytest.raises(InvalidInput):

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from tests.support.server.running import started
-from tests.support.server.shop import KEY, Shop, shop_in
+from tests.support.server.command_process import started
+from tests.support.server.local_server import KEY, LocalServer, local_server_in
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 300
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    with shop_in(tmp_path_factory.mktemp("shop")) as shop:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
         yield shop
 
 
@@ -77,7 +77,9 @@ def test_the_first_commands_of_the_readme_are_run_as_written(tmp_path: Path) -> 
     assert "output/softened.png" in ran.stdout.splitlines()
 
 
-def test_the_example_of_the_python_client_is_run_as_written(shop: Shop, tmp_path: Path) -> None:
+def test_the_example_of_the_python_client_is_run_as_written(
+    shop: LocalServer, tmp_path: Path
+) -> None:
     program = ROOT / "examples" / "python_client.py"
     ran = run(
         [sys.executable, str(program), str(ROOT / "examples/inputs/photo.png"), str(tmp_path)],
@@ -96,7 +98,7 @@ def test_the_page_of_the_python_client_shows_that_example() -> None:
     assert shown.strip() in (ROOT / "examples" / "python_client.py").read_text(encoding="utf-8")
 
 
-def test_pieces_of_the_python_clients_page_run(shop: Shop, tmp_path: Path) -> None:
+def test_pieces_of_the_python_clients_page_run(shop: LocalServer, tmp_path: Path) -> None:
     """Each by itself, with a client at hand."""
     _, *pieces = blocks("how-to/python-client.md", "python")
     body = "\n".join(f"    {line}" for line in "\n".join(pieces).splitlines())

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.support.server.command_process import started
 from tests.support.server.commands import EXAMPLES
-from tests.support.server.running import started
-from tests.support.server.shop import KEY, WORDS
+from tests.support.server.local_server import KEY, WORDS
 
 from comfyfleet.engine import serve_in_thread
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.engine_client import WAIT_SECONDS_MAX, Talk, talking
-from tests.support.backends.nodes import NODES, link, node
+from tests.support.backends.nodes import NODES, link
+from tests.support.backends.prompts import node
 from websockets.exceptions import InvalidStatus
 
 from comfyfleet.engine import Served

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from tests.support.backends.engine_client import Talk
-from tests.support.backends.nodes import NODES, link, node
+from tests.support.backends.nodes import NODES, link
+from tests.support.backends.prompts import node
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin

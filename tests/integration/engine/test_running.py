@@ -9,7 +9,8 @@ from typing import Any
 import PIL.Image
 import pytest
 from tests.support.backends.engine_client import Talk, talking
-from tests.support.backends.nodes import NODES, link, node
+from tests.support.backends.nodes import NODES, link
+from tests.support.backends.prompts import node
 
 from comfyfleet.engine import serve_in_thread
 

@@ -8,7 +8,7 @@ from tests.support.databases.factory import Databases
 from tests.support.databases.s3 import RunningS3, running_s3
 from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import Yard, yard_on
-from tests.support.server.tenants import Ahead, Customer, customer_of
+from tests.support.server.tenants import Ahead, TenantData, customer_of
 
 
 @pytest.fixture(scope="package")
@@ -44,5 +44,5 @@ async def house(
 
 
 @pytest.fixture
-async def ada(house: Yard) -> Customer:
+async def ada(house: Yard) -> TenantData:
     return await customer_of(house.plane, house.admin)

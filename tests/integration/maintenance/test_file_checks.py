@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from tests.support.server.tenants import PNG, Ahead, Customer
+from tests.support.server.tenants import PNG, Ahead, TenantData
 
 from comfyfleet.server.maintenance.sweeps import check_all_files
 from comfyfleet.server.media import service as media
@@ -12,12 +12,12 @@ from comfyfleet.server.media.model import File, output_key
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-async def seen(customer: Customer, file: File) -> File:
+async def seen(customer: TenantData, file: File) -> File:
     async with customer.pool.read() as tx:
         return await media.get_file(tx, customer.tenant_id, file.id)
 
 
-async def test_what_a_file_is_and_how_large_is_kept_beside_it(ada: Customer) -> None:
+async def test_what_a_file_is_and_how_large_is_kept_beside_it(ada: TenantData) -> None:
     right = await ada.file(metadata={"mine": 1})
     wrong = await ada.file(b"<html>no picture</html>")
     await check_all_files(ada.plane)
@@ -35,7 +35,7 @@ async def test_what_a_file_is_and_how_large_is_kept_beside_it(ada: Customer) -> 
     assert (found.metadata["real_type"], found.metadata["is_as_claimed"]) == (None, False)
 
 
-async def test_a_film_that_a_worker_made_tells_how_long_it_is(ada: Customer) -> None:
+async def test_a_film_that_a_worker_made_tells_how_long_it_is(ada: TenantData) -> None:
     film = next(iter(sorted((EXAMPLES / "inputs").glob("*.mp4"))))
     key = output_key(ada.tenant_id, ada.user_id, ada.user_id, "film.mp4")
     made = await ada.file(film.read_bytes(), path=key, mime_type="video/mp4")
@@ -45,7 +45,7 @@ async def test_a_film_that_a_worker_made_tells_how_long_it_is(ada: Customer) -> 
     assert min(learnt["duration_seconds"], learnt["width"], learnt["height"]) > 0
 
 
-async def test_an_object_that_is_gone_is_noted_and_stops_nothing(ada: Customer) -> None:
+async def test_an_object_that_is_gone_is_noted_and_stops_nothing(ada: TenantData) -> None:
     lost, there = await ada.file(), await ada.file()
     await ada.plane.store.delete(lost.path)
     await check_all_files(ada.plane)
@@ -54,7 +54,7 @@ async def test_an_object_that_is_gone_is_noted_and_stops_nothing(ada: Customer) 
 
 
 async def test_what_was_announced_and_never_came_goes_after_a_day(
-    ada: Customer, ahead: Ahead
+    ada: TenantData, ahead: Ahead
 ) -> None:
     never = await ada.file(None)
     unlinked = await ada.file(None)

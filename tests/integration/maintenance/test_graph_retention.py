@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from tests.support.server.control_plane import client_of
 from tests.support.server.customers import png
 from tests.support.server.fleet import Calling, Yard
-from tests.support.server.tenants import PNG, Ahead, Customer
+from tests.support.server.tenants import PNG, Ahead, TenantData
 
 from comfyfleet.server.db.tenant_tables import graph_executions
 from comfyfleet.server.graphs.runner import read_outbox
@@ -55,7 +55,7 @@ def storage_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def api(house: Yard, ada: Customer) -> AsyncIterator[httpx.AsyncClient]:
+async def api(house: Yard, ada: TenantData) -> AsyncIterator[httpx.AsyncClient]:
     made = await house.register_workflow("invert", price_tokens=PRICE)
     assert made.status_code == 201, made.text
     await ada.pays(100)
@@ -100,7 +100,7 @@ async def seen(api: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
 
 
 async def test_a_run_whose_time_is_up_keeps_only_what_it_cost(
-    house: Yard, ada: Customer, api: httpx.AsyncClient, ahead: Ahead
+    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
 ) -> None:
     old = await started(api, graph(), (await ada.file()).id)
     await work(house, 3)
@@ -131,7 +131,7 @@ async def test_a_run_whose_time_is_up_keeps_only_what_it_cost(
 
 
 async def test_a_failed_run_whose_time_is_up_is_not_retried(
-    house: Yard, ada: Customer, api: httpx.AsyncClient, ahead: Ahead
+    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
 ) -> None:
     run_id = await started(api, graph(), (await ada.file()).id)
     async with house.worker() as worker:
@@ -150,7 +150,7 @@ async def test_a_failed_run_whose_time_is_up_is_not_retried(
 
 
 async def test_a_run_that_waits_for_an_answer_keeps_its_files(
-    house: Yard, ada: Customer, api: httpx.AsyncClient, ahead: Ahead
+    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
 ) -> None:
     """One that was given, and one that a node has made for the next."""
     async with house.worker("away"):
@@ -184,7 +184,7 @@ async def test_a_run_that_waits_for_an_answer_keeps_its_files(
 
 
 async def test_an_input_that_never_came_is_told_before_the_run(
-    ada: Customer, api: httpx.AsyncClient
+    ada: TenantData, api: httpx.AsyncClient
 ) -> None:
     announced = await ada.file(None)
     stored = (await api.post("/api/graphs", json=graph())).json()
@@ -195,7 +195,7 @@ async def test_an_input_that_never_came_is_told_before_the_run(
 
 
 async def test_files_of_a_pipeline_run_stay_while_it_goes_on(
-    house: Yard, ada: Customer, api: httpx.AsyncClient, ahead: Ahead
+    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
 ) -> None:
     """A parent's picture is needed for as long as children may come of it."""
     photo = await ada.file()

@@ -9,7 +9,7 @@ from sqlalchemy import update
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import Yard, yard_on
-from tests.support.server.tenants import Customer, customer_of
+from tests.support.server.tenants import TenantData, customer_of
 
 from comfyfleet.server.db.tenant_tables import ai_jobs, token_wallets
 from comfyfleet.server.jobs import submit
@@ -23,13 +23,13 @@ async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
 
 
 @pytest.fixture
-async def payer(yard: Yard) -> Customer:
+async def payer(yard: Yard) -> TenantData:
     customer = await customer_of(yard.plane, yard.admin)
     await customer.pays(100)
     return customer
 
 
-async def test_sound_books_are_no_news(yard: Yard, payer: Customer) -> None:
+async def test_sound_books_are_no_news(yard: Yard, payer: TenantData) -> None:
     file = await payer.file()
     await payer.job(file, price=7)
     ended = await payer.job(file, price=8)
@@ -41,7 +41,7 @@ async def test_sound_books_are_no_news(yard: Yard, payer: Customer) -> None:
 
 
 async def test_a_wallet_that_is_not_its_sum_is_told_once(
-    yard: Yard, payer: Customer, caplog: pytest.LogCaptureFixture
+    yard: Yard, payer: TenantData, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with payer.pool.transaction() as tx:
         await tx.execute(update(token_wallets).values(balance=150))
@@ -58,7 +58,7 @@ async def test_a_wallet_that_is_not_its_sum_is_told_once(
     assert (books["is_sound"], books["drifts"][0]["user_id"]) == (False, str(payer.user_id))
 
 
-async def test_a_job_that_ended_and_was_not_settled_is_found(yard: Yard, payer: Customer) -> None:
+async def test_a_job_that_ended_and_was_not_settled_is_found(yard: Yard, payer: TenantData) -> None:
     job = await payer.job(await payer.file(), price=7)
     async with payer.pool.transaction() as tx:
         await tx.execute(update(ai_jobs).values(status="failed"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.server.customers import png
 from tests.support.server.fleet import Yard
-from tests.support.server.tenants import PNG, Customer
+from tests.support.server.tenants import PNG, TenantData
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db import Tx
@@ -35,7 +35,7 @@ def cut(write: Callable[[], AbstractAsyncContextManager[Tx]]) -> Any:
 
 
 async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
-    ada: Customer, monkeypatch: pytest.MonkeyPatch
+    ada: TenantData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo = await ada.file(None)
     await ada.plane.store.put(photo.path, PNG, "image/png")
@@ -50,7 +50,7 @@ async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
 
 
 async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
-    house: Yard, ada: Customer, monkeypatch: pytest.MonkeyPatch
+    house: Yard, ada: TenantData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await house.register_workflow("invert")
     asked = await ada.job(await ada.file())

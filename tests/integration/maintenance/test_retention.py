@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from sqlalchemy import update
 from tests.support.server.fleet import Yard
-from tests.support.server.tenants import PNG, Ahead, Customer, customer_of
+from tests.support.server.tenants import PNG, Ahead, TenantData, customer_of
 
 from comfyfleet.server.db.central_tables import tenants
 from comfyfleet.server.jobs import submit
@@ -17,11 +17,11 @@ from comfyfleet.server.notifications import job_events
 from comfyfleet.server.notifications.model import EventKind
 
 
-async def keep_for(customer: Customer, days: int) -> None:
+async def keep_for(customer: TenantData, days: int) -> None:
     await customer.admin.put(f"{customer.path}/retention", json={"retention_days": days})
 
 
-async def test_media_and_files_go_when_their_time_is_up(ada: Customer, ahead: Ahead) -> None:
+async def test_media_and_files_go_when_their_time_is_up(ada: TenantData, ahead: Ahead) -> None:
     await keep_for(ada, 30)
     old = await ada.file()
     seen = await ada.media(old)
@@ -39,7 +39,7 @@ async def test_media_and_files_go_when_their_time_is_up(ada: Customer, ahead: Ah
     assert (found.expired_at is not None, found.file_ids) == (True, ())
 
 
-async def test_without_a_retention_nothing_goes(ada: Customer, ahead: Ahead) -> None:
+async def test_without_a_retention_nothing_goes(ada: TenantData, ahead: Ahead) -> None:
     kept = await ada.file()
     ahead.by = timedelta(days=9999)
     await expire_all(ada.plane)
@@ -47,7 +47,7 @@ async def test_without_a_retention_nothing_goes(ada: Customer, ahead: Ahead) -> 
 
 
 async def test_one_tenants_retention_is_not_anothers(
-    house: Yard, ada: Customer, ahead: Ahead
+    house: Yard, ada: TenantData, ahead: Ahead
 ) -> None:
     bob = await customer_of(house.plane, house.admin, "Bob")
     await keep_for(ada, 1)
@@ -57,7 +57,7 @@ async def test_one_tenants_retention_is_not_anothers(
     assert (await ada.has(gone), await bob.has(kept)) == ((False, False), (True, True))
 
 
-async def test_a_file_that_younger_media_share_stays(ada: Customer, ahead: Ahead) -> None:
+async def test_a_file_that_younger_media_share_stays(ada: TenantData, ahead: Ahead) -> None:
     await keep_for(ada, 10)
     shared = await ada.file()
     await ada.media(shared)
@@ -71,7 +71,7 @@ async def test_a_file_that_younger_media_share_stays(ada: Customer, ahead: Ahead
     assert await ada.has(shared) == (False, False)
 
 
-async def test_a_file_that_a_job_still_needs_stays(ada: Customer, ahead: Ahead) -> None:
+async def test_a_file_that_a_job_still_needs_stays(ada: TenantData, ahead: Ahead) -> None:
     await keep_for(ada, 10)
     needed = await ada.file()
     job = await ada.job(needed)
@@ -83,7 +83,7 @@ async def test_a_file_that_a_job_still_needs_stays(ada: Customer, ahead: Ahead) 
     assert await ada.has(needed) == (False, False)
 
 
-async def test_objects_that_no_row_names_go_after_a_day(ada: Customer, ahead: Ahead) -> None:
+async def test_objects_that_no_row_names_go_after_a_day(ada: TenantData, ahead: Ahead) -> None:
     store = ada.plane.store
     named = await ada.file()
     upload = upload_key(ada.tenant_id, uuid4(), "lost.png")
@@ -101,7 +101,7 @@ async def test_objects_that_no_row_names_go_after_a_day(ada: Customer, ahead: Ah
 
 
 async def test_what_a_job_at_work_has_delivered_is_not_left_over(
-    ada: Customer, ahead: Ahead
+    ada: TenantData, ahead: Ahead
 ) -> None:
     job = await ada.job(await ada.file())
     key = output_key(ada.tenant_id, job.id, uuid4(), "out.png")
@@ -115,7 +115,7 @@ async def test_what_a_job_at_work_has_delivered_is_not_left_over(
 
 
 async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
-    ada: Customer, ahead: Ahead
+    ada: TenantData, ahead: Ahead
 ) -> None:
     store = ada.plane.store
     strange = (upload_key(uuid4(), uuid4(), "theirs.png"), "tenants/notes.txt")
@@ -131,7 +131,7 @@ async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
     assert all([await store.head(key) for key in (*strange, mine)])
 
 
-async def test_events_of_long_ago_go(ada: Customer, ahead: Ahead) -> None:
+async def test_events_of_long_ago_go(ada: TenantData, ahead: Ahead) -> None:
     job_id = uuid4()
     async with ada.pool.transaction() as tx:
         await job_events.record_event(
@@ -144,7 +144,9 @@ async def test_events_of_long_ago_go(ada: Customer, ahead: Ahead) -> None:
             assert len(await job_events.events_after(tx, ada.tenant_id, job_id)) == left
 
 
-async def test_a_file_that_is_just_being_shared_is_not_removed(ada: Customer, ahead: Ahead) -> None:
+async def test_a_file_that_is_just_being_shared_is_not_removed(
+    ada: TenantData, ahead: Ahead
+) -> None:
     await keep_for(ada, 10)
     old = await ada.file(content_hash="ab" * 32)
     ahead.by = timedelta(days=11)

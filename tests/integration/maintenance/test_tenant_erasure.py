@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 from tests.support.jobs.fuse import Burnt, Fuse, fused
 from tests.support.server.fleet import Yard
-from tests.support.server.tenants import Customer, customer_of
+from tests.support.server.tenants import TenantData, customer_of
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Conflict, Unauthenticated
@@ -31,7 +31,7 @@ from comfyfleet.server.tenants.model import DEFAULT_TENANT
 STEPS_MAX = 200
 
 
-async def furnish(customer: Customer) -> None:
+async def furnish(customer: TenantData) -> None:
     """A bit of everything."""
     await customer.pays(100)
     file = await customer.file()
@@ -51,13 +51,13 @@ async def furnish(customer: Customer) -> None:
         )
 
 
-async def rows(customer: Customer, table: Any) -> list[dict[str, Any]]:
+async def rows(customer: TenantData, table: Any) -> list[dict[str, Any]]:
     async with customer.pool.read() as tx:
         found = await tx.execute(select(table).where(table.c.tenant_id == customer.tenant_id))
         return [dict(row) for row in found.mappings()]
 
 
-async def require_erased(customer: Customer) -> None:
+async def require_erased(customer: TenantData) -> None:
     for table in (job_events, webhooks, batches, videos, files):
         assert await rows(customer, table) == [], table.name
     left = json.dumps([await rows(customer, ai_jobs), await rows(customer, users)], default=str)
@@ -74,7 +74,7 @@ async def require_erased(customer: Customer) -> None:
     assert "Ada" not in shown["name"]
 
 
-async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: Customer) -> None:
+async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: TenantData) -> None:
     bob = await customer_of(house.plane, house.admin, "Bob")
     for each in (ada, bob):
         await furnish(each)
@@ -94,7 +94,7 @@ async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: Custo
 
 
 async def test_with_the_answer_the_keys_are_dead_and_nothing_new_comes(
-    house: Yard, ada: Customer
+    house: Yard, ada: TenantData
 ) -> None:
     file = await ada.file()
     await house.admin.post(f"{ada.path}/erase")
@@ -114,7 +114,7 @@ async def test_operators_own_tenant_is_not_erased(house: Yard) -> None:
     assert (await house.admin.post(f"/api/admin/tenants/{uuid4()}/erase")).status_code == 404
 
 
-async def test_cut_off_at_any_step_it_is_taken_up_again(house: Yard, ada: Customer) -> None:
+async def test_cut_off_at_any_step_it_is_taken_up_again(house: Yard, ada: TenantData) -> None:
     await furnish(ada)
     await house.admin.post(f"{ada.path}/erase")
     fuse = Fuse()

@@ -21,7 +21,7 @@ from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, served
 from tests.support.server.control_plane import client_of, plane_on
 from tests.support.server.fleet import Yard, yard_on
-from tests.support.server.tenants import Ahead, Customer, customer_of
+from tests.support.server.tenants import Ahead, TenantData, customer_of
 
 from comfyfleet.api.webhooks import HEADER, is_signature_valid
 from comfyfleet.server.db.tenant_tables import webhooks as webhook_rows
@@ -104,11 +104,11 @@ async def yard(
 
 
 @pytest.fixture
-async def caller(yard: Yard) -> Customer:
+async def caller(yard: Yard) -> TenantData:
     return await customer_of(yard.plane, yard.admin)
 
 
-async def hook(customer: Customer) -> RegisteredWebhook:
+async def hook(customer: TenantData) -> RegisteredWebhook:
     async with customer.pool.transaction() as tx:
         return await webhooks.create_webhook(
             tx,
@@ -121,7 +121,7 @@ async def hook(customer: Customer) -> RegisteredWebhook:
         )
 
 
-async def cancelled(customer: Customer) -> str:
+async def cancelled(customer: TenantData) -> str:
     job = await customer.job(await customer.file())
     await submit.cancel_job(customer.plane.context, customer.tenant_id, job.id)
     return str(job.id)
@@ -134,13 +134,13 @@ async def try_till_it_ends(yard: Yard, ahead: Ahead, start: timedelta) -> None:
         await deliver_due(yard.plane)
 
 
-async def log_of(customer: Customer, webhook: RegisteredWebhook) -> list[WebhookDelivery]:
+async def log_of(customer: TenantData, webhook: RegisteredWebhook) -> list[WebhookDelivery]:
     async with customer.pool.read() as tx:
         return await webhooks.list_deliveries(tx, webhook, limit=100)
 
 
 async def test_the_end_of_a_job_is_told_signed_and_once(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     job_id = await cancelled(caller)
@@ -156,7 +156,7 @@ async def test_the_end_of_a_job_is_told_signed_and_once(
 
 
 async def test_a_secret_is_shown_once_and_stored_nowhere(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     async with client_of(yard.plane, caller.key) as client:
         asked = {"url": "https://shop.example/hook"}
@@ -173,7 +173,7 @@ async def test_a_secret_is_shown_once_and_stored_nowhere(
 
 
 async def test_a_webhook_from_before_keeps_its_secret(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     async with caller.pool.transaction() as tx:
@@ -186,7 +186,7 @@ async def test_a_webhook_from_before_keeps_its_secret(
 
 
 async def test_a_server_that_refuses_is_asked_again_later(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     await cancelled(caller)
@@ -202,7 +202,7 @@ async def test_a_server_that_refuses_is_asked_again_later(
 
 
 async def test_many_are_told_at_once_within_bounds(
-    yard: Yard, caller: Customer, shop: Shop
+    yard: Yard, caller: TenantData, shop: Shop
 ) -> None:
     await hook(caller)
     for _ in range(25):
@@ -214,7 +214,7 @@ async def test_many_are_told_at_once_within_bounds(
 
 
 async def test_a_webhook_that_fails_for_days_is_switched_off(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     shop.status = 410
@@ -236,7 +236,7 @@ async def test_a_webhook_that_fails_for_days_is_switched_off(
 
 
 async def test_one_that_was_switched_off_can_be_switched_on_again(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     shop.status = 410
@@ -271,7 +271,7 @@ async def test_one_that_was_switched_off_can_be_switched_on_again(
 
 
 async def test_one_failure_among_successes_switches_nothing_off(
-    yard: Yard, caller: Customer, shop: Shop, ahead: Ahead
+    yard: Yard, caller: TenantData, shop: Shop, ahead: Ahead
 ) -> None:
     webhook = await hook(caller)
     for day, status in enumerate((500, 200, 500, 200, 500)):

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.support.server.running import STOP_SECONDS_MAX, started
+from tests.support.server.command_process import STOP_SECONDS_MAX, started
 from tests.support.workers.memory_plane import SECRET, Plane, eventually
 from tests.support.workers.prompts import picture, steps
 from tests.support.workers.workers import settings_for, working

@@ -135,7 +135,3 @@ NODES: Mapping[str, EngineNodeType] = {
 
 def link(node_id: str, slot: int = 0) -> list[Any]:
     return [node_id, slot]
-
-
-def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": class_type, "inputs": inputs}

@@ -1,7 +1,5 @@
 """A tenant with workflows, a pipeline and tokens, and a worker whose pictures the test chooses."""
 
-import struct
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import delete
 from tests.support.databases.factory import Databases
 from tests.support.jobs.context import ByHand, give_tokens, require_sound_ledger, sides_on
+from tests.support.server import customers
 
 from comfyfleet.api.values import DeliveredOutput, ShownValue
 from comfyfleet.api.worker import Complete
@@ -76,17 +75,7 @@ ONE_STEP: dict[str, Any] = {"name": "One step", "steps": [{"name": "Base", "work
 
 def png(pixel: int = 0) -> bytes:
     """The smallest there is, in some grey."""
-    rows = zlib.compress(bytes([0, pixel % 256]))
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)),
-        (b"IDAT", rows),
-        (b"IEND", b""),
-    ]
-    found = b"\x89PNG\r\n\x1a\n"
-    for kind, data in parts:
-        crc = zlib.crc32(kind + data)
-        found += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
-    return found
+    return customers.png(width=1, colour=pixel % 256)
 
 
 @dataclass

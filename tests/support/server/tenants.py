@@ -32,7 +32,7 @@ class Ahead:
 
 
 @dataclass
-class Customer:
+class TenantData:
     """A tenant with its first user."""
 
     plane: ControlPlane
@@ -117,7 +117,9 @@ class Customer:
         return file.id in found, await self.plane.store.head(path) is not None
 
 
-async def customer_of(plane: ControlPlane, admin: httpx.AsyncClient, name: str = "Ada") -> Customer:
+async def customer_of(
+    plane: ControlPlane, admin: httpx.AsyncClient, name: str = "Ada"
+) -> TenantData:
     body = {"name": name, "email": f"{name.lower()}@example.com"}
     made = (await admin.post("/api/admin/tenants", json=body)).json()
-    return Customer(plane, admin, UUID(made["id"]), UUID(made["user_id"]), made["key"])
+    return TenantData(plane, admin, UUID(made["id"]), UUID(made["user_id"]), made["key"])

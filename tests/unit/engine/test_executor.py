@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.support.backends.audience import Bench
-from tests.support.backends.nodes import link, node
+from tests.support.backends.nodes import link
+from tests.support.backends.prompts import node
 
 from comfyfleet.engine.run import MissingNode
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.backends.nodes import NODES, link, node, node_type, say
+from tests.support.backends.nodes import NODES, link, node_type, say
+from tests.support.backends.prompts import node
 
 from comfyfleet.engine.node import Folders
 from comfyfleet.engine.validate import PromptValidation, validate

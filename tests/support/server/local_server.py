@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.support.server.command_process import Running, started
 from tests.support.server.commands import EXAMPLES
-from tests.support.server.running import Running, started
 
 from comfyfleet.client import Client, Patience
 
@@ -54,7 +54,7 @@ WORKFLOW_PRICES = {"negative": 2, "soften": 3}
 
 
 @dataclass(frozen=True)
-class Shop:
+class LocalServer:
     running: Running
     url: str
     admin_key: str
@@ -137,10 +137,10 @@ def _document(slug: str) -> dict[str, Any]:
 
 
 @contextmanager
-def shop_in(folder: Path) -> Iterator[Shop]:
+def local_server_in(folder: Path) -> Iterator[LocalServer]:
     with started("up", "--port", "0", folder=folder) as running:
         url, key = running.hears(KEY).groups()
         running.hears("Worker built-in in fleet default/production")
-        shop = Shop(running, url, key, folder)
+        shop = LocalServer(running, url, key, folder)
         shop.stock()
         yield shop
