@@ -18,6 +18,12 @@ def test_a_package_that_is_not_public_says_so(package: Path) -> None:
     assert told.endswith("Internal: may change without notice.") == (package not in PUBLIC)
 
 
+def test_every_public_name_is_described() -> None:
+    page = (SOURCE.parents[1] / "docs" / "reference" / "python.md").read_text()
+    assert "`convert`" in page
+    assert [line for line in page.splitlines() if line.endswith("|  |")] == []
+
+
 def test_every_error_is_public() -> None:
     kinds = {name for name, each in vars(errors).items() if isinstance(each, type)}
     assert set(errors.__all__) == {name for name in kinds if hasattr(getattr(errors, name), "code")}

@@ -38,6 +38,8 @@ class PublicKeys(Response):
 
 
 class WalletAnswer(Response):
+    """The balance of a wallet."""
+
     balance: int = Field(description="Tokens that are not reserved.", examples=[95])
 
 
@@ -49,6 +51,8 @@ class TransactionType(StrEnum):
 
 
 class TransactionAnswer(Response):
+    """One entry of the ledger."""
+
     id: int
     type: TransactionType
     amount: int = Field(description="What it added to the balance.", examples=[-5])
@@ -101,6 +105,8 @@ class DeliveryStatus(StrEnum):
 
 
 class DeliveryAnswer(Response):
+    """One delivery of an event to a webhook, with its attempts."""
+
     id: UUID
     job_id: UUID
     event: Annotated[WebhookEvent, OPEN_ENUM]

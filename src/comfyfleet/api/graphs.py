@@ -103,6 +103,8 @@ class ProblemSeen(Response):
 
 
 class Verdict(Response):
+    """Whether a graph is valid, and all that is wrong with it."""
+
     valid: bool
     problems: tuple[ProblemSeen, ...] = Field(
         default=(), description="All of them, each with its node and port."
@@ -113,6 +115,8 @@ class Verdict(Response):
 
 
 class GraphAnswer(Response):
+    """A stored graph: its document and version."""
+
     id: UUID
     name: str
     version: int
@@ -136,6 +140,8 @@ class GraphPage(Response):
 
 
 class QuoteAnswer(Response):
+    """What a run of a graph would cost, and how long it would take."""
+
     tokens_min: int
     tokens_max: int
     jobs_min: int
@@ -175,6 +181,8 @@ class ProgressSeen(Response):
 
 
 class QuestionSeen(Response):
+    """A question of a run whose backend is offline: another backend, or another way to go on."""
+
     node: str
     index: tuple[int, ...] = ()
     message: str = Field(examples=["Backend worker:gpu-7 is offline"])
@@ -262,6 +270,8 @@ class GraphFile(Message):
 
 
 class GraphRunAnswer(Response):
+    """A run of a graph: its state, its nodes and its results."""
+
     id: UUID
     graph_id: UUID
     graph_version: int
@@ -309,7 +319,7 @@ def _files_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class GraphEvent(ProgressSeen):
-    """How a run stands; `end` is the last that is told of it."""
+    """The progress of a run; an event of the kind `end` is the last one."""
 
     kind: str  # progress, end
     run_id: UUID

@@ -41,6 +41,8 @@ class Takes(Response):
 
 
 class EffectAnswer(Response):
+    """An effect as customers see it. `properties` is a JSON Schema of what a job may set."""
+
     id: UUID = Field(description="What a job names as effect_id.")
     slug: str = Field(examples=["cartoon"])
     title: str = Field(default="", examples=["Cartoon"])
@@ -84,6 +86,8 @@ TEXT = Field(
 
 
 class Output(Response):
+    """One file that a job made, with a URL to download it."""
+
     name: str
     filename: str = Field(examples=["made_00001_.png"])
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
@@ -119,6 +123,8 @@ class JobSummary(Response):
 
 
 class JobAnswer(JobSummary):
+    """A job: its state, its outputs and what its nodes showed."""
+
     idempotency_key: str | None = None
     properties: dict[str, Any] = Field(
         default_factory=dict, description="With all that was filled in, such as a seed."
@@ -149,6 +155,8 @@ class JobWaitAnswer(Response):
 
 
 class BatchAnswer(Response):
+    """A batch: how many of its jobs are in which state, and what they cost."""
+
     id: UUID
     effect_id: UUID
     total: int
@@ -175,7 +183,7 @@ class BatchAnswer(Response):
 
 
 class JobEvent(Message):
-    """One thing that happened; `id` is where a reader goes on (progress has that of what came before)."""
+    """One event of a job. A reader that was cut off resumes after `id`; a progress event has the id of the event before it."""
 
     id: int
     kind: str  # status, progress, outputs

@@ -54,6 +54,8 @@ class VideoSummary(Response):
 
 
 class MediaResult(Response):
+    """One job that was run on a media, with its first output."""
+
     job_id: UUID
     effect_id: UUID | None = None
     status: JobStatus
@@ -63,6 +65,8 @@ class MediaResult(Response):
 
 
 class Video(VideoSummary):
+    """An uploaded picture, video or sound, with the state of its latest job."""
+
     estimated_seconds_left: float | None = Field(
         default=None,
         description="From the effect's history, without the wait in the queue.",

@@ -34,6 +34,8 @@ class PipelineRunStatus(StrEnum):
 
 
 class PipelineAnswer(Response):
+    """A stored pipeline and its document."""
+
     id: UUID
     name: str
     document: dict[str, Any]
@@ -89,7 +91,7 @@ class PipelineRunSummary(Response):
 
 
 class PipelineRunAnswer(PipelineRunSummary):
-    """The board of a run."""
+    """A run of a pipeline: its state, its steps and its costs."""
 
     steps: tuple[StepAnswer, ...] = ()
     jobs: dict[str, int] = Field(default_factory=dict, description="How many there were, by state.")
@@ -134,6 +136,8 @@ class Failures(Response):
 
 
 class CandidateAnswer(Response):
+    """A candidate that a step of a pipeline made."""
+
     id: UUID
     step: int = Field(description="Its number; 0 is the base.")
     parent: UUID | None = None
@@ -183,12 +187,14 @@ class PairAnswer(Response):
 
 
 class VoteAnswer(Response):
+    """A vote, and the scores after it."""
+
     id: UUID = Field(description="To undo it by.")
     scores: dict[UUID, float] = Field(default_factory=dict)
 
 
 class PipelineEvent(Message):
-    """One thing that happened; `id` is where a reader goes on."""
+    """One event of a pipeline run. A reader that was cut off resumes after `id`."""
 
     id: int
     kind: str  # started, submitted, candidates, job_failed, approved, voted, paused …

@@ -75,7 +75,10 @@ NAME_CHARACTERS_MAX = 150
 
 
 class JobHandle:
-    """`job` is as it was last heard of; `idempotency_key` is what it was asked for with, if it was here."""
+    """Follows one job: wait, events, download, cancel, retry. `job` is its state as of the last call.
+
+    `idempotency_key` is the key that it was submitted with, where this client submitted it.
+    """
 
     def __init__(self, calls: ApiCalls, job: Job, *, idempotency_key: str | None = None) -> None:
         self._calls = calls
@@ -184,7 +187,7 @@ PAGE = 100
 
 
 class BatchHandle:
-    """`batch` is as it was last heard of."""
+    """Follows one batch: wait, jobs. `batch` is its state as of the last call."""
 
     def __init__(self, calls: ApiCalls, batch: Batch) -> None:
         self._calls = calls

@@ -38,12 +38,12 @@ Judgement: TypeAlias = Literal["approve", "reject", "winner"]
 
 
 class Key(KeyAnswer):
-    """`key` is there once: as it is made."""
+    """An API key. `key`, the secret itself, is present only when it was just made."""
 
     key: str | None = None
 
 
 class Webhook(WebhookAnswer):
-    """`secret` is there once: as it is made. `verify_signature` takes it."""
+    """A webhook. `secret` is present only when it was just made; `verify_signature` takes it."""
 
     secret: str | None = None

@@ -43,7 +43,10 @@ POLL_SECONDS_MAX = 5.0
 
 
 class PipelineRunHandle:
-    """`run` is as it was last heard of; `idempotency_key` is what it was started with, if it was here."""
+    """Follows one run of a pipeline. `run` is its state as of the last call.
+
+    `idempotency_key` is the key that it was submitted with, where this client submitted it.
+    """
 
     def __init__(
         self, calls: ApiCalls, run: PipelineRun, *, idempotency_key: str | None = None

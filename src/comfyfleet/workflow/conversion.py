@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
 
 
 class Conversion(NamedTuple):
-    """`exposed` are the inputs of the prompt that subgraphs show under names of their own."""
+    """The result of a conversion: the prompt, its warnings, and the inputs that subgraphs expose by name."""
 
     prompt: Prompt
     warnings: tuple[Warning, ...] = ()

@@ -107,7 +107,7 @@ ObjectInfo = Mapping[str, Any]
 
 
 class Limits(NamedTuple):
-    """Real workflows stay a hundred times below these; a hostile file hits them early."""
+    """Limits on the size of a workflow. Real workflows stay a hundred times below these; a hostile file hits them early."""
 
     nodes_max: int = 200_000  # after expansion of all subgraphs
     links_max: int = 1_000_000

@@ -65,8 +65,7 @@ class NodeType(NamedTuple):
 
 
 class ObjectInfo(dict[str, Any]):
-    """An object_info that remembers what was read from it, for whoever converts many workflows for
-    one server. It must not change afterwards."""
+    """A server's object_info that caches what was read from it, for converting many workflows. It must not change afterwards."""
 
     def __init__(self, classes: Mapping[str, Any]) -> None:
         super().__init__(classes)

@@ -22,7 +22,7 @@ REFUSED_VALUES_MAX = 100
 
 
 class Warning(NamedTuple):
-    """`code` is stable, for programs; `message` is for people and names the place."""
+    """A warning of a conversion. `code` is stable, for programs; `message` is for people and names the place."""
 
     code: str
     message: str
