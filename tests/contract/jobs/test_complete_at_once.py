@@ -155,7 +155,7 @@ async def test_one_statement_writes_the_same_as_several(
     assert ended
     assert as_before
     assert (ended.job, ended.has_held) == (as_before.job, as_before.has_held)
-    assert len(ended.words) == len(as_before.words) == 1
+    assert len(ended.outbox_ids) == len(as_before.outbox_ids) == 1
 
 
 async def test_it_tells_that_others_of_its_user_are_held(desk: Desk) -> None:

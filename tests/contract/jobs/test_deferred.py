@@ -30,7 +30,7 @@ async def given(databases: Databases, tmp_path: Path) -> AsyncIterator[Given]:
         yield found
 
 
-async def words(context: JobContext) -> int:
+async def outbox_ids(context: JobContext) -> int:
     async with context.pools["main"].read() as tx:
         return int(await tx.scalar(select(func.count()).select_from(outbox)) or 0)
 
@@ -50,18 +50,18 @@ async def test_delivered_words_are_forgotten_together(given: Given) -> None:
     context, tenant_id = given
     await completed(context, tenant_id, 3)
     await context.deferred.flush()
-    assert await words(context) == 0
+    assert await outbox_ids(context) == 0
 
 
 async def test_words_that_were_not_forgotten_change_nothing_when_delivered_again(
     given: Given,
 ) -> None:
     context, tenant_id = given
-    context.deferred.delete_outbox = lambda pool, words: None  # type: ignore[method-assign]
+    context.deferred.delete_outbox = lambda pool, outbox_ids: None  # type: ignore[method-assign]
     await completed(context, tenant_id, 2)
-    assert await words(context) == 4
+    assert await outbox_ids(context) == 4
     await flush_due(context, context.pools["main"], limit=10)
-    assert await words(context) == 0
+    assert await outbox_ids(context) == 0
     assert await lease_next(context, waiter(), wait_seconds=0) is None
 
 
@@ -86,8 +86,8 @@ async def test_a_database_that_is_away_holds_up_no_other(
     context.deferred.delete_outbox(away, [1, 2])
     await completed(context, tenant_id, 1)
     await context.deferred.flush()
-    assert await words(context) == 0
-    assert "2 words of the outbox are left to the sweep" in caplog.text
+    assert await outbox_ids(context) == 0
+    assert "2 outbox rows are left to the sweep" in caplog.text
     await away.close()
 
 
@@ -112,7 +112,7 @@ async def test_attempts_of_several_jobs_are_noted_together_and_once(given: Given
     assert [[each.filled_in for each in of_job] for of_job in noted] == [
         [{"1": {"text": "first"}}]
     ] * 3
-    assert await words(context) == 0
+    assert await outbox_ids(context) == 0
 
 
 async def test_what_a_worker_has_put_is_gone_a_moment_after_its_copy_is_named(given: Given) -> None:

@@ -151,7 +151,7 @@ class GraphContext:
 class _Outcome:
     kept: LoadedRun
     jobs: list[Job] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
+    outbox_ids: list[int] = field(default_factory=list)
 
 
 async def apply_decision(
@@ -166,7 +166,7 @@ async def apply_decision(
     """Returns the run after the decision; the outbox rows it rests on are deleted in the same transaction."""
     context = graphs.context
     pool = await context.pool_of(tenant_id)
-    # With words to forget there is a transaction in any case, and it finds out what is out of date.
+    # With outbox rows to delete there is a transaction in any case, and it finds out what is out of date.
     kept = graphs.runs.get_cached(tenant_id, run_id) if heard else None
     for _ in range(TRIES_MAX):
         if kept is None:
@@ -197,7 +197,7 @@ async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) ->
     if not outcome.jobs:
         return
     try:
-        await flush(graphs.context, pool, outcome.jobs, outcome.words)
+        await flush(graphs.context, pool, outcome.jobs, outcome.outbox_ids)
     except Unavailable as error:
         log.log(
             log_level_of(error),
@@ -269,9 +269,11 @@ class _DecisionApplier:
         if affordable:
             now, tenant_id = self.graphs.context.clock(), self.kept.head.tenant_id
             most = self.graphs.context.active_max
-            added, words = await jobs.submit(tx, tenant_id, affordable, now=now, active_max=most)
+            added, outbox_ids = await jobs.submit(
+                tx, tenant_id, affordable, now=now, active_max=most
+            )
             outcome.jobs += added
-            outcome.words += words
+            outcome.outbox_ids += outbox_ids
         advance = await self._without(tx, [*refused, *unpaid], outcome)
         await self._write(tx, advance, outcome)
 
@@ -315,13 +317,13 @@ class _DecisionApplier:
             if not isinstance(action, CancelJob):
                 continue
             try:
-                job, words = await jobs.cancel(
+                job, outbox_ids = await jobs.cancel(
                     tx, tenant_id, action.job_id, new_id=context.new_id, now=context.clock()
                 )
             except NotFound:
                 continue  # it was refused in this very step
             outcome.jobs = [each for each in outcome.jobs if each.id != job.id] + [job]
-            outcome.words += words
+            outcome.outbox_ids += outbox_ids
 
     async def _write(self, tx: Tx, advance: RunDecision, outcome: _Outcome) -> None:
         now, revision = self.graphs.context.clock(), self.kept.revision + 1

@@ -248,17 +248,17 @@ async def read_outbox(graphs: GraphContext, pool: Database) -> None:
     after = 0
     while True:
         async with pool.read() as tx:
-            words = await jobs.outbox_of_runs(
+            rows = await jobs.outbox_of_runs(
                 tx, GRAPH_RUN_KIND, now=graphs.context.clock(), limit=OUTBOX_PER_PAGE, after=after
             )
         by_run: dict[tuple[UUID, UUID], list[int]] = {}
-        for word, tenant_id, run_id, _job in words:
-            by_run.setdefault((tenant_id, run_id), []).append(word)
+        for outbox_id, tenant_id, run_id, _job in rows:
+            by_run.setdefault((tenant_id, run_id), []).append(outbox_id)
         for (tenant_id, run_id), ids in by_run.items():
             await _advance_safely(graphs, pool, tenant_id, run_id, tuple(ids))
-        if len(words) < OUTBOX_PER_PAGE:
+        if len(rows) < OUTBOX_PER_PAGE:
             return
-        after = words[-1][0]
+        after = rows[-1][0]
 
 
 async def _advance_safely(
@@ -342,8 +342,8 @@ async def _fail_overdue(graphs: GraphContext, pool: Database, job: Job, seconds:
     context = graphs.context
     why = Failure(f"it took longer than {seconds} s", TIMED_OUT)
     async with pool.transaction() as tx:
-        ended, words = await jobs.force_fail(
+        ended, outbox_ids = await jobs.force_fail(
             tx, job.tenant_id, job.id, why, new_id=context.new_id, now=context.clock()
         )
     if ended:
-        await flush(context, pool, [ended], words)
+        await flush(context, pool, [ended], outbox_ids)

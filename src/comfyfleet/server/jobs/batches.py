@@ -96,9 +96,9 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
         room = await service.active_room(tx, tenant_id, user_id, context.active_max)
         few = first[: max(0, room)]
         admitted = await store.admit(tx, tenant_id, few) if few else []
-        words = await store.add_outbox(tx, admitted, now=context.clock()) if admitted else []
+        outbox_ids = await store.add_outbox(tx, admitted, now=context.clock()) if admitted else []
     if admitted:
-        await flush(context, pool, admitted, words)
+        await flush(context, pool, admitted, outbox_ids)
     return len(admitted)
 
 
@@ -230,10 +230,10 @@ async def _write(
         created = await create_batch(tx, batch)
         if not created.is_new:
             return created.batch, False
-        jobs, words = await service.submit(
+        jobs, outbox_ids = await service.submit(
             tx, batch.tenant_id, clamped, now=context.clock(), active_max=context.active_max
         )
-    await flush(context, pool, jobs, words)
+    await flush(context, pool, jobs, outbox_ids)
     return batch, True
 
 

@@ -75,17 +75,17 @@ class DeferredWrites:
     """Collects until `DELAY_SECONDS` after the first; then one transaction for each database."""
 
     def __init__(self) -> None:
-        self._words: defaultdict[Database, list[int]] = defaultdict(list)
+        self._outbox_ids: defaultdict[Database, list[int]] = defaultdict(list)
         self._attempts: defaultdict[Database, Attempts] = defaultdict(dict)
         self._durations: defaultdict[tuple[Database, UUID], list[float]] = defaultdict(list)
         self._objects: defaultdict[ObjectStore, list[str]] = defaultdict(list)
         self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def delete_outbox(self, pool: Database, words: Sequence[int]) -> None:
-        """Words of the outbox that were delivered."""
-        if words:
-            self._words[pool] += words
+    def delete_outbox(self, pool: Database, outbox_ids: Sequence[int]) -> None:
+        """Outbox rows that were delivered."""
+        if outbox_ids:
+            self._outbox_ids[pool] += outbox_ids
             self._start()
 
     def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
@@ -123,14 +123,14 @@ class DeferredWrites:
         writing.add_done_callback(self._writing.discard)
 
     async def _write(self) -> None:
-        words, self._words = self._words, defaultdict(list)
+        outbox_ids, self._outbox_ids = self._outbox_ids, defaultdict(list)
         attempts, self._attempts = self._attempts, defaultdict(dict)
         durations, self._durations = self._durations, defaultdict(list)
         objects, self._objects = self._objects, defaultdict(list)
-        for pool in dict.fromkeys([*words, *attempts]):
-            forgotten, noted = words.get(pool, []), [*attempts.get(pool, {}).values()]
+        for pool in dict.fromkeys([*outbox_ids, *attempts]):
+            forgotten, noted = outbox_ids.get(pool, []), [*attempts.get(pool, {}).values()]
             with _logged(
-                f"{len(forgotten)} words of the outbox are left to the sweep, "
+                f"{len(forgotten)} outbox rows are left to the sweep, "
                 f"and {len(noted)} attempts are not noted"
             ):
                 await _write_to(pool, forgotten, noted)
@@ -144,15 +144,17 @@ class DeferredWrites:
                 await each.delete(*keys)
 
 
-async def _write_to(pool: Database, words: Sequence[int], attempts: Sequence[JobAttempt]) -> None:
+async def _write_to(
+    pool: Database, outbox_ids: Sequence[int], attempts: Sequence[JobAttempt]
+) -> None:
     if not attempts:
         async with pool.execute_one() as tx:
-            await store.delete_outbox(tx, words)
+            await store.delete_outbox(tx, outbox_ids)
         return
     async with pool.transaction() as tx:
         await store.add_attempts(tx, attempts)
-        if words:
-            await store.delete_outbox(tx, words)
+        if outbox_ids:
+            await store.delete_outbox(tx, outbox_ids)
 
 
 @contextmanager

@@ -66,9 +66,9 @@ async def complete(
     job = ended.job
     notify(context, job)
     await _complete_dispatch(context, row, message, job)
-    if ended.words and fleet_id is not None:
+    if ended.outbox_ids and fleet_id is not None:
         _note_run(context, row, message, fleet_id)
-    if ended.words:
+    if ended.outbox_ids:
         files.delete_sources(context, taken)
     else:  # it was said before, and these are copies that nothing names
         await files.discard_outputs(context, taken)
@@ -78,7 +78,7 @@ async def complete(
 
 async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
     context.caches.progress.forget(token)
-    context.deferred.delete_outbox(pool, ended.words)
+    context.deferred.delete_outbox(pool, ended.outbox_ids)
     if ended.has_held:
         await admit_after_end(context, pool, ended.job)
 
@@ -129,7 +129,7 @@ async def _complete_dispatch(
 async def _end_if_cancelled(
     context: JobContext, pool: Database, row: Dispatch, token: UUID
 ) -> None:
-    """A worker whose last word was refused sends no heartbeat that could tell it of the cancel."""
+    """A worker whose final report was refused sends no heartbeat that could tell it of the cancel."""
     async with pool.read() as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None or job.status != JobStatus.CANCELLED:

@@ -44,7 +44,7 @@ async def record_attempt(
 
 
 async def note_last(context: JobContext, message: Complete | Fail, *, worker_id: str) -> None:
-    """Told with a last word, if the job ended before a heartbeat."""
+    """Reported with the final call, if the job ended before a heartbeat."""
     if message.filled_in is not None:
         await record_attempt(
             context,

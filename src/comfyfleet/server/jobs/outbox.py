@@ -19,13 +19,13 @@ RETRY_DELAY = timedelta(seconds=5)
 
 
 async def flush(
-    context: JobContext, pool: Database, jobs: Sequence[Job], words: Sequence[int]
+    context: JobContext, pool: Database, jobs: Sequence[Job], outbox_ids: Sequence[int]
 ) -> None:
     """What has just been committed; if this is cut off, the sweep does it again."""
     for job in jobs:
         notify(context, job)
     await sync_dispatches(context, jobs)
-    context.deferred.delete_outbox(pool, words)
+    context.deferred.delete_outbox(pool, outbox_ids)
 
 
 def notify(context: JobContext, job: Job) -> None:
@@ -75,26 +75,26 @@ async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
     now = context.clock()
     async with pool.read() as tx:
         due = await store.due_outbox(tx, now=now, limit=limit)
-    for word_id, tenant_id, job_id in due:
+    for outbox_id, tenant_id, job_id in due:
         try:
-            await _flush_one(context, pool, word_id, tenant_id, job_id)
+            await _flush_one(context, pool, outbox_id, tenant_id, job_id)
         except Exception as error:
             odd = not isinstance(error, FleetError)
-            log.warning("outbox word %s of job %s waits: %s", word_id, job_id, error, exc_info=odd)
+            log.warning("outbox row %s of job %s waits: %s", outbox_id, job_id, error, exc_info=odd)
             async with pool.transaction() as tx:
-                await store.reschedule_outbox(tx, [word_id], until=now + RETRY_DELAY)
+                await store.reschedule_outbox(tx, [outbox_id], until=now + RETRY_DELAY)
     return len(due)
 
 
 async def _flush_one(
-    context: JobContext, pool: Database, word_id: int, tenant_id: UUID, job_id: UUID
+    context: JobContext, pool: Database, outbox_id: int, tenant_id: UUID, job_id: UUID
 ) -> None:
     async with pool.read() as tx:
         job = await store.get(tx, tenant_id, job_id)
     if job:
         await sync_dispatches(context, [job])
     async with pool.execute_one() as tx:
-        await store.delete_outbox(tx, [word_id])
+        await store.delete_outbox(tx, [outbox_id])
 
 
 async def end_dispatch(

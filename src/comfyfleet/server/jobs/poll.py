@@ -455,7 +455,7 @@ class WaitingWorkerRefresher:
     """Each is looked at when it has waited for as long as one may go unseen, and again after as long."""
 
     def __init__(self, context: JobContext) -> None:
-        self._sides = context
+        self._context = context
         every = sighting_interval(context.settings.unseen_seconds_max)
         self._pass_seconds = min(REFRESH_SECONDS, every.total_seconds())
 
@@ -469,7 +469,7 @@ class WaitingWorkerRefresher:
         """At those who are due. None of them is held from here to the next time: polls that were
         answered long ago would stay in memory."""
         now = asyncio.get_running_loop().time()
-        due = self._sides.queue.requests_not_seen_since(now - self._pass_seconds)
+        due = self._context.queue.requests_not_seen_since(now - self._pass_seconds)
         for start in range(0, len(due), WORKERS_PER_READ_MAX):
             page = [each for each in due[start:][:WORKERS_PER_READ_MAX] if not each.future.done()]
             await self._look([each.waiter for each in page])
@@ -481,7 +481,7 @@ class WaitingWorkerRefresher:
 
     async def _look(self, waiters: Collection[Waiter]) -> None:
         try:
-            await refresh_workers(self._sides, waiters)
+            await refresh_workers(self._context, waiters)
         except FleetError as error:
             logger.log(log_level_of(error), "who waits can't be looked at: %s", error.message)
 

@@ -87,7 +87,7 @@ async def _end_or_requeue(context: JobContext, row: Dispatch) -> None:
 async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
     pool = await context.pool_of(row.tenant_id)
     async with pool.transaction() as tx:
-        ended, words = await service.force_fail(
+        ended, outbox_ids = await service.force_fail(
             tx,
             job.tenant_id,
             job.id,
@@ -96,7 +96,7 @@ async def _fail_exhausted(context: JobContext, row: Dispatch, job: Job) -> None:
             now=context.clock(),
         )
         ended = ended or await service.get(tx, job.tenant_id, job.id)
-    await flush(context, pool, [ended], words)
+    await flush(context, pool, [ended], outbox_ids)
 
 
 PAGE = 2000
@@ -325,11 +325,11 @@ async def _fail_with_its_dispatch(
         return False
     why = Failure(UNKNOWN, f"its dispatch is {row.status}: {row.last_error}")
     async with pool.transaction() as tx:
-        failed, words = await service.force_fail(
+        failed, outbox_ids = await service.force_fail(
             tx, tenant_id, job_id, why, new_id=context.new_id, now=context.clock()
         )
     if failed:
-        await flush(context, pool, [failed], words)
+        await flush(context, pool, [failed], outbox_ids)
         found = f"job was active while its dispatch is {row.status}"
         await _audit_repair(context, f"dispatch:{row.id}", row.tenant_id, found)
     return failed is not None

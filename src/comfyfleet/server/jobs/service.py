@@ -13,9 +13,7 @@ from comfyfleet.errors import InvalidInput, LeaseLost, NotFound, TooManyActive
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.db.driver import StatementCall, execute_together
-from comfyfleet.server.jobs import store
-from comfyfleet.server.jobs import store_statements as completed_job
-from comfyfleet.server.jobs import store_statements as new_job
+from comfyfleet.server.jobs import store, store_statements
 from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added_job, new_job_row
 from comfyfleet.server.jobs.store_statements import NewJobRows
@@ -65,7 +63,7 @@ def _move_event(job: Job) -> NewJobEvent:
 async def after_end(
     tx: Tx, ended: store.EndedJob, files: Sequence[File], *, new_id: NewId, now: datetime
 ) -> list[int]:
-    """The words that were left. Settled once, whatever comes later: the ledger's own keys see to
+    """The outbox ids. Settled once, whatever comes later: the ledger's own keys see to
     that. What is only added is sent together; `files` are the job's outputs, and become its user's.
     """
     job = ended.job
@@ -162,7 +160,7 @@ async def submit(
     now: datetime,
     active_max: ActiveJobLimits | None = None,
 ) -> tuple[list[Job], list[int]]:
-    """The new jobs and the words left for them; ids that are known already change nothing.
+    """The new jobs and their outbox ids; ids that are known already change nothing.
 
     All of it or nothing: too few tokens, too many active jobs or busy media end the transaction.
     Jobs of batches and runs wait instead, held, until others of their user have ended.
@@ -183,8 +181,8 @@ async def submit(
         prices = {job.id: job.reserved_tokens for job in added}
         await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
     await after_submit(tx, added, now=now)
-    words = await store.add_outbox(tx, added, now=now) if added else []
-    return added, words
+    outbox_ids = await store.add_outbox(tx, added, now=now) if added else []
+    return added, outbox_ids
 
 
 def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
@@ -204,11 +202,11 @@ async def submit_one(
     ((job_id, one),) = asked.items()
     job = added_job(tenant_id, job_id, one, now)
     new = NewJobRows(new_job_row(tenant_id, job_id, one, now), submit_event(job)._asdict())
-    word = await new_job.add_single(tx, new, most)
-    if word is None:
+    outbox_id = await store_statements.add_single(tx, new, most)
+    if outbox_id is None:
         return None
     await attach_media(tx, job)
-    return [job], [word]
+    return [job], [outbox_id]
 
 
 def _payer(asked: Mapping[UUID, JobSpec]) -> UUID | None:
@@ -272,12 +270,12 @@ async def outbox_of_runs(
     return await store.outbox_of_runs(tx, kind, now=now, limit=limit, after=after)
 
 
-async def reschedule_outbox(tx: Tx, words: Sequence[int], *, until: datetime) -> None:
-    await store.reschedule_outbox(tx, words, until=until)
+async def reschedule_outbox(tx: Tx, outbox_ids: Sequence[int], *, until: datetime) -> None:
+    await store.reschedule_outbox(tx, outbox_ids, until=until)
 
 
-async def delete_outbox(tx: Tx, words: Sequence[int]) -> None:
-    await store.delete_outbox(tx, words)
+async def delete_outbox(tx: Tx, outbox_ids: Sequence[int]) -> None:
+    await store.delete_outbox(tx, outbox_ids)
 
 
 async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
@@ -303,7 +301,7 @@ class FinishedJob(NamedTuple):
     """An ended job, its outbox ids, and whether held jobs of its user wait for room."""
 
     job: Job
-    words: list[int]
+    outbox_ids: list[int]
     has_held: bool
 
 
@@ -321,8 +319,8 @@ async def complete_at_once(
 
     None, and nothing is written: then `complete` does it step by step, or tells what is in the way.
     """
-    done = await completed_job.complete(tx, tenant_id, job_id, token, values, files, now=now)
-    return FinishedJob(done.job, [done.word], done.has_held) if done else None
+    done = await store_statements.complete(tx, tenant_id, job_id, token, values, files, now=now)
+    return FinishedJob(done.job, [done.outbox_id], done.has_held) if done else None
 
 
 async def complete(
@@ -362,8 +360,8 @@ async def fail(
 async def _finish(
     tx: Tx, ended: store.EndedJob, files: Sequence[File] = (), *, new_id: NewId, now: datetime
 ) -> FinishedJob:
-    words = await after_end(tx, ended, files, new_id=new_id, now=now)
-    return FinishedJob(ended.job, words, ended.has_held)
+    outbox_ids = await after_end(tx, ended, files, new_id=new_id, now=now)
+    return FinishedJob(ended.job, outbox_ids, ended.has_held)
 
 
 async def _finished_before(
@@ -400,8 +398,8 @@ async def cancel(
     """Ends a job that is active; one that has ended stays as it is."""
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
-        job, words, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
-        return job, words
+        job, outbox_ids, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
+        return job, outbox_ids
     return await get(tx, tenant_id, job_id), []
 
 
@@ -412,5 +410,5 @@ async def force_fail(
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
         return None, []
-    job, words, _ = await _finish(tx, failed, new_id=new_id, now=now)
-    return job, words
+    job, outbox_ids, _ = await _finish(tx, failed, new_id=new_id, now=now)
+    return job, outbox_ids

@@ -413,7 +413,7 @@ async def _changed(tx: Tx, statement: PreparedStatement, values: Mapping[str, An
 
 
 def told_by(job: CTE, status: JobStatus) -> ColumnElement[Any]:
-    """In PostgreSQL's words, what `consequences.told` tells of a job that was changed to this status."""
+    """The data of the event, as SQL: what `service.event_data` tells of a job that was changed to this status."""
     told = {
         "job_id": job.c.id,
         "status": status.value,
@@ -655,8 +655,8 @@ async def outbox_of_runs(
     """(outbox id, tenant, run, job) of ended jobs; the oldest first, page by page."""
     given = {"of_kind": kind, "due": now, "last": after, "most": limit}
     return [
-        (word, tenant_id, UUID(payload["run_id"]), job_id)
-        for word, tenant_id, payload, job_id in await _OUTBOX_OF_RUNS.tuples(tx, given)
+        (outbox_id, tenant_id, UUID(payload["run_id"]), job_id)
+        for outbox_id, tenant_id, payload, job_id in await _OUTBOX_OF_RUNS.tuples(tx, given)
     ]
 
 

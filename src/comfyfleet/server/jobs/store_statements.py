@@ -154,7 +154,7 @@ _ADD = PreparedStatement(_build)
 
 
 async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | None:
-    """The word left for it. None, and nothing is written, if anything stands in the way: it is known
+    """Its outbox id. None, and nothing is written, if anything stands in the way: it is known
     already, too many are active, the tokens don't suffice, or another submit of its user came first.
     """
     values = {f"job_{name}": value for name, value in new.job.items()}
@@ -182,7 +182,7 @@ _OF_JOB = ("user_id", "tenant_id")  # columns of a file that are those of its jo
 
 class CompletedRows(NamedTuple):
     job: Job
-    word: int
+    outbox_id: int
     has_held: bool
 
 

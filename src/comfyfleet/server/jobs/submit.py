@@ -10,7 +10,6 @@ from uuid import UUID, uuid5
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, QueueFull, Refused
 from comfyfleet.server.catalog import payload
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog import service as catalog_service
 from comfyfleet.server.catalog.model import (
     PRIMARY_INPUT,
     SEED_MAX,
@@ -94,8 +93,8 @@ async def submit_many(
             done = await service.submit(
                 tx, tenant_id, clamped, now=context.clock(), active_max=context.active_max
             )
-    added, words = done
-    await flush(context, pool, added, words)
+    added, outbox_ids = done
+    await flush(context, pool, added, outbox_ids)
     return added
 
 
@@ -158,11 +157,11 @@ async def _queued_count(context: JobContext, whose: UUID | None) -> int:
 async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
     pool = await context.pool_of(tenant_id)
     async with pool.transaction() as tx:
-        job, words = await service.cancel(
+        job, outbox_ids = await service.cancel(
             tx, tenant_id, job_id, new_id=context.new_id, now=context.clock()
         )
-    if words:
-        await flush(context, pool, [job], words)
+    if outbox_ids:
+        await flush(context, pool, [job], outbox_ids)
     return job
 
 
@@ -247,13 +246,13 @@ class WorkflowCache:
     """What orders of one moment name: however many they are, each is looked up once."""
 
     def __init__(self, context: JobContext) -> None:
-        self._sides = context
+        self._context = context
         self._found: dict[tuple[str, int | None, str], ResolvedWorkflow] = {}
 
     async def get(self, order: JobRequest) -> ResolvedWorkflow:
         key = order.slug, order.version, order.stage
         if key not in self._found:
-            self._found[key] = await _find_workflow(self._sides, order)
+            self._found[key] = await _find_workflow(self._context, order)
         return self._found[key]
 
 
@@ -329,11 +328,11 @@ async def _build_payload(
 ) -> JobPayload:
     version, fleet = found.version, found.fleet
     document = await context.caches.documents.get(
-        version.document_key, lambda: catalog_service.read_document(context.store, version)
+        version.document_key, lambda: catalog.read_document(context.store, version)
     )
     of_fleet = f"object_info/{fleet.object_info_hash if fleet else None}"
     object_info = await context.caches.documents.get(
-        of_fleet, lambda: catalog_service.object_info_for(context.store, fleet)
+        of_fleet, lambda: catalog.object_info_for(context.store, fleet)
     )
     seed = _random.randint(0, SEED_MAX)
     resolved = payload.resolved_for(

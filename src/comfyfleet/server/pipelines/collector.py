@@ -142,16 +142,16 @@ class CollectedJob:
 async def collect_ended(context: JobContext, pool: Database) -> bool:
     """A pass over outbox rows of ended jobs, and over jobs whose row was lost. True: there is more."""
     async with pool.read() as tx:
-        words = await jobs.outbox_of_runs(
+        rows = await jobs.outbox_of_runs(
             tx, PIPELINE_RUN_KIND, now=context.clock(), limit=OUTBOX_PER_PASS_MAX
         )
-    for word, tenant_id, run_id, job_id in words:
-        await _collect_safely(context, pool, tenant_id, run_id, job_id, word)
+    for outbox_id, tenant_id, run_id, job_id in rows:
+        await _collect_safely(context, pool, tenant_id, run_id, job_id, outbox_id)
     async with pool.read() as tx:
         unheard = await job_rows.ended_uncollected(tx, limit=OUTBOX_PER_PASS_MAX)
     for each in unheard:
         await _collect_safely(context, pool, each.tenant_id, each.run_id, each.job_id, None)
-    return len(words) == OUTBOX_PER_PASS_MAX
+    return len(rows) == OUTBOX_PER_PASS_MAX
 
 
 async def _collect_safely(
@@ -160,11 +160,11 @@ async def _collect_safely(
     tenant_id: UUID,
     run_id: UUID,
     job_id: UUID,
-    word: int | None,
+    outbox_id: int | None,
 ) -> None:
     """Logs errors: a job whose files can't be reached doesn't block the others, and its outbox row stays."""
     try:
-        await collect_job(context, pool, tenant_id, run_id, job_id, word=word)
+        await collect_job(context, pool, tenant_id, run_id, job_id, outbox_id=outbox_id)
     except FleetError as error:
         log.warning("candidates of job %s wait: %s", job_id, error.message)
     except Exception:
@@ -178,7 +178,7 @@ async def collect_job(
     run_id: UUID,
     job_id: UUID,
     *,
-    word: int | None = None,
+    outbox_id: int | None = None,
 ) -> int:
     """How many candidates were written; none if they were before."""
     outcome = await _outcome(context, pool, tenant_id, job_id)
@@ -188,8 +188,8 @@ async def collect_job(
         row = await job_rows.get_job(tx, run_id, job_id) if stored else None
         if stored and row and outcome and not outcome.job.status.is_active:
             written = await _write(tx, context, stored, row, outcome)
-        if word is not None:
-            await jobs.delete_outbox(tx, [word])
+        if outbox_id is not None:
+            await jobs.delete_outbox(tx, [outbox_id])
     context.notifier.tell(run_id)
     count, state = written
     if state is not None:
@@ -391,7 +391,7 @@ def overdue_reason(each: UnderwayJob, now: datetime, *, abandoned_hours: int) ->
 
 async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str) -> bool:
     async with pool.transaction() as tx:
-        failed, words = await jobs.force_fail(
+        failed, outbox_ids = await jobs.force_fail(
             tx,
             each.tenant_id,
             each.job_id,
@@ -401,7 +401,7 @@ async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str
         )
     if failed is None:
         return False
-    await flush(context, pool, [failed], words)
+    await flush(context, pool, [failed], outbox_ids)
     return True
 
 

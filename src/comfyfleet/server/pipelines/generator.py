@@ -267,8 +267,8 @@ async def submit_generation(
         )
         if generation not in still:
             return None
-        added, words = await _submit(tx, state, made, now, context.active_max)
-    await flush(context, pool, added, words)
+        added, outbox_ids = await _submit(tx, state, made, now, context.active_max)
+    await flush(context, pool, added, outbox_ids)
     context.notifier.tell(run_id)
     return added[0] if added else None
 
@@ -351,7 +351,7 @@ async def _submit(
     number = await job_rows.next_number(tx, run_id, step, parent)
     job_id = job_id_of(run_id, step, parent, number)
     asked = {job_id: made.asked}
-    added, words = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
+    added, outbox_ids = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
     if not added:
         return [], []
     row = PipelineJob(
@@ -374,4 +374,4 @@ async def _submit(
     )
     told = {"job_id": str(job_id), "step": step, "parent": str(parent) if parent else None}
     await run_state.record_event(tx, state.stored, "submitted", told, now=now)
-    return added, words
+    return added, outbox_ids

@@ -138,7 +138,7 @@ class RunTransaction:
     now: datetime
     changes: dict[str, Any] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
+    outbox_ids: list[int] = field(default_factory=list)
 
     async def record(self, kind: str, **data: Any) -> None:
         who = {"user_id": str(self.stored.user_id)}
@@ -147,12 +147,12 @@ class RunTransaction:
 
     async def cancel_job(self, job_id: UUID) -> None:
         """Its place is free at once: its outbox row finds nothing left to do."""
-        job, words = await jobs.cancel(
+        job, outbox_ids = await jobs.cancel(
             self.tx, self.stored.tenant_id, job_id, new_id=self.context.new_id, now=self.now
         )
         await job_rows.end_job(self.tx, job_id, JobState.CANCELLED, now=self.now, is_refunded=True)
         self.ended.append(job)
-        self.words += words
+        self.outbox_ids += outbox_ids
 
 
 @asynccontextmanager
@@ -168,8 +168,8 @@ async def run_transaction(
         touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
         await store.change_run(tx, run_id, {**touched, **act.changes})
     context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
-    if act.words:
-        await flush(context, pool, act.ended, act.words)
+    if act.outbox_ids:
+        await flush(context, pool, act.ended, act.outbox_ids)
     context.notifier.tell(run_id)
     context.notifier.notify_run(PIPELINE_RUN_KIND)
     await flush_audit(context, pool)
