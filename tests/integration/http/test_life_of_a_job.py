@@ -1,21 +1,19 @@
 """`docs/concepts/life-of-a-job.md` names files: a job passes them, in that order."""
 
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
 from tests.support.server.customers import Customer, Shop, shop_on
 from tests.support.server.fleet import Calling
+from tools.files_passed import traced
 
 import comfyfleet
 
-PACKAGE = str(Path(comfyfleet.__file__).parent) + "/"
+PACKAGE = Path(comfyfleet.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "life-of-a-job.md"
 
 
@@ -28,26 +26,6 @@ def named_files() -> dict[str, list[str]]:
             found[call[1]] = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
     assert all(found.values())
     return found
-
-
-@contextmanager
-def files_passed() -> Iterator[list[str]]:
-    """Our files in which a function was called meanwhile, in the order of the first calls."""
-    passed: dict[str, None] = {}
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and path.startswith(PACKAGE):
-            passed.setdefault(path.removeprefix(PACKAGE))
-
-    found: list[str] = []
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        yield found
-    finally:
-        sys.setprofile(before)
-        found.extend(passed)
 
 
 async def step(name: str, customer: Customer, worker: Calling, shop: Shop, job: Any) -> Any:
@@ -73,10 +51,12 @@ async def step(name: str, customer: Customer, worker: Calling, shop: Shop, job: 
 async def files_of_each_step(
     customer: Customer, worker: Calling, shop: Shop, steps: list[str]
 ) -> dict[str, list[str]]:
-    job, passed = None, {}
+    job: Any = None
+    passed: dict[str, list[str]] = {}
     for name in steps:
-        with files_passed() as passed[name]:
-            job = await step(name, customer, worker, shop, job)
+        call = partial(step, name, customer, worker, shop, job)
+        job, files = await traced(call)
+        passed[name] = [each.removeprefix("comfyfleet/") for each in files]
         await shop.plane.context.deferred.flush()
     return passed
 
@@ -102,4 +82,4 @@ def test_every_file_that_the_page_names_is_there() -> None:
     named = re.findall(r"`([\w/]+\.py)`", PAGE.read_text(encoding="utf-8"))
     ours = [each for each in named if not each.startswith("tests/")]
     assert len(ours) > 40
-    assert [each for each in ours if not Path(PACKAGE, each).is_file()] == []
+    assert [each for each in ours if not (PACKAGE / each).is_file()] == []
