@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,10 +38,6 @@ async def write_state_if_new(tx: Tx, name: str, value: Any) -> Any:
     """
     await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
     return await read_state(tx, name)
-
-
-async def delete_state(tx: Tx, name: str) -> None:
-    await tx.execute(delete(control_state).where(control_state.c.name == name))
 
 
 ADVISORY_LOCK_CLASS = 0x7475726E  # keeps our locks apart from those of others on the same server
