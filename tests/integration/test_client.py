@@ -242,3 +242,45 @@ async def test_another_customers_things_are_not_there(shop: LocalServer) -> None
             await other.media(media.id)
         with pytest.raises(NotFound):
             await other.apply("soften", media)
+
+
+async def test_an_operator_registers_offers_credits_and_looks_on(shop: LocalServer) -> None:
+    async with Client(shop.url, shop.admin_key) as client:
+        admin = client.admin
+        slugs = [each.slug for each in await admin.workflows()]
+        detail = await admin.workflow(slugs[0])
+        fleet = await admin.create_fleet("spare", max_workers=2)
+        assigned = await admin.assign_workflows("spare", [slugs[0]])
+        made = await admin.create_tenant("Grace & Co")
+        paid = [
+            await admin.credit(made.id, made.user_id, 7, provider_transaction_id="paid/7")
+            for _ in range(2)
+        ]
+        person = await admin.add_operator("grace", role="viewer")
+        entries = [each async for each in admin.audit(action="add_operator", page_size=1)]
+        books = await admin.verify_ledger(tenant_id=made.id)
+        workers = [each async for each in admin.workers()]
+    assert detail.versions[-1] == detail.version
+    assert (fleet.slug, assigned.added) == ("spare", [slugs[0]])
+    assert paid == [7, 7]
+    assert entries[0].subject == "operator:grace"
+    assert books.is_sound
+    assert [each.is_approved for each in workers] == [True] * len(workers)
+    async with Client(shop.url, person.key) as viewer:
+        assert "grace" in [each.name for each in await viewer.admin.operators()]
+        with pytest.raises(FleetError, match="role"):
+            await viewer.admin.create_fleet("another")
+
+
+async def test_an_operator_follows_a_job_through_the_queue(shop: LocalServer) -> None:
+    async with Client(shop.url, shop.admin_key) as client, shop.client() as customer:
+        handle = await customer.apply("soften", await customer.upload(PHOTO))
+        await handle.wait(timeout_seconds=60)
+        seen = await client.admin.job(handle.id)
+        assert seen.dispatch is not None
+        whole = await client.admin.dispatch(seen.dispatch.id)
+        listed = [each.id async for each in client.admin.jobs(status="completed", page_size=1)]
+        queue = [each.id async for each in client.admin.dispatches(page_size=1)]
+    assert (seen.status, whole.dispatch.status) == ("completed", "completed")
+    assert handle.id in listed
+    assert seen.dispatch.id in queue

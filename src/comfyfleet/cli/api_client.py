@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from comfyfleet.api.jobs import ENDED
 from comfyfleet.cli.context import CliContext, base_url, printable, url_without_password
 from comfyfleet.errors import (
     AccessDenied,
@@ -331,7 +332,6 @@ PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 5.0
 # So that thousands of jobs are not all asked for at each look: the oldest end first.
 POLLED_JOBS_MAX = 20
-ENDED = ("completed", "failed", "cancelled")
 AWAY_SECONDS_MAX = 300.0  # that a control plane, or its database, may be gone while one waits
 
 

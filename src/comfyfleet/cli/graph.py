@@ -16,6 +16,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 from rich.tree import Tree
 
+from comfyfleet.api.jobs import ENDED
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.api_client import (
     API_DEFAULTS,
@@ -165,7 +166,6 @@ def _remarks(seen: Mapping[str, Any]) -> Iterator[str]:
 app = App(name="graph", help=help_texts.GRAPH, help_format="markdown")
 LOOK_SECONDS = 0.5
 NODE_ENDS = ("done", "failed", "skipped", "cancelled")
-OVER = ("completed", "failed", "cancelled")
 PROGRESS = ("weighted_percent", "completed_nodes", "total_nodes", "running_nodes")
 TOLD = ("status", "nodes", "questions")
 File = Annotated[Path, Parameter(metavar="FILE", help="A graph, as JSON or YAML.")]
@@ -409,12 +409,12 @@ def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, An
     seen = _looked(plane, run_id, context)
     changes = RunChanges(run_id, context)
     with live_display(context.err, run_tree(seen)) as live:
-        while seen["status"] not in OVER:
+        while seen["status"] not in ENDED:
             for told in _heard(plane, run_id, seen):
                 seen = told
                 live.update(run_tree(seen))
                 changes.tell(seen)
-            if seen["status"] not in OVER:  # the stream broke, or none came through
+            if seen["status"] not in ENDED:  # the stream broke, or none came through
                 time.sleep(LOOK_SECONDS)
                 seen = _looked(plane, run_id, context)
                 changes.tell(seen)

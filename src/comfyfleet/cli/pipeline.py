@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import App, Parameter
@@ -14,11 +14,13 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
+from comfyfleet.api.pipelines import PipelineRunAnswer
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.api_client import API_DEFAULTS, PUBLIC_BASE, ApiClient, ApiOptions, live_display
 from comfyfleet.cli.api_client import control as control_of
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
 from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
+from comfyfleet.client.pipelines import candidate_path
 from comfyfleet.errors import InvalidInput, RunFailed, missing_extra
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def export_candidates(
     require_pillow()
     rows = []
     for each in _candidates(plane, run["id"], status):
-        path = _inside(folder, each["path"])
+        path = candidate_path(folder, each["path"])
         if each["url"] and not (path.exists() and path.stat().st_size == each["size"]):
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(path.name + ".part")
@@ -73,14 +75,6 @@ def _candidates(plane: ApiClient, run_id: str, status: str | None) -> Iterator[d
         after = page["next"]
         if after is None:
             return
-
-
-def _inside(folder: Path, path: str) -> Path:
-    """The control plane's word is not trusted with our disk."""
-    parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or path.startswith("/"):
-        raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
-    return folder.joinpath(*parts)
 
 
 def require_pillow() -> None:
@@ -142,9 +136,6 @@ def _small(path: Path) -> "Image | None":
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(control_of, base=PUBLIC_BASE)
 LOOK_SECONDS = 1.0
-# Reasons that time alone does not change.
-RESTING = ("complete", "failed", "waiting_for_judgement", "candidates_limit", "tokens_limit")
-OVER = (*RESTING, "time_up", "cancelled", "paused")
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
@@ -300,8 +291,7 @@ def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, An
         while True:
             answer = plane.get("pipeline-runs", run_id)
             live.update(render_board(answer))
-            is_busy = any(each["in_flight"] for each in answer["steps"])
-            if answer["reason"] in OVER and not is_busy:
+            if PipelineRunAnswer.model_validate(answer).is_resting:
                 return answer
             time.sleep(LOOK_SECONDS)
 

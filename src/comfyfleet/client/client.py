@@ -15,6 +15,7 @@ from comfyfleet.api.account import Deliveries, PublicKeys, Transactions, Webhook
 from comfyfleet.api.jobs import Jobs, PublicEffects
 from comfyfleet.api.media import Upload, Videos
 from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
+from comfyfleet.client.admin import AdminApi
 from comfyfleet.client.files import Transferred, upload_file, upload_source
 from comfyfleet.client.graphs import GraphsApi
 from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
@@ -118,6 +119,7 @@ class Client:
         self.webhooks = WebhooksApi(self._calls)
         self.graphs = GraphsApi(self._calls)
         self.pipelines = PipelinesApi(self._calls)
+        self.admin = AdminApi(self._calls)
 
     async def __aenter__(self) -> Self:
         return self

@@ -222,10 +222,12 @@ class PipelineRunHandle:
         """Saved under its own path in the folder, which no other candidate has."""
         found = await self.candidate(candidate)  # for a URL that is good from now on
         if found.url is None and found.text is not None and found.content_type == "text/plain":
-            return await asyncio.to_thread(_write, _inside(folder, found.path), found.text)
+            return await asyncio.to_thread(_write, candidate_path(folder, found.path), found.text)
         if found.url is None:
             raise NotFound(f"the file of candidate {found.id} was removed")
-        return await download_file(self._calls, found.url, _inside(folder, found.path), progress)
+        return await download_file(
+            self._calls, found.url, candidate_path(folder, found.path), progress
+        )
 
     def _of(self, candidate: Candidate | UUID | str) -> str:
         return f"{self._path}/candidates/{_candidate_id(candidate)}"
@@ -248,7 +250,7 @@ def _candidate_id(candidate: Candidate | UUID | str) -> str:
     return str(candidate.id if isinstance(candidate, Candidate) else candidate)
 
 
-def _inside(folder: Path, path: str) -> Path:
+def candidate_path(folder: Path, path: str) -> Path:
     """The control plane's word is not trusted with our disk."""
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or path.startswith("/") or "\\" in path:
