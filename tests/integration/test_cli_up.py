@@ -224,7 +224,7 @@ def test_a_wrong_key_is_told_what_the_right_one_is(up: Running) -> None:
     url = up.hears(KEY)[1]
     result = with_key(url, "wrong")("fleets", "list")
     assert result.code == 1
-    assert "this is no operator's key" in result.err
+    assert "this is not an operator's key" in result.err
     assert "COMFYFLEET_KEY must be" in result.err
 
 

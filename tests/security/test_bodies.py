@@ -51,11 +51,11 @@ async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Sho
         ('"\\ud800"', "half a character"),
         ('"a\\u0000b"', "NUL"),
         ('{"\\u0000": 1}', "NUL"),
-        ("NaN", "NaN is no number that JSON has"),
+        ("NaN", "NaN is not a JSON number"),
         ("-Infinity", "-Infinity is no number"),
         ("1e999", "too large"),
         ("9" * 5000, "too large"),
-        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": 1, "a": 2}', "'a' occurs twice"),
         ("[" * 900 + "]" * 900, "nested more than 100 levels"),
         ("[" * 100_000 + "]" * 100_000, "nested more than 100 levels"),
     ):
@@ -86,7 +86,7 @@ class Name(str):
 
 def test_a_field_that_stands_twice_is_found_among_very_many_in_one_pass() -> None:
     names = [Name(number) for number in range(2_000)]
-    with pytest.raises(InvalidInput, match="'1999' stands twice"):
+    with pytest.raises(InvalidInput, match="'1999' occurs twice"):
         _object([(name, 1) for name in [*names, Name(1_999)]])
     assert Name.compared < 10 * len(names)
 

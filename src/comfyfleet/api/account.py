@@ -19,7 +19,7 @@ class Scope(StrEnum):
 class KeyAnswer(Response):
     id: UUID
     name: str
-    prefix: str = Field(description="How it begins.", examples=["cf_1a2b3c4d"])
+    prefix: str = Field(description="Its first characters.", examples=["cf_1a2b3c4d"])
     scopes: tuple[Annotated[Scope, OPEN_ENUM], ...]
     created_at: datetime
     expires_at: datetime | None = None
@@ -28,13 +28,11 @@ class KeyAnswer(Response):
 
 
 class MadeKey(KeyAnswer):
-    key: str = Field(description="Shown this once: we keep only its hash.")
+    key: str = Field(description="Shown only once: only its hash is stored.")
 
 
 class PublicKeys(Response):
-    keys: tuple[KeyAnswer, ...] = Field(
-        description="The newest first, the revoked ones among them."
-    )
+    keys: tuple[KeyAnswer, ...] = Field(description="The newest first, including revoked ones.")
 
 
 class WalletAnswer(Response):
@@ -63,9 +61,7 @@ class TransactionAnswer(Response):
 
 class Transactions(Response):
     transactions: tuple[TransactionAnswer, ...] = Field(description="The newest first.")
-    next: int | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
-    )
+    next: int | None = Field(default=None, description="The next page: before=next; null: no more.")
 
 
 class WebhookEvent(StrEnum):
@@ -82,7 +78,7 @@ class WebhookAnswer(Response):
     events: tuple[Annotated[WebhookEvent, OPEN_ENUM], ...]
     is_active: bool = Field(
         default=True,
-        description="false: nobody took anything there for days; switch it on with …/activate.",
+        description="false: switched off after days of failed deliveries; switch it on with …/activate.",
     )
     created_at: datetime
 
@@ -113,9 +109,9 @@ class DeliveryAnswer(Response):
     status: DeliveryStatus
     tries: int
     last_status: int | None = Field(
-        default=None, description="What the server answered last.", examples=[200]
+        default=None, description="The server's last response.", examples=[200]
     )
-    last_error: str | None = Field(default=None, description="Why no answer came.")
+    last_error: str | None = Field(default=None, description="Why there was no response.")
     next_try_at: datetime | None = Field(default=None, description="null: it has ended.")
     payload: dict[str, Any] = Field(default_factory=dict)
     created_at: datetime
@@ -125,5 +121,5 @@ class DeliveryAnswer(Response):
 class Deliveries(Response):
     deliveries: tuple[DeliveryAnswer, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )

@@ -65,13 +65,15 @@ class PropertyAnswer(Message):
 class RegisteredVersion(Message):
     slug: str
     version: int
-    warnings: list[str] = Field(description="What could not be checked, and what nobody can run.")
+    warnings: list[str] = Field(
+        description="What could not be checked, and what no worker can run."
+    )
     notes: list[str] = Field(default_factory=list, description="What will be known later.")
 
 
 class WorkflowAnswer(Message):
     slug: str
-    version: int = Field(description="The one that new jobs get.")
+    version: int = Field(description="The version for new jobs.")
     is_active: bool
     is_paused: bool
     required_capabilities: list[str]
@@ -110,7 +112,7 @@ class AbleWorker(Message):
 
 
 class AbleWorkers(Message):
-    workers: list[AbleWorker] = Field(description="Those that have told what they have.")
+    workers: list[AbleWorker] = Field(description="Workers that have reported what they have.")
 
 
 class MadeEffect(Message):
@@ -162,13 +164,15 @@ class WorkerAnswer(Message):
 
 class Workers(Message):
     workers: list[WorkerAnswer]
-    next: str | None = Field(description="Ask on with after=next; null: that was all.")
+    next: str | None = Field(description="The next page: after=next; null: no more.")
 
 
 class WorkerDetail(WorkerAnswer):
     workflows: list[str] = Field(description="What it may run, by its fleet's assignments.")
-    backend: BackendFacts | None = Field(description="What its backend is and has.")
-    reading: Reading | None = Field(description="Its machine's state when it last told.")
+    backend: BackendFacts | None = Field(
+        description="The backend's version, node types and models."
+    )
+    reading: Reading | None = Field(description="The last metrics of its machine.")
 
 
 class ReadingAnswer(Message):
@@ -181,19 +185,19 @@ class Readings(Message):
 
 
 class Revoked(WorkerAnswer):
-    requeued: int = Field(description="How many jobs went back to the queue.")
-    hint: str = Field(description="What else may have to be done to keep it out.")
+    requeued: int = Field(description="How many jobs were requeued.")
+    hint: str = Field(description="What else may be needed to keep it out.")
 
 
 class NewKey(Message):
     worker_id: str
-    token: str = Field(description="The worker's new key, shown this once.")
+    token: str = Field(description="The worker's new key, shown only once.")
 
 
 class FleetSecret(Message):
     slug: str
     stage: str
-    secret: str = Field(description="Workers join with it. It is shown this once.")
+    secret: str = Field(description="Workers join with it. It is shown only once.")
 
 
 class FleetAnswer(Message):
@@ -212,11 +216,13 @@ class SwitchAnswer(Message):
     seconds: float = Field(description="What a switch to it costs, at most.")
     run_seconds: float = Field(description="How long its runs take without a switch.")
     runs: int = Field(description="As many of each kind were compared.")
-    is_free: bool = Field(description="So little that jobs of it go by the order of arrival.")
+    is_free: bool = Field(
+        description="Whether a switch costs so little that the order of arrival is kept."
+    )
 
 
 class FleetDetails(FleetAnswer):
-    model_switches: list[SwitchAnswer] = Field(description="As far as finished runs tell.")
+    model_switches: list[SwitchAnswer] = Field(description="Learned from finished runs.")
 
 
 class Fleets(Message):
@@ -235,13 +241,13 @@ class AssignmentAnswer(Message):
 class MadeTenant(Message):
     id: UUID
     name: str
-    pool: str = Field(description="The tenant database that it lives in.")
-    key: str = Field(description="Of its first user. It is shown this once.")
+    pool: str = Field(description="The tenant database where it is stored.")
+    key: str = Field(description="The key of its first user, shown only once.")
     user_id: UUID = Field(description="Its first user.")
 
 
 class Storage(Message):
-    used_bytes: int = Field(description="With uploads that are only announced.")
+    used_bytes: int = Field(description="Including announced uploads.")
     max_storage_bytes: int
 
 
@@ -256,8 +262,8 @@ class TenantAnswer(Message):
     max_storage_bytes: int | None = Field(
         description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
     )
-    erasing_at: datetime | None = Field(description="Since then its private data go.")
-    erased_at: datetime | None = Field(description="Since then only its ledger is left.")
+    erasing_at: datetime | None = Field(description="When deleting its private data started.")
+    erased_at: datetime | None = Field(description="When only its ledger was left.")
     created_at: datetime
 
 
@@ -274,10 +280,12 @@ class DriftAnswer(Message):
 
 
 class Books(Message):
-    is_sound: bool = Field(description="All was verified, and all adds up.")
+    is_sound: bool = Field(description="Everything was verified, and adds up.")
     found: int = Field(description="How many drifts there are.")
     drifts: list[DriftAnswer] = Field(description=f"The first {SHOWN_DRIFTS_MAX:,} of them.")
-    pools_left_out: list[str] = Field(description="They are down: their books were not verified.")
+    pools_left_out: list[str] = Field(
+        description="Pools that are down: their ledgers were not verified."
+    )
 
 
 class UserAnswer(Message):
@@ -291,7 +299,7 @@ class UserAnswer(Message):
 
 class Users(Message):
     users: list[UserAnswer] = Field(description="The oldest first.")
-    next: UUID | None = Field(description="Ask on with after=next; null: that was all.")
+    next: UUID | None = Field(description="The next page: after=next; null: no more.")
 
 
 class AdminKeyAnswer(Message):
@@ -307,11 +315,11 @@ class AdminKeyAnswer(Message):
 
 
 class AdminMadeKey(AdminKeyAnswer):
-    key: str = Field(description="It is shown this once.")
+    key: str = Field(description="Shown only once.")
 
 
 class AdminKeys(Message):
-    keys: list[AdminKeyAnswer] = Field(description="The newest first, revoked ones among them.")
+    keys: list[AdminKeyAnswer] = Field(description="The newest first, including revoked ones.")
 
 
 class Balance(Message):
@@ -334,7 +342,7 @@ class AdminTransactionAnswer(Message):
 
 class AdminTransactions(Message):
     transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+    next: int | None = Field(description="The next page: before=next; null: no more.")
 
 
 class DispatchSeen(Message):
@@ -366,7 +374,9 @@ class DispatchSeen(Message):
 
 class DispatchPage(Message):
     dispatches: list[DispatchSeen]
-    next: int | None = Field(description="Ask again with `before` set to this for older ones.")
+    next: int | None = Field(
+        description="For older ones, repeat the call with `before` set to this."
+    )
 
 
 class Attempt(Message):
@@ -392,7 +402,7 @@ class WhyDispatch(Message):
 
 class JobIds(Message):
     ids: list[UUID]
-    warnings: list[str] = Field(default_factory=list, description="Why nobody can run them now.")
+    warnings: list[str] = Field(default_factory=list, description="Why no worker can run them now.")
 
 
 class OutputSeen(Message):
@@ -420,7 +430,7 @@ class JobSeen(Message):
     started_at: datetime | None
     completed_at: datetime | None
     dispatch: DispatchSeen | None
-    why: str | None = Field(description="Why it isn't running, if it isn't.")
+    why: str | None = Field(description="Why it isn't running.")
 
 
 class JobListed(Message):
@@ -438,8 +448,8 @@ class JobListed(Message):
 
 class JobPage(Message):
     jobs: list[JobListed] = Field(description="The newest first.")
-    next: str | None = Field(description="Ask on with after=next; null: that was all.")
-    pools_left_out: list[str] = Field(description="They are down: their jobs are not listed.")
+    next: str | None = Field(description="The next page: after=next; null: no more.")
+    pools_left_out: list[str] = Field(description="Pools that are down: their jobs are not listed.")
 
 
 class AttemptSeen(Message):
@@ -447,11 +457,11 @@ class AttemptSeen(Message):
     lease_number: int
     worker_id: str
     started_at: datetime
-    prompt: dict[str, Any] | None = Field(description="null: removed, as the job ended long ago.")
+    prompt: dict[str, Any] | None = Field(description="null: deleted after the retention time.")
 
 
 class Attempts(Message):
-    prompt: dict[str, Any] | None = Field(description="As workers get it; null: removed.")
+    prompt: dict[str, Any] | None = Field(description="As sent to workers; null: deleted.")
     attempts: list[AttemptSeen] = Field(description="As sent, in the order of leases.")
 
 
@@ -478,7 +488,7 @@ class EntryAnswer(Message):
 
 class Entries(Message):
     entries: list[EntryAnswer] = Field(description="The newest first.")
-    next: int | None = Field(description="Ask on with before=next; null: that was all.")
+    next: int | None = Field(description="The next page: before=next; null: no more.")
 
 
 class OperatorAnswer(Message):
@@ -493,7 +503,7 @@ class OperatorAnswer(Message):
 
 
 class MadeOperator(OperatorAnswer):
-    key: str = Field(description="It is shown this once.")
+    key: str = Field(description="Shown only once.")
 
 
 class Operators(Message):
@@ -505,4 +515,4 @@ class Repaired(Message):
     dispatches_made: int
     pools_skipped: int
     rows_read: int
-    next: str | None = Field(description="Ask on with after=next; null: all was read.")
+    next: str | None = Field(description="Continue with after=next; null: all was read.")

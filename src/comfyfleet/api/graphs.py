@@ -71,7 +71,7 @@ class OfferedProperty(Response):
 
     name: str
     type: str = Field(examples=["image"])
-    default: Any = Field(default=None, description="null: none that can be told.")
+    default: Any = Field(default=None, description="null: none is known.")
     minimum: float | None = None
     maximum: float | None = None
     step: float | None = None
@@ -85,9 +85,7 @@ class WorkflowOffer(Response):
     name: str
     version: int = Field(description="The one that a node gets if it names none.")
     price_tokens: int
-    typical_seconds: float | None = Field(
-        default=None, description="null: nobody has timed it yet."
-    )
+    typical_seconds: float | None = Field(default=None, description="null: not measured yet.")
     properties: tuple[OfferedProperty, ...] = ()
 
 
@@ -110,7 +108,7 @@ class Verdict(Response):
         default=(), description="All of them, each with its node and port."
     )
     warnings: tuple[ProblemSeen, ...] = Field(
-        default=(), description="What nobody could run just now."
+        default=(), description="Nodes that no worker can run now."
     )
 
 
@@ -121,12 +119,12 @@ class GraphAnswer(Response):
     name: str
     version: int
     document: dict[str, Any]
-    mermaid: str = Field(default="", description="A picture of it, in Mermaid's language.")
+    mermaid: str = Field(default="", description="A Mermaid diagram of it.")
 
 
 class GraphSummary(Response):
     id: UUID
-    user_id: UUID = Field(description="Who made it, and alone may change it.")
+    user_id: UUID = Field(description="Its creator, who alone may change it.")
     name: str
     version: int = Field(description="The newest.")
     created_at: datetime
@@ -135,7 +133,7 @@ class GraphSummary(Response):
 class GraphPage(Response):
     graphs: tuple[GraphSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )
 
 
@@ -149,15 +147,15 @@ class QuoteAnswer(Response):
     seconds_min: float
     seconds_max: float
     unknown_durations: tuple[str, ...] = Field(
-        default=(), description="Workflows that nobody has timed yet."
+        default=(), description="Workflows without a measured duration."
     )
     warnings: tuple[ProblemSeen, ...] = Field(
-        default=(), description="What nobody could run just now."
+        default=(), description="Nodes that no worker can run now."
     )
 
 
 # Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
-Bound = Annotated[str | None, Field(description="To which backend it is bound, if it is.")]
+Bound = Annotated[str | None, Field(description="The backend that it is bound to.")]
 
 
 class RunningNodeSeen(Response):
@@ -176,7 +174,7 @@ class ProgressSeen(Response):
     completed_nodes: int = 0
     total_nodes: int = 0
     running_nodes: tuple[RunningNodeSeen, ...] = Field(
-        default=(), description="That a backend works on."
+        default=(), description="Nodes that are running on a backend."
     )
 
 
@@ -187,7 +185,7 @@ class QuestionSeen(Response):
     index: tuple[int, ...] = ()
     message: str = Field(examples=["Backend worker:gpu-7 is offline"])
     backends: tuple[str, ...] = Field(
-        default=(), description="That could take its place, the best first."
+        default=(), description="Backends that could replace it, the best first."
     )
     choices: tuple[Choice, ...] = ()
 
@@ -221,9 +219,7 @@ class ExecutionSeen(Response):
     status: Annotated[ExecutionStatus, OPEN_ENUM]
     attempts: int = 0
     job_id: UUID | None = Field(default=None, description="Of its last attempt.")
-    why: str | None = Field(
-        default=None, description="Why it waits, if nobody can run it just now."
-    )
+    why: str | None = Field(default=None, description="Why it waits, if no worker can run it now.")
     backend: Bound = None
     progress: float = 0.0
     current_step: str | None = None
@@ -231,7 +227,7 @@ class ExecutionSeen(Response):
     outputs: dict[str, Any] | None = None
     has_values: bool = Field(
         default=True,
-        description="False: inputs and outputs were left out, as the answer would be too large.",
+        description="False: inputs and outputs were left out because the response would be too large.",
     )
     error: str | None = None
     notes: tuple[str, ...] = ()
@@ -248,7 +244,7 @@ class GraphRunSummary(Response):
     status: GraphRunStatus
     tokens: int = Field(default=0, description="Of jobs that are in flight or done.")
     max_tokens: int | None = None
-    error: str | None = Field(default=None, description="Why it failed, in words for people.")
+    error: str | None = Field(default=None, description="Why it failed, for people.")
     created_at: datetime
     ended_at: datetime | None = None
 
@@ -256,7 +252,7 @@ class GraphRunSummary(Response):
 class GraphRunSummaries(Response):
     runs: tuple[GraphRunSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )
 
 
@@ -293,7 +289,7 @@ class GraphRunAnswer(Response):
     ended_at: datetime | None = None
     is_expired: bool = Field(
         default=False,
-        description="Its time was up: what went in, came out and was recorded is gone.",
+        description="Its retention time is over: inputs, outputs and records were deleted.",
     )
 
     @property

@@ -34,7 +34,7 @@ class Takes(Response):
     kind: str = Field(description="image, video or audio", examples=["image"])
     media_types: tuple[str, ...] = Field(
         default=(),
-        description="None named: all of the kind.",
+        description="Empty: all types of the kind.",
         examples=[["image/png", "image/jpeg"]],
     )
     max_bytes: int = Field(examples=[50_000_000])
@@ -43,7 +43,7 @@ class Takes(Response):
 class EffectAnswer(Response):
     """An effect as customers see it. `properties` is a JSON Schema of what a job may set."""
 
-    id: UUID = Field(description="What a job names as effect_id.")
+    id: UUID = Field(description="The effect_id for a job.")
     slug: str = Field(examples=["cartoon"])
     title: str = Field(default="", examples=["Cartoon"])
     description: str = ""
@@ -51,7 +51,7 @@ class EffectAnswer(Response):
     price_tokens: int = Field(description="Reserved at submit, and due on success.", examples=[5])
     typical_seconds: float | None = Field(
         default=None,
-        description="How long the latest ones took; null before the first.",
+        description="Duration of the latest jobs; null before the first.",
         examples=[12.5],
     )
     takes: Takes | None = Field(
@@ -66,14 +66,12 @@ class EffectAnswer(Response):
 
 class PublicEffects(Response):
     effects: tuple[EffectAnswer, ...] = Field(description="By slug.")
-    next: str | None = Field(
-        default=None, description="Ask on with after=next; null: that was all."
-    )
+    next: str | None = Field(default=None, description="The next page: after=next; null: no more.")
 
 
 class Value(Response):
     node_id: str = Field(examples=["7"])
-    name: str = Field(description="The node's word for it.", examples=["text"])
+    name: str = Field(description="The name that the node gives it.", examples=["text"])
     value: Any = Field(
         default=None, description="A text, number, boolean or JSON.", examples=["a cat"]
     )
@@ -92,7 +90,7 @@ class Output(Response):
     filename: str = Field(examples=["made_00001_.png"])
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
     size: int | None = Field(default=None, description="In bytes.", examples=[512_000])
-    url: str = Field(description="Lives for 15 minutes; ask again for a new one.")
+    url: str = Field(description="Valid for 15 minutes; repeat the call for a new one.")
 
 
 class JobSummary(Response):
@@ -107,10 +105,8 @@ class JobSummary(Response):
         description="Reserved at submit; consumed on success, else refunded.",
         examples=[5],
     )
-    progress: float | None = Field(
-        default=None, description="Percent; null as long as nobody knows."
-    )
-    error: str | None = Field(default=None, description="Why it failed, in words for people.")
+    progress: float | None = Field(default=None, description="Percent; null if unknown.")
+    error: str | None = Field(default=None, description="Why it failed, for people.")
     submitted_at: datetime
     started_at: datetime | None = None
     completed_at: datetime | None = Field(
@@ -127,7 +123,7 @@ class JobAnswer(JobSummary):
 
     idempotency_key: str | None = None
     properties: dict[str, Any] = Field(
-        default_factory=dict, description="With all that was filled in, such as a seed."
+        default_factory=dict, description="Including default values, such as a seed."
     )
     estimated_seconds_left: float | None = Field(
         default=None,
@@ -139,14 +135,14 @@ class JobAnswer(JobSummary):
     values: tuple[Value, ...] = VALUES
     text: str | None = TEXT
     warnings: tuple[str, ...] = Field(
-        default=(), description="At submit: that it will wait, as nobody can run it now."
+        default=(), description="At submit: that it will wait, because no worker can run it now."
     )
 
 
 class Jobs(Response):
     jobs: tuple[JobSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )
 
 
@@ -165,7 +161,7 @@ class BatchAnswer(Response):
         description=f"Not in the queue yet: {ADMITTED_AT_ONCE_MAX} of a batch are at a time.",
     )
     counts: dict[JobStatus, int] = Field(
-        default_factory=dict, description="Of those that are or were, by status."
+        default_factory=dict, description="Number of jobs by status."
     )
     progress: float = Field(default=0.0, description="Percent of the jobs that have ended.")
     is_ended: bool = False
@@ -177,9 +173,7 @@ class BatchAnswer(Response):
     jobs: tuple[JobSummary, ...] = Field(
         default=(), description="In the order of the items, a page of them."
     )
-    next: int | None = Field(
-        default=None, description="Ask on with start=next; null: that was all."
-    )
+    next: int | None = Field(default=None, description="The next page: start=next; null: no more.")
 
 
 class JobEvent(Message):

@@ -29,24 +29,22 @@ class UploadSlot(Response):
     url: str
     headers: dict[str, str] = Field(
         default_factory=dict,
-        description="To be sent as they are.",
+        description="Send these headers unchanged.",
         examples=[{"Content-Type": "image/png"}],
     )
 
 
 class Upload(Response):
-    file_id: UUID = Field(description="What POST /api/videos links once the bytes are there.")
+    file_id: UUID = Field(description="Link it with POST /api/videos after the upload.")
     upload: UploadSlot
-    expires_at: datetime = Field(description="Until when the URL can be used.")
+    expires_at: datetime = Field(description="When the URL expires.")
 
 
 class VideoSummary(Response):
     id: UUID
     kind: Annotated[MediaKind, OPEN_ENUM]
-    status: MediaStatus = Field(description="That of its latest job.")
-    progress: float | None = Field(
-        default=None, description="Percent; null as long as nobody knows."
-    )
+    status: MediaStatus = Field(description="The status of its latest job.")
+    progress: float | None = Field(default=None, description="Percent; null if unknown.")
     error: str | None = Field(default=None, description="Why its latest job failed.")
     job_id: UUID | None = Field(default=None, description="Its latest job.")
     created_at: datetime
@@ -59,7 +57,7 @@ class MediaResult(Response):
     job_id: UUID
     effect_id: UUID | None = None
     status: JobStatus
-    url: str | None = Field(default=None, description="The first output's; lives for 15 minutes.")
+    url: str | None = Field(default=None, description="The first output; valid for 15 minutes.")
     content_type: str | None = Field(default=None, examples=["image/png"])
     submitted_at: datetime
 
@@ -72,10 +70,10 @@ class Video(VideoSummary):
         description="From the effect's history, without the wait in the queue.",
         examples=[8.5],
     )
-    original_file_url: str | None = Field(default=None, description="Lives for 15 minutes.")
+    original_file_url: str | None = Field(default=None, description="Valid for 15 minutes.")
     processed_file_url: str | None = Field(
         default=None,
-        description="The latest job's result, if it has one; lives for 15 minutes, ask again for a new one.",
+        description="The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one.",
     )
     processed_content_type: str | None = Field(default=None, examples=["image/png"])
     results: tuple[MediaResult, ...] = Field(
@@ -89,5 +87,5 @@ class Video(VideoSummary):
 class Videos(Response):
     videos: tuple[VideoSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )

@@ -45,7 +45,7 @@ class PipelineAnswer(Response):
 class PipelinePage(Response):
     pipelines: tuple[PipelineAnswer, ...]
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )
 
 
@@ -56,12 +56,14 @@ class PipelineLimits(Response):
     tokens: int | None = None
     concurrent_jobs: int = 1
     until: Annotated[datetime, PlainSerializer(datetime.isoformat)] | None = None
-    bytes: int | None = Field(default=None, description="Of its files; then it is paused.")
+    bytes: int | None = Field(
+        default=None, description="Maximum size of its files; then it is paused."
+    )
 
 
 class StepAnswer(Response):
     name: str
-    wanted: int = Field(description="As things stand: for the parents that there are now.")
+    wanted: int = Field(description="For the parents that exist now.")
     made: int
     approved: int
     rejected: int
@@ -77,9 +79,9 @@ class PipelineRunSummary(Response):
     pause_reason: str | None = None
     reason: str | None = Field(
         default=None,
-        description="Why nothing was submitted at the last look; null while the next one is due.",
+        description="Why nothing was submitted at the last check; null while the next check is due.",
     )
-    trouble: str | None = Field(default=None, description="What stands in the way of the next job.")
+    trouble: str | None = Field(default=None, description="What prevents the next job.")
     target_folder: str
     base_candidates: int
     variables: dict[str, Any] = Field(default_factory=dict)
@@ -99,10 +101,10 @@ class PipelineRunAnswer(PipelineRunSummary):
     success_rate: float | None = Field(
         default=None, description="Of jobs that ended; null while none has."
     )
-    bytes: int = Field(default=0, description="Of the files that are there.")
+    bytes: int = Field(default=0, description="Size of its files.")
     seconds_left: float | None = Field(
         default=None,
-        description="If all that can be made is made, and takes as long as the last jobs did.",
+        description="Estimated from the duration of the last jobs.",
     )
 
     @property
@@ -115,12 +117,12 @@ class PipelineRunAnswer(PipelineRunSummary):
 class PipelineRunSummaries(Response):
     runs: tuple[PipelineRunSummary, ...]
     next: UUID | None = Field(
-        default=None, description="Ask on with before=next; null: that was all."
+        default=None, description="The next page: before=next; null: no more."
     )
 
 
 class RetriedJobs(Response):
-    jobs: tuple[UUID, ...] = Field(description="Whose places are free now.")
+    jobs: tuple[UUID, ...] = Field(description="The jobs that are retried.")
 
 
 class FailureAnswer(Response):
@@ -153,19 +155,17 @@ class CandidateAnswer(Response):
     size: int = 0
     url: str | None = Field(
         default=None,
-        description="Lives for 15 minutes; null of a text, and once the file was removed.",
+        description="Valid for 15 minutes; null for a text, and after the file was deleted.",
     )
     text: str | None = Field(
-        default=None, description="What its job showed, beside a picture or in its place."
+        default=None, description="The text that its job showed, with or instead of a picture."
     )
     created_at: datetime
 
 
 class CandidatePage(Response):
     candidates: tuple[CandidateAnswer, ...] = Field(description="The oldest first.")
-    next: UUID | None = Field(
-        default=None, description="Ask on with after=next; null: that was all."
-    )
+    next: UUID | None = Field(default=None, description="The next page: after=next; null: no more.")
 
 
 class Branch(Response):
@@ -182,14 +182,14 @@ class TreeAnswer(Response):
 
 class PairAnswer(Response):
     candidates: tuple[CandidateAnswer, ...] = Field(
-        default=(), description="Two of one step; none where there are not two to compare."
+        default=(), description="Two of one step; empty if there are not two to compare."
     )
 
 
 class VoteAnswer(Response):
     """A vote, and the scores after it."""
 
-    id: UUID = Field(description="To undo it by.")
+    id: UUID = Field(description="Use it to undo the vote.")
     scores: dict[UUID, float] = Field(default_factory=dict)
 
 

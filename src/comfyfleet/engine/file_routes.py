@@ -147,7 +147,7 @@ def upload_path(folder: Path, subfolder: str, name: str) -> Path:
     base = os.path.abspath(folder)
     path = os.path.abspath(os.path.join(base, os.path.normpath(subfolder), name))
     if not Path(path).is_relative_to(base):
-        raise OutsideFolder(f"{name!r} lies outside its folder", name=name)
+        raise OutsideFolder(f"{name!r} is outside its folder", name=name)
     return Path(path)
 
 

@@ -68,7 +68,7 @@ def path_inside(base: Path, relative: str) -> Path:
     """
     path = Path(os.path.abspath(base / relative))
     if not path.is_relative_to(os.path.abspath(base)):
-        raise InvalidInput(f"{relative!r} lies outside its folder", name=relative)
+        raise InvalidInput(f"{relative!r} is outside its folder", name=relative)
     return path
 
 

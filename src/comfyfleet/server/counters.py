@@ -69,7 +69,7 @@ class ProcessMetrics:
             registry=self.registry,
         )
         self.errors = Counter(
-            "comfyfleet_api_errors", "Answers that were errors", ("code",), registry=self.registry
+            "comfyfleet_api_errors", "Error responses", ("code",), registry=self.registry
         )
         self.requeues = Counter(
             "comfyfleet_requeues",
@@ -100,20 +100,20 @@ class ProcessMetrics:
         )
         self.last_pass = Gauge(
             "comfyfleet_sweep_last_pass_timestamp_seconds",
-            "When a sweep last ended in order",
+            "When a sweep last finished without error",
             ("sweep",),
             multiprocess_mode="max",
             registry=self.registry,
         )
         self.drifts = Gauge(
             "comfyfleet_ledger_drifts",
-            "What did not add up in wallets and their transactions at the last look",
+            "Ledger faults found by the last verification",
             multiprocess_mode="mostrecent",
             registry=self.registry,
         )
         self.deliveries = Counter(
             "comfyfleet_webhook_deliveries",
-            "Tries to deliver to webhooks: taken, refused, unanswered",
+            "Webhook delivery attempts: taken, refused, unanswered",
             ("outcome",),
             registry=self.registry,
         )
@@ -125,13 +125,13 @@ class ProcessMetrics:
         )
         self.readable = Gauge(
             "comfyfleet_figures_readable",
-            "Whether the figures of the database could be read for this answer",
+            "Whether the database metrics could be read for this response",
             multiprocess_mode="mostrecent",
             registry=self.registry,
         )
         self.waiting_polls = Gauge(
             "comfyfleet_waiting_polls",
-            "Long polls of workers that wait here",
+            "Waiting long polls of workers",
             multiprocess_mode="livesum",
             registry=self.registry,
         )
@@ -157,7 +157,7 @@ class RunMetrics:
             PIPELINE_JOB_OUTCOMES,
         )
         self.pipeline_alerts = self._counter(
-            "pipeline_alerts", "What owners of pipeline runs were told of", "event", PIPELINE_ALERTS
+            "pipeline_alerts", "Alerts sent to owners of pipeline runs", "event", PIPELINE_ALERTS
         )
 
     def _counter(self, name: str, text: str, label: str, usual: Iterable[str]) -> Counter:

@@ -172,7 +172,7 @@ class HeartbeatLoop:
         for fresh in answer.assets:
             if fresh.name == asset.name:
                 return fresh
-        raise InvalidInput(f"the input {asset.name!r} is no longer to be had")
+        raise InvalidInput(f"the input {asset.name!r} is no longer available")
 
     @property
     def renew(self) -> RenewAsset:

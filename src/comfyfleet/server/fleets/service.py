@@ -137,7 +137,7 @@ async def authenticate_with_standing(tx: Tx, key: str) -> tuple[FleetWorker, Wor
 
 def _let_in(worker: FleetWorker | None) -> FleetWorker:
     if worker is None:
-        raise Unauthenticated("that is no worker's key")
+        raise Unauthenticated("this is not a worker's key")
     if worker.revoked_at is not None:
         raise _revoked(worker)
     return worker
@@ -146,7 +146,7 @@ def _let_in(worker: FleetWorker | None) -> FleetWorker:
 async def take_next_key(tx: Tx, worker: FleetWorker, key_hash: str) -> FleetWorker:
     """From now on it has this key, and the one before is dead."""
     if not await store.take_next_key(tx, worker.id, key_hash):
-        raise Unauthenticated("that is no worker's key")
+        raise Unauthenticated("this is not a worker's key")
     return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 

@@ -59,18 +59,18 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
     ),
     401: (
         "The key is missing, unknown, expired or revoked",
-        {"unauthenticated": ("this is no key that we know", {})},
+        {"unauthenticated": ("this key is unknown", {})},
     ),
     403: (
-        "The key is right, and does not allow this",
+        "The key is valid, but does not allow this",
         {"forbidden": ("this key has no scope write", {"scope": "write"})},
     ),
     404: (
-        "There is no such thing, or it is somebody else's",
+        "It does not exist, or belongs to somebody else",
         {"not_found": ("there is no job 6a1f…", {})},
     ),
     409: (
-        "It contradicts what is",
+        "The request conflicts with the current state",
         {
             "conflict": (
                 "idempotency_key was used for another request",
@@ -79,11 +79,11 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         },
     ),
     413: (
-        "Larger than we accept",
+        "Larger than allowed",
         {"limit_exceeded": ("a file has at most 2,147,483,648 bytes", {"field": "size"})},
     ),
     422: (
-        "What was sent can't be used, or not as things stand",
+        "The input is not valid, or not possible at the moment",
         {
             "invalid_input": ("size: must be above 0", {"fields": []}),
             "invalid_value": ("the property steps: 0 is below 1", {"property": "steps"}),
@@ -91,14 +91,14 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
         },
     ),
     429: (
-        "Too much at once; Retry-After says when to come again",
+        "A limit is reached; Retry-After says when to retry",
         {
             "too_many_calls": ("this key calls too often", {"retry_after_seconds": 0.5}),
             "queue_full": ("the queue of this tenant is full", {"retry_after_seconds": 30}),
         },
     ),
     503: (
-        "A part of ours can't be reached for now; Retry-After says when to come again",
+        "A part of the service can't be reached; Retry-After says when to retry",
         {"unavailable": ("the database can't be reached", {})},
     ),
 }

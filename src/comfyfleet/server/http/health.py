@@ -53,10 +53,10 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz")
 async def ready(plane: PlaneDep, response: Response) -> dict[str, object]:
-    """503 until the central database, its schema and the store are there.
+    """503 unless the central database, its schema and the store are available.
 
-    A pool that is down holds up the jobs of its own tenants only: then it is 200 and `degraded`, or a
-    load balancer would take every control plane away. Why is in the log: anybody may ask.
+    A pool that is down affects only its own tenants: then it is 200 and `degraded`, or a
+    load balancer would remove every control plane. The reason is only in the log, because this route is public.
     """
     parts = _parts(plane)
     found = dict(
@@ -115,9 +115,9 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
 
 @metrics_router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """In Prometheus's text format. Without the database, what this process itself has counted.
+    """Metrics in Prometheus's text format. Without the database, only the counts of this process.
 
-    Behind a key of its own where `COMFYFLEET_METRICS_KEY` is set.
+    Needs its own key if `COMFYFLEET_METRICS_KEY` is set.
     """
     plane: ControlPlane = request.app.state.plane
     _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))

@@ -194,7 +194,9 @@ async def _put(store: LocalStore, request: Request, key: str) -> Response:
     async with store.receiving(key, grant.content_type) as incoming:
         await _receive(request, incoming, int(length))
         if incoming.size != int(length):
-            raise InvalidInput(f"{incoming.size} bytes came, and {length} were told", key=key)
+            raise InvalidInput(
+                f"{incoming.size} bytes were received, but {length} were announced", key=key
+            )
     return Response(status_code=200, headers=OPEN_TO_PAGES)
 
 

@@ -180,7 +180,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         # All counted in one pass: there may be as many names as a body has values.
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise InvalidInput(f"the field {twice[:100]!r} stands twice in the same object")
+        raise InvalidInput(f"the field {twice[:100]!r} occurs twice in the same object")
     return found
 
 
@@ -198,7 +198,7 @@ def _int(text: str) -> int:
 
 
 def _constant(text: str) -> float:
-    raise InvalidInput(f"{text} is no number that JSON has")
+    raise InvalidInput(f"{text} is not a JSON number")
 
 
 def _float_or_none(text: str) -> float | None:

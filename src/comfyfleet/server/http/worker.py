@@ -305,7 +305,7 @@ POLLS_ON = Completed(polls_on=True)
 async def register(
     plane: PlaneDep, said: Register, x_fleet_secret: Annotated[str, Header()] = ""
 ) -> Registered:
-    """Joins a fleet by its secret. The answer's `token` is shown once."""
+    """Registers a worker with the fleet's secret. The response's `token` is shown once."""
     return await register_worker(plane, said, x_fleet_secret)
 
 
@@ -318,17 +318,17 @@ async def poll(plane: PlaneDep, worker: WorkerDep, said: Poll) -> Response:
 
 @router.post("/heartbeat")
 async def heartbeat(plane: PlaneDep, worker: WorkerDep, said: Heartbeat) -> HeartbeatAnswer:
-    """Extends the lease, reports start and progress, asks for fresh URLs, and hears of orders."""
+    """Extends the lease, reports start and progress, requests new URLs; the response has the operators' orders."""
     await note_heartbeat(plane, worker, said)
     return await beat(plane.context, said, worker=worker)
 
 
 @router.post("/complete", response_model=Completed)
 async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Response:
-    """The result is accepted once; the same word with the same token is heard again.
+    """Accepts the result once; a repeated call with the same token gets the same response.
 
-    With a `poll`, the answer's `next` is what /poll would answer to it. A poll that waits to prefetch
-    waits on as one with this lease less to do, and `polls_on` tells so.
+    With a `poll`, the response's `next` is what /poll would return. A poll that waits to prefetch
+    continues as the poll of a worker with one lease less, and `polls_on` is true.
     """
     await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
     await finish.complete(plane.context, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
@@ -351,7 +351,7 @@ async def _next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Complet
 
 @router.post("/fail")
 async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> Done:
-    """The application's fault: the job ends at once, whatever attempts remain."""
+    """Fails the job at once, whatever attempts remain."""
     await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
     await finish.fail(
         plane.context,
@@ -365,7 +365,7 @@ async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> Done:
 
 @router.post("/requeue")
 async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
-    """Hands the lease back; whether that counts as an attempt depends on the reason."""
+    """Returns the lease; whether that counts as an attempt depends on the reason."""
     reason, detail = reason_of(said)
     if reason == "backend_lacks":
         await requeue_elsewhere(plane.context, worker, said)
@@ -386,7 +386,7 @@ async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
 
 @router.post("/deregister")
 async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Done:
-    """Leaves the fleet; what is still leased goes back to the queue."""
+    """Leaves the fleet; its leases are requeued."""
     require_self(worker, said.worker_id)
     await deregister_worker(plane, worker)
     return DONE

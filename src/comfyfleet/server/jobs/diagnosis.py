@@ -382,7 +382,7 @@ def _parse_cursor(after: str) -> tuple[datetime, UUID]:
 
 
 def _bad_cursor() -> InvalidInput:
-    return InvalidInput("this is no place that a page has told", field="after")
+    return InvalidInput("after must be the next of an earlier page", field="after")
 
 
 async def _of_worker(

@@ -92,7 +92,7 @@ async def _sync_dispatch(context: JobContext, pool: Database, lease: DispatchLea
     async with pool.read() as tx:
         job = await store.get(tx, lease.tenant_id, lease.job_id)
     if job and job.status.is_active:
-        log.warning("dispatch %s was leased anew before it was started", lease.dispatch_id)
+        log.warning("dispatch %s was leased again before it was started", lease.dispatch_id)
         return
     async with context.central.read() as tx:
         row = await dispatch.get(tx, lease.dispatch_id)

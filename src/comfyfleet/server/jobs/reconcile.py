@@ -144,7 +144,7 @@ def parse_cursor(text: str) -> ReconcileCursor:
             return ReconcileCursor(QUEUED, after=_share(*after) if after else ())
         return ReconcileCursor(POOL, str(pool), tuple(map(UUID, after)))
     except (ValueError, TypeError, AttributeError):
-        raise InvalidInput("this is no place that a pass has told", field="after") from None
+        raise InvalidInput("after must be the next of an earlier response", field="after") from None
 
 
 def _share(

@@ -190,7 +190,7 @@ def retry_job_id(ended: Job) -> UUID:
 def retry_spec(ended: Job) -> JobSpec:
     """The same prompt and files. Its batch or run has counted the old job, and knows no other."""
     if not ended.asked.prompt:
-        raise Refused("the job ended so long ago that its prompt was removed: submit it anew")
+        raise Refused("the job's prompt was deleted after its retention time: submit a new job")
     return replace(
         ended.asked,
         retry_of=ended.id,

@@ -279,7 +279,7 @@ def _outcome(answer: WebhookResponse) -> str:
 
 async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
     """The address is the customer's own affair, and may hold a secret: it is not told."""
-    log.info("webhook %s was switched off: nobody has taken anything for days", webhook.id)
+    log.info("webhook %s was switched off: no delivery has succeeded for days", webhook.id)
     async with plane.central.transaction() as tx:
         await record_audit(
             tx, "sweep", "switch_off", f"webhook:{webhook.id}", plane.clock(), webhook.tenant_id
@@ -330,7 +330,7 @@ async def prune_expired_rows(plane: ControlPlane) -> bool:
         plane.meters.removed.labels(what).inc(count)
     told = ", ".join(f"{count} {what}" for what, count in gone.items() if count)
     if told:
-        log.info("removed, as they were old: %s", told)
+        log.info("deleted old rows: %s", told)
     return any(count >= ROWS_PER_STEP * STEPS_PER_PASS_MAX for count in gone.values())
 
 

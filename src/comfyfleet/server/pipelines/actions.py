@@ -433,7 +433,7 @@ async def _get(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
 
 async def _set(act: RunTransaction, found: PipelineCandidate, status: CandidateStatus) -> None:
     if not await store_candidates.set_status(act.tx, found.id, before=found.status, after=status):
-        raise Conflict("somebody else has just judged it; look again")
+        raise Conflict("somebody else has just judged it; reload it first")
 
 
 def _judgement(

@@ -220,7 +220,7 @@ async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
     """Reads only; whoever wants the last use noted calls `note_use` if it is not noted yet."""
     found = await store.key_by_hash(tx, hash_key(key))
     if found is None or not is_key_of_hash(key, found[2]):
-        raise Unauthenticated("this is no key that we know")
+        raise Unauthenticated("this key is unknown")
     api_key, tenant, _ = found
     if api_key.revoked_at is not None:
         raise Unauthenticated("this key was revoked")
@@ -286,7 +286,7 @@ async def create_operator(tx: Tx, new: NewOperator, *, now: datetime) -> Operato
 async def authenticate_operator(tx: Tx, key: str) -> Operator:
     found = await store.operator_by_hash(tx, hash_key(key)) if is_storable(key) else None
     if found is None:
-        raise Unauthenticated("this is no operator's key")
+        raise Unauthenticated("this is not an operator's key")
     if found.revoked_at is not None:
         raise Unauthenticated("this operator's key was revoked")
     return found

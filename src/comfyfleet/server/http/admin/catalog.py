@@ -65,7 +65,7 @@ class PropertyBody(BaseModel):
     )
     placeholder: str | None = Field(
         default=None,
-        description="Or a text that stands in the document, and is replaced as a value.",
+        description="Or a text in the document that is replaced by the value.",
     )
     default: Any = Field(
         default=None, description="Without it, a bound input keeps the document's value."
@@ -158,15 +158,15 @@ class NewWorkflow(TermsBody):
     properties: list[PropertyBody] = Field(default_factory=list, description="Its named inputs.")
     output_node_id: str | int | None = Field(
         default=None,
-        description="The node whose files are the result; else those of all output nodes.",
+        description="The node whose files are the result; default: all output nodes.",
     )
     fleet: str | None = Field(
         default=None,
-        description="SLUG/STAGE whose nodes it is checked against; else the fleet that knows most.",
+        description="SLUG/STAGE of the fleet to check it against; default: the fleet that knows most.",
     )
     break_effects: bool = Field(
         default=False,
-        description="Register it though published effects don't fit it; they refuse jobs until changed.",
+        description="Register it though published effects don't fit it; these refuse jobs until they are changed.",
     )
 
 
@@ -268,15 +268,14 @@ async def _named(tx: Tx, name: str) -> Fleet:
 
 router = admin_router()
 WorkflowSlug = Annotated[str, Path(description="The workflow's slug.")]
-Number = Annotated[VersionNumber | None, Query(description="Else the one that new jobs get.")]
+Number = Annotated[VersionNumber | None, Query(description="Default: the version for new jobs.")]
 
 
 class Chosen(Body):
-    version: VersionNumber | None = Field(
-        default=None, description="The version that new jobs get."
-    )
+    version: VersionNumber | None = Field(default=None, description="The version for new jobs.")
     break_effects: bool = Field(
-        default=False, description="Though published effects don't fit it; they refuse jobs then."
+        default=False,
+        description="Accept it though published effects don't fit it; these then refuse jobs.",
     )
 
 
@@ -284,7 +283,7 @@ class Chosen(Body):
 async def create_workflow(
     body: NewWorkflow, plane: PlaneDep, operator: OperatorDep
 ) -> RegisteredVersion:
-    """Register a workflow or, under a slug that exists, its next version.
+    """Registers a workflow or, under a slug that exists, its next version.
 
     Everything is checked first; 422 names the property and the node, and nothing is written.
     """
@@ -319,7 +318,7 @@ async def show_workflow(
 
 @router.get("/workflows/{slug}/document")
 async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> dict[str, Any]:
-    """As it was registered."""
+    """The document as it was registered."""
     async with plane.central.read() as tx:
         found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
     return await service.read_document(plane.store, found)
@@ -343,7 +342,7 @@ async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = No
 async def change_terms(
     slug: WorkflowSlug, body: TermsBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Capabilities, run limit and price, without a new version."""
+    """Changes capabilities, run limit and price, without a new version."""
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
         return await catalog.change_terms(tx, workflow, body.terms())
@@ -360,7 +359,7 @@ async def activate(
     operator: OperatorDep,
     body: Annotated[Chosen | None, InBody()] = None,
 ) -> WorkflowAnswer:
-    """Let new jobs use it, or another version of it."""
+    """Makes the workflow, or another version of it, available to new jobs."""
     version = body.version if body else None
 
     async def change(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
@@ -377,7 +376,7 @@ async def activate(
 async def deactivate(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """No new jobs; those that wait stay where they are."""
+    """Accepts no new jobs; queued jobs stay."""
     return await _workflow_acted(
         plane, slug, "deactivate", catalog.deactivate_version, operator, now
     )
@@ -387,7 +386,7 @@ async def deactivate(
 async def pause(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    """Jobs are taken and wait; those that run are let end."""
+    """Jobs are accepted and wait; running jobs finish."""
     return await _workflow_acted(plane, slug, "pause", catalog.pause_workflow, operator, now)
 
 
@@ -442,27 +441,29 @@ Change = Callable[[Tx, EffectDefinition], Awaitable[EffectDefinition]]
 class FaceBody(Body):
     """What is left out stays as it is, or as it is usually."""
 
-    title: str | None = Field(default=None, description="For people; else the slug.")
+    title: str | None = Field(default=None, description="A title for people; default: the slug.")
     description: str | None = None
     preview_url: str | None = Field(default=None, description="A picture or video of the result.")
-    price_tokens: Tokens | None = Field(default=None, description="What a job costs; 0 at first.")
+    price_tokens: Tokens | None = Field(default=None, description="The price of a job; default: 0.")
     overrides: dict[str, Any] | None = Field(
         default=None, description="Values of properties in place of the workflow's defaults."
     )
     locked: list[str] | None = Field(
-        default=None, description="Properties that customers neither see nor set."
+        default=None, description="Properties that customers can't see or set."
     )
     stage: str | None = Field(default=None, description="Of the fleets that run it; production.")
     provider: Literal["self_hosted", "cloud"] | None = None
     published: bool | None = Field(default=None, description="Whether customers see it.")
-    max_upload_bytes: int | None = Field(default=None, description="Of the media sent to it.")
+    max_upload_bytes: int | None = Field(
+        default=None, description="The largest media that it accepts."
+    )
     media_types: list[str] | None = Field(
-        default=None, description="Such as image/png; none named: all of the kind that it takes."
+        default=None, description="Such as image/png; empty: all types of its kind."
     )
 
     keep_metadata: bool | None = Field(
         default=None,
-        description="Whether results carry the prompt and workflow that made them; false at first.",
+        description="Whether results keep the prompt and workflow; default: false.",
     )
 
     def face(self, before: EffectSettings) -> EffectSettings:
@@ -489,7 +490,7 @@ class NewEffect(FaceBody):
 async def create_effect(
     body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeEffect:
-    """Overrides are checked against the workflow's properties; customers see it once published."""
+    """Creates an effect. Creates an effect. Overrides are checked against the workflow's properties; customers see it once published."""
     face = body.face(EffectSettings())
     async with plane.central.transaction() as tx:
         effect = await catalog.create_effect(
@@ -510,7 +511,7 @@ async def list_effects(
     plane: PlaneDep,
     workflow: Annotated[str | None, Query(description="Only of this one.")] = None,
 ) -> AdminEffects:
-    """By slug, also those that are not published."""
+    """All effects by slug, including unpublished ones."""
     async with plane.central.read() as tx:
         named = await catalog.workflow_by_slug(tx, workflow) if workflow else None
         found = await catalog.list_effects(tx, workflow=named)
@@ -528,7 +529,7 @@ async def show_effect(slug: EffectSlug, plane: PlaneDep) -> AdminEffectAnswer:
 async def change(
     slug: EffectSlug, body: FaceBody, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Jobs that were submitted keep their price and their prompt."""
+    """Changes an effect. Submitted jobs keep their price and their prompt."""
 
     async def changed(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
         return await catalog.update_effect(tx, effect, body.face(effect.face))
@@ -541,7 +542,7 @@ async def change(
 async def publish(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """Checked again first: the workflow may have a new version since."""
+    """Publishes an effect, after checking it against the workflow's current version."""
     return await _effect_acted(plane, slug, "publish", catalog.publish_effect, operator, now)
 
 
@@ -549,7 +550,7 @@ async def publish(
 async def withdraw(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
-    """No new jobs; those that were submitted go on."""
+    """Accepts no new jobs; submitted jobs continue."""
     return await _effect_acted(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
 
 

@@ -59,9 +59,11 @@ class RotateKey(Body):
 async def list_workers(
     plane: PlaneDep,
     now: NowDep,
-    fleet: Annotated[str | None, Query(description="Only this one's, as SLUG/STAGE.")] = None,
+    fleet: Annotated[
+        str | None, Query(description="Only workers of this fleet, as SLUG/STAGE.")
+    ] = None,
     after: Annotated[
-        str | None, Query(pattern=r"^[^\x00]+$", description="Only ids behind this one.")
+        str | None, Query(pattern=r"^[^\x00]+$", description="Only ids after this one.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> Workers:
@@ -113,7 +115,7 @@ async def readings(
 async def approve(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
-    """It may take jobs: one that waits for approval, or that was revoked."""
+    """Approves a worker that is pending or was revoked."""
     return await _acted(plane, worker_id, "approve", fleets.approve_worker, operator, now)
 
 
@@ -121,7 +123,7 @@ async def approve(
 async def revoke(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> Revoked:
-    """Its key is dead at once, its id lets nobody in again, and its jobs go to others."""
+    """Revokes the worker's key and id at once, and requeues its jobs."""
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.revoke_worker(tx, worker, now=now)
@@ -139,7 +141,7 @@ async def revoke(
 async def drain(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
-    """It finishes what it runs and takes nothing new."""
+    """The worker finishes its jobs and takes no new ones."""
     return await _acted(plane, worker_id, "drain", fleets.drain_worker, operator, now)
 
 
@@ -147,7 +149,7 @@ async def drain(
 async def undrain(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
-    """It takes jobs again."""
+    """The worker takes jobs again."""
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.drain_worker(tx, worker, is_draining=False)
@@ -163,7 +165,7 @@ async def rotate_token(
     operator: OperatorDep,
     body: RotateKey = RotateKey(),  # noqa: B008  frozen
 ) -> NewKey:
-    """A new key, shown this once; a worker that runs is told of it and goes on with it."""
+    """Makes a new key, shown only once; a running worker gets it automatically."""
     key = new_key()
 
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
@@ -237,12 +239,13 @@ class NewFleet(Body):
         default="production", description="Fleets of one slug may have several stages."
     )
     max_workers: int | None = Field(
-        default=None, description="At most so many workers; else COMFYFLEET_MAX_FLEET_WORKERS."
+        default=None,
+        description="Maximum number of workers; default: COMFYFLEET_MAX_FLEET_WORKERS.",
     )
 
     approval: Approval = Field(
         default="auto",
-        description="manual: who joins gets no job until an operator approves it.",
+        description="manual: a new worker gets no job until an operator approves it.",
     )
 
 
@@ -251,7 +254,7 @@ class Cap(Body):
 
 
 class WantedApproval(Body):
-    approval: Approval = Field(description="auto or manual, for those who join from now on.")
+    approval: Approval = Field(description="auto or manual, for workers that join from now on.")
 
 
 class WantedWorkflows(Body):
@@ -262,7 +265,7 @@ class WantedWorkflows(Body):
 async def create(
     body: NewFleet, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetSecret:
-    """Make a fleet. Its secret is shown this once, and stored hashed."""
+    """Creates a fleet. Its secret is shown only once, and stored hashed."""
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.create(
@@ -295,7 +298,7 @@ async def list_fleets(plane: PlaneDep) -> Fleets:
 
 @router.get("/fleets/{slug}/{stage}", name="show")
 async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
-    """With what a switch to each of its models costs."""
+    """A fleet, with the cost of a switch to each of its models."""
     async with plane.central.read() as tx:
         fleet = await fleets.get(tx, slug, stage)
         answer = await _fleet_answer(tx, fleet)
@@ -308,7 +311,7 @@ async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
 async def rotate_secret(
     slug: Slug, stage: Stage, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetSecret:
-    """A new secret; the old one lets nobody in any more. Workers that have joined go on."""
+    """Makes a new secret; the old one is invalid. Workers that have joined are not affected."""
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.rotate_secret(
@@ -322,7 +325,7 @@ async def rotate_secret(
 async def set_cap(
     slug: Slug, stage: Stage, body: Cap, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> FleetAnswer:
-    """A lower cap sends nobody away; it lets nobody else in."""
+    """Sets the maximum number of workers. A lower cap removes no worker; no more can join."""
     async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
@@ -341,7 +344,7 @@ async def set_approval(
     now: NowDep,
     operator: OperatorDep,
 ) -> FleetAnswer:
-    """Whether workers that join are approved at once, or by an operator."""
+    """Sets whether new workers are approved at once, or by an operator."""
     async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, slug, stage)
         fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
@@ -358,10 +361,10 @@ async def assign(
     now: NowDep,
     operator: OperatorDep,
 ) -> AssignmentAnswer:
-    """Set which workflows the fleet runs: these and no others.
+    """Sets which workflows the fleet runs: these and no others.
 
-    Refused (422 `refused`, with `details.missing`) if workers have told what they have and none of
-    them can run one of these; if none has told, it is taken and `warnings` says so.
+    Refused (422 `refused`, with `details.missing`) if workers have reported what they have and none of
+    them can run one of these; if none has reported, it is accepted and `warnings` says so.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get(tx, slug, stage)

@@ -114,7 +114,7 @@ async def list_dispatches(
 
 @dispatches_router.get("/{dispatch_id}", name="show")
 async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
-    """With all attempts, and why it is not running if it isn't."""
+    """A dispatch with all attempts, and why it is not running."""
     row = await _row(plane, dispatch_id)
     async with plane.central.read() as tx:
         entries = await audit.find_audit_entries(
@@ -135,7 +135,7 @@ async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
 
 @dispatches_router.post("/{dispatch_id}/cancel")
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
-    """Queued: ends at once. Leased: the worker is told with its next heartbeat."""
+    """Cancels it: at once if it is queued, with the worker's next heartbeat if it is leased."""
     row = await _row(plane, dispatch_id)
     await _audit(plane, row, "cancel", operator)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
@@ -156,7 +156,7 @@ async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> R
 async def reprioritise(
     plane: PlaneDep, dispatch_id: RowId, wanted: NewPriority, operator: OperatorDep
 ) -> DispatchSeen:
-    """Only while it is queued. An operator is not bound by the tenant's range."""
+    """Changes the priority of a queued dispatch. The tenant's range does not apply."""
     async with plane.central.transaction() as tx:
         row = await dispatch.reprioritise(
             tx, dispatch_id, wanted.priority, now=plane.clock(), actor=operator
@@ -172,10 +172,8 @@ JOBS_PER_PAGE_MAX = 500
 
 class NewJobs(Body):
     workflow_slug: str
-    version: VersionNumber | None = Field(
-        default=None, description="The newest, unless another is named."
-    )
-    tenant_id: UUID | None = Field(default=None, description="The tenant `default`, unless named.")
+    version: VersionNumber | None = Field(default=None, description="Default: the newest.")
+    tenant_id: UUID | None = Field(default=None, description="Default: the tenant `default`.")
     properties: dict[str, Any] = Field(default_factory=dict)
     files: dict[str, UUID] = Field(default_factory=dict, description="By property.")
     stage: str = "production"
@@ -189,7 +187,7 @@ class NewJobs(Body):
 
 @router.post("/jobs", status_code=201)
 async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> JobIds:
-    """One job, or several alike; each draws its own seed."""
+    """Submits one job, or several alike; each gets its own seed."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     async with plane.central.read() as tx:
         await catalog.find_workflow(tx, wanted.workflow_slug)
@@ -228,7 +226,9 @@ async def wanted_of(
     status: JobStatus | None = None,
     tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
     workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,
-    worker: Annotated[str | None, Query(description="Only those that it had last.")] = None,
+    worker: Annotated[
+        str | None, Query(description="Only jobs whose last lease was with this worker.")
+    ] = None,
     since: Annotated[datetime | None, Query(description="Only those submitted since.")] = None,
 ) -> diagnosis.JobFilter:
     for name, value in (("workflow", workflow), ("worker", worker)):
@@ -244,7 +244,7 @@ async def list_jobs(
     after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
-    """Of all tenants, the newest first. With `worker`, a page may have fewer and still go on."""
+    """Jobs of all tenants, the newest first. With `worker`, a page may have fewer rows and still have a next one."""
     page = await diagnosis.list_newest(plane.context, wanted, after=after, limit=limit)
     return JobPage(
         jobs=[_listed(job) for job in page.jobs],
@@ -270,7 +270,7 @@ def _listed(job: Job) -> JobListed:
 
 @router.get("/jobs/{job_id}/attempts")
 async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
-    """The prompt as it was sent to the backend, for each attempt whose worker has told it.
+    """The prompt as it was sent to the backend, for each attempt whose worker has reported it.
 
     Removed with the prompts of ended jobs, after COMFYFLEET_PROMPT_KEEP_DAYS.
     """
@@ -292,7 +292,7 @@ async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
 
 @router.get("/jobs/{job_id}", name="show")
 async def show_job(plane: PlaneDep, job_id: UUID, tenant_id: UUID | None = None) -> JobSeen:
-    """Whosever it is: its tenant needn't be named."""
+    """A job of any tenant."""
     job = await diagnosis.find_job(plane.context, job_id)
     if tenant_id not in (None, job.tenant_id):
         raise NotFound(f"there is no job {job_id} of the tenant {tenant_id}")
@@ -354,7 +354,7 @@ class AdminNewUpload(Body):
 
 @router.post("/uploads", status_code=201)
 async def announce(plane: PlaneDep, wanted: AdminNewUpload) -> AdminUpload:
-    """A file that jobs may name once it has been PUT to the URL."""
+    """Creates a file that jobs can use once it has been PUT to the URL."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
     pool = await plane.context.pool_of(tenant_id)
     file_id = plane.context.new_id()

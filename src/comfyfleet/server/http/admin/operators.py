@@ -50,9 +50,9 @@ async def wanted_of(
     actor: Annotated[
         str | None, Query(description="Such as operator:ada, admin, sweep, worker:gpu-7.")
     ] = None,
-    tenant: Annotated[UUID | None, Query(description="Only what concerns this tenant.")] = None,
-    since: Annotated[datetime | None, Query(description="Not before then.")] = None,
-    until: Annotated[datetime | None, Query(description="Before then.")] = None,
+    tenant: Annotated[UUID | None, Query(description="Only entries about this tenant.")] = None,
+    since: Annotated[datetime | None, Query(description="From this time on.")] = None,
+    until: Annotated[datetime | None, Query(description="Before this time.")] = None,
 ) -> dict[str, Any]:
     return {
         "action": action,
@@ -88,7 +88,7 @@ async def find(
     responses={200: {"content": {"application/x-ndjson": {}}, "description": "All that fit."}},
 )
 async def export(plane: PlaneDep, wanted: Wanted, before: Before = None) -> StreamingResponse:
-    """All that fit, the newest first, one JSON object per line."""
+    """All matching entries, the newest first, one JSON object per line."""
     return StreamingResponse(_lines(plane, wanted, before), media_type="application/x-ndjson")
 
 
@@ -127,13 +127,13 @@ operators_router = admin_router("/operators")
 
 
 class NewPerson(Body):
-    name: str = Field(description="The audit tells it.", examples=["ada"])
+    name: str = Field(description="The name in the audit.", examples=["ada"])
     role: Role = Role.OPERATOR
 
 
 @operators_router.post("", status_code=status.HTTP_201_CREATED)
 async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> MadeOperator:
-    """With a key of their own, which is shown this once. Takes an owner."""
+    """Creates an operator with a key, which is shown only once. Requires an owner."""
     key = new_operator_key()
     async with plane.central.transaction() as tx:
         made = await tenants.create_operator(
@@ -145,7 +145,7 @@ async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) ->
 
 @operators_router.get("")
 async def list_operators(plane: PlaneDep) -> Operators:
-    """The revoked ones among them. The key of the environment is nobody's, and not listed."""
+    """All operators, including revoked ones. The key of the environment is not listed."""
     async with plane.central.read() as tx:
         return Operators(
             operators=[OperatorAnswer(**_told(each)) for each in await tenants.list_operators(tx)]
@@ -154,7 +154,7 @@ async def list_operators(plane: PlaneDep) -> Operators:
 
 @operators_router.post("/{name}/revoke")
 async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> OperatorAnswer:
-    """Their key is dead at once, on every control plane. Takes an owner."""
+    """Revokes an operator's key at once, on every control plane. Requires an owner."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_operator(tx, name, now=now)
         await record_audit(tx, owner, "revoke_operator", revoked.subject, now)
@@ -173,7 +173,7 @@ class Maintenance(Body):
 
 
 class GoOn(Body):
-    after: str | None = Field(default=None, description="`next` of an earlier answer.")
+    after: str | None = Field(default=None, description="`next` of an earlier response.")
 
 
 @router.get("/maintenance")
@@ -186,7 +186,7 @@ async def maintenance(plane: PlaneDep) -> Maintenance:
 async def set_maintenance(
     plane: PlaneDep, wanted: Maintenance, operator: OperatorDep
 ) -> Maintenance:
-    """On: no new leases, running jobs end. Off: work goes on."""
+    """On: no new leases, running jobs finish. Off: normal operation."""
     async with plane.central.transaction() as tx:
         await context.set_maintenance(tx, is_on=wanted.on)
         await record_audit(tx, operator, "maintenance", "control", plane.clock(), on=wanted.on)
@@ -196,9 +196,9 @@ async def set_maintenance(
 
 @router.post("/reconcile")
 async def reconcile(plane: PlaneDep, wanted: GoOn | None = None) -> Repaired:
-    """Looks for what no sweep has put right, and repairs it; each repair is in the audit.
+    """Repairs differences between jobs and dispatches that no sweep has repaired; each repair is in the audit.
 
-    One call reads some 100,000 rows and then answers with `next`: ask on with it until it is null.
+    One call reads some 100,000 rows and returns `next`: repeat the call with it until it is null.
     """
     repairs = await repair(
         plane.context, after=wanted.after if wanted else None, rows_max=ROWS_PER_CALL_MAX

@@ -63,7 +63,7 @@ FIRST_KEY = "first key"
 
 
 class NewTenant(Body):
-    name: str = Field(description="For people; the id is what counts.", examples=["Ada's films"])
+    name: str = Field(description="A name for people; calls use the id.", examples=["Ada's films"])
     email: str | None = Field(
         default=None, description="Of its first user.", examples=["ada@example.com"]
     )
@@ -75,20 +75,20 @@ class Limits(Body):
     )
     max_priority: int = Field(default=PRIORITY_MAX, description="Higher ones are lowered to it.")
     max_queued: int | None = Field(
-        default=None, le=INTEGER_MAX, description="So many of its jobs may wait at once."
+        default=None, le=INTEGER_MAX, description="Maximum number of its queued jobs."
     )
 
 
 class Retention(Body):
     retention_days: int | None = Field(
-        description="Media and files go after so many days; null: COMFYFLEET_RETENTION_DAYS.",
+        description="Media and files are deleted after so many days; null: COMFYFLEET_RETENTION_DAYS.",
         examples=[30],
     )
 
 
 class Quota(Body):
     max_storage_bytes: Annotated[int, Field(ge=0, le=ROW_ID_MAX)] | None = Field(
-        description="So much may it store; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
+        description="Its quota; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
         examples=[50 * 1024**3],
     )
 
@@ -97,9 +97,9 @@ class Quota(Body):
 async def create_tenant(
     body: NewTenant, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeTenant:
-    """With its first user and that user's key, which is shown this once.
+    """Creates a tenant with its first user and that user's key, which is shown only once.
 
-    The user is written first: if the rest never comes, a row is left over that no key leads to.
+    The user is written first: if the rest fails, a row without a key is left.
     """
     name, tenant_id, user_id, key = check_tenant_name(body.name), uuid4(), uuid4(), new_api_key()
     async with plane.central.read() as tx:
@@ -134,7 +134,7 @@ async def show_tenant(tenant_id: UUID, plane: PlaneDep) -> TenantAnswer:
 async def set_limits(
     tenant_id: UUID, body: Limits, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> TenantAnswer:
-    """Jobs that wait keep the priority that they have."""
+    """Sets the tenant's limits. Queued jobs keep their priority."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_limits(tx, tenant_id, **body.model_dump())
         await record_audit(
@@ -147,7 +147,7 @@ async def set_limits(
 async def set_retention(
     tenant_id: UUID, body: Retention, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """How long its media and their files are kept; the ledger stays. Takes an owner: older ones go."""
+    """Sets how long its media and files are kept; older ones are deleted, the ledger stays. Requires an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_retention(tx, tenant_id, body.retention_days)
         await record_audit(
@@ -160,7 +160,7 @@ async def set_retention(
 async def set_quota(
     tenant_id: UUID, body: Quota, plane: PlaneDep, now: NowDep, owner: OwnerDep
 ) -> TenantAnswer:
-    """How many bytes it may store, uploads that are only announced among them. Takes an owner."""
+    """Sets how many bytes it may store, including announced uploads. Requires an owner."""
     async with plane.central.transaction() as tx:
         tenant = await tenants.set_quota(tx, tenant_id, body.max_storage_bytes)
         await record_audit(
@@ -185,10 +185,10 @@ def answer_of(tenant: Tenant) -> TenantAnswer:
 
 @router.post("/tenants/{tenant_id}/erase", status_code=status.HTTP_202_ACCEPTED)
 async def erase(tenant_id: UUID, plane: PlaneDep, now: NowDep, operator: OwnerDep) -> TenantAnswer:
-    """Removes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
+    """Deletes files, media, prompts, properties, events, webhooks and keys; the ledger stays.
 
-    Its keys are dead with the answer and nothing new is taken. Jobs that are active are cancelled and
-    refunded, and the rest is done by a sweep: `erased_at` of the tenant tells when. There is no way back. Takes an owner.
+    Its keys are invalid at once and no new jobs are accepted. Active jobs are cancelled and
+    refunded, and a sweep does the rest; then the tenant's `erased_at` is set. This can't be undone. Requires an owner.
     """
     return answer_of(
         await retention.begin_erasure(plane.context, tenant_id, actor=operator, now=now)
@@ -200,7 +200,7 @@ async def verify(
     plane: PlaneDep,
     tenant_id: Annotated[UUID | None, Query(description="Only this one's.")] = None,
 ) -> Books:
-    """Wallets against their transactions, transactions against jobs. Changes nothing."""
+    """Verifies wallets against transactions and transactions against jobs. Changes nothing."""
     verified = await checks.verify_ledger(plane.context, tenant_id)
     shown = [
         DriftAnswer.model_validate({name: getattr(each, name) for name in DriftAnswer.model_fields})
@@ -224,7 +224,7 @@ class NewUser(Body):
 
 
 class AdminWantedKey(Body):
-    name: str = Field(default="key", description="To tell it from others.", examples=["website"])
+    name: str = Field(default="key", description="A name for people.", examples=["website"])
     scopes: list[Scope] = Field(
         default_factory=lambda: sorted(ALL_SCOPES), description="What it may be used for."
     )
@@ -235,7 +235,7 @@ class AdminWantedKey(Body):
 async def create_user(
     tenant_id: UUID, body: NewUser, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Without a key: make one under …/users/{user_id}/keys."""
+    """Creates a user without a key: make one under …/users/{user_id}/keys."""
     async with plane.central.read() as tx:
         pool = plane.pools[(await tenants.require_kept(tx, tenant_id)).pool]
     async with pool.transaction() as tx:
@@ -251,7 +251,7 @@ async def create_user(
 async def list_users(
     tenant_id: UUID,
     plane: PlaneDep,
-    after: Annotated[UUID | None, Query(description="Go on after this user.")] = None,
+    after: Annotated[UUID | None, Query(description="Only users after this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
 ) -> Users:
     async with plane.context.tenant(tenant_id) as tx:
@@ -269,7 +269,7 @@ async def show_user(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> UserAnsw
 async def deactivate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """All their keys are revoked, first of all; jobs that were submitted go on."""
+    """Deactivates a user and revokes all their keys; submitted jobs continue."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_all_keys(tx, tenant_id, user_id, now=now)
@@ -283,7 +283,7 @@ async def deactivate(
 async def activate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """They need a new key: those that were revoked stay so."""
+    """Activates a user again. Revoked keys stay revoked: make a new one."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         await tenants.require_kept(tx, tenant_id)
@@ -300,7 +300,7 @@ async def create_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminMadeKey:
-    """The key is shown this once, and stored hashed."""
+    """Makes a key. It is shown only once, and stored hashed."""
     user, key = await _user(plane, tenant_id, user_id), new_api_key()
     wanted = NewApiKey(uuid4(), key, tenant_id, user_id, body.name, body.scopes, body.expires_at)
     async with plane.central.transaction() as tx:
@@ -329,7 +329,7 @@ async def revoke_key(
     now: NowDep,
     operator: OperatorDep,
 ) -> AdminKeyAnswer:
-    """Dead at once; a second time changes nothing."""
+    """Revokes a key at once; repeating it changes nothing."""
     user = await _user(plane, tenant_id, user_id)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
@@ -371,7 +371,7 @@ Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older
 class Payment(Body):
     amount: Tokens = Field(description="In tokens, above zero.", examples=[500])
     provider_transaction_id: str = Field(
-        description="The payment provider's own id: the same one counts once.",
+        description="The payment provider's id; the same id counts once.",
         examples=["pi_3PqK2x"],
     )
 
@@ -390,7 +390,7 @@ async def credit(
     operator: OwnerDep,
     response: Response,
 ) -> Balance:
-    """A payment counts once, however often it is told. Takes an owner."""
+    """Credits a payment. The same payment counts once. Requires an owner."""
     async with plane.context.tenant_transaction(tenant_id) as tx:
         await tenants.get_user(tx, tenant_id, user_id)
         credited = await ledger.credit(

@@ -59,7 +59,7 @@ Scopes = Annotated[
     Field(
         min_length=1,
         max_length=10,
-        description="What it may; as much as the key that makes it, unless told otherwise.",
+        description="Its scopes; default: those of the key that makes it.",
         examples=[["read", "write"]],
     ),
 ]
@@ -76,7 +76,7 @@ class WantedKey(Body):
     name: Text = Field(
         min_length=1,
         max_length=NAME_CHARACTERS_MAX,
-        description="To tell it from others.",
+        description="A name for people.",
         examples=["build server"],
     )
     scopes: Scopes = None
@@ -89,7 +89,7 @@ class WantedKey(Body):
 
 @keys_router.post("/keys", status_code=status.HTTP_201_CREATED, name="create")
 async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> MadeKey:
-    """No key can make one that may more than itself, or that outlives it."""
+    """Makes a key. It can't have more rights than the key used, or expire later."""
     scopes = caller.key.scopes if body.scopes is None else frozenset(body.scopes)
     for scope in sorted(scopes - caller.key.scopes):
         caller.require(scope)
@@ -118,7 +118,7 @@ async def list_keys(plane: PlaneDep, caller: KeyHolder) -> PublicKeys:
 
 @keys_router.delete("/keys/{key_id}", responses=problems(404))
 async def revoke(key_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder) -> KeyAnswer:
-    """Dead at once; a second time changes nothing."""
+    """Revokes a key at once; repeating it changes nothing."""
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, caller.tenant.id, caller.user_id, key_id, now=now)
         await _audit(tx, caller, "revoke_key", f"key:{revoked.id}", now)
@@ -160,7 +160,7 @@ wallet_router = public_router("wallet")
 
 @wallet_router.get("/wallet")
 async def balance(plane: PlaneDep, caller: Reader) -> WalletAnswer:
-    """Of the user whose key it is."""
+    """The balance of the key's user."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         return WalletAnswer(balance=await ledger.balance(tx, caller.tenant.id, caller.user_id))
 
@@ -206,7 +206,7 @@ class NewWebhook(Body):
         examples=["https://shop.example/hooks/comfyfleet"],
     )
     events: list[WebhookEvent] = Field(
-        default=list(WebhookEvent), min_length=1, max_length=10, description="All, unless named."
+        default=list(WebhookEvent), min_length=1, max_length=10, description="Default: all."
     )
 
 
@@ -214,7 +214,7 @@ class NewWebhook(Body):
 async def create_webhook(
     body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeWebhook:
-    """Told of every job of this user that ends from now on. Its address must be a public one."""
+    """Creates a webhook for every job of this user that ends from now on. Its address must be public."""
     await plane.outward.refuse_private(parse_public_url(body.url))
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         made = await webhooks.create_webhook(
@@ -240,8 +240,8 @@ async def list_webhooks(plane: PlaneDep, caller: Reader) -> Webhooks:
 
 @webhooks_router.post("/webhooks/{webhook_id}/activate", responses=problems(404))
 async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> WebhookAnswer:
-    """One that was switched off, as nobody took anything there for days. It is told of every job that
-    ends from now on; what it has missed is in its log."""
+    """Switches a webhook on again that was switched off after days of failed deliveries. It gets every job that
+    ends from now on; missed deliveries are in its log."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         webhook, was_off = await webhooks.enable(
             tx, caller.tenant.id, caller.user_id, webhook_id, now=now
@@ -263,9 +263,9 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
 async def show_secret(
     webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: KeyHolder
 ) -> MadeWebhook:
-    """The secret that its deliveries are signed with. It is another one after the operator has
-    replaced the key from which secrets are made. Needs the scopes keys and write: a secret outlives
-    the key that has read it."""
+    """The secret that signs its deliveries. It changes when the operator has
+    replaced the key from which secrets are derived. Needs the scopes keys and write, because a secret outlives
+    the key that was used to read it."""
     caller.require(Scope.WRITE)
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
@@ -280,7 +280,7 @@ async def show_secret(
     "/webhooks/{webhook_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def remove(webhook_id: UUID, plane: PlaneDep, caller: Writer) -> None:
-    """With its log, and all that it was still to be told."""
+    """Deletes a webhook with its log and pending deliveries."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         await webhooks.delete_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
 
@@ -293,7 +293,7 @@ async def deliveries(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Deliveries:
-    """What was sent, how often, and what the server said."""
+    """The delivery log: what was sent, how often, and the responses."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
         found = await webhooks.list_deliveries(tx, webhook, before_id=before, limit=limit + 1)

@@ -162,11 +162,13 @@ PAGE_USUAL = 20
 WAIT_SECONDS_MAX = 60
 
 
-Limit: TypeAlias = Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many.")]
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of rows.")]
 Wait: TypeAlias = Annotated[
     float,
     Query(
-        ge=0, le=WAIT_SECONDS_MAX, description="Answer when it has ended, or so many seconds on."
+        ge=0,
+        le=WAIT_SECONDS_MAX,
+        description="Respond when it has ended, or after so many seconds.",
     ),
 ]
 

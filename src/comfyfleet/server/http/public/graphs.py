@@ -67,7 +67,7 @@ router = public_router("graphs")
 
 @router.get("/workflows")
 async def list_offered(plane: PlaneDep, _: Reader) -> WorkflowOffers:
-    """Published effects, and workflows that are offered as they are."""
+    """Published effects, and workflows that are offered directly."""
     async with plane.central.read() as tx:
         found = await all_offered(tx)
     return WorkflowOffers(workflows=tuple(map(_offer, found)))
@@ -110,7 +110,10 @@ GRAPH_EXAMPLE = {
 }
 GraphName = Annotated[
     str,
-    Path(max_length=200, description="Its id, or its name: one's own before the tenant's."),
+    Path(
+        max_length=200,
+        description="Its id or name; your own graphs are found before those of the tenant.",
+    ),
 ]
 Document = Annotated[
     dict[str, Any],
@@ -123,7 +126,8 @@ Document = Annotated[
 
 class QuoteBody(Body):
     inputs: dict[str, Any] = Field(
-        default_factory=dict, description="Without them, lists are as long as they may be."
+        default_factory=dict,
+        description="Without them, lists are assumed to have their maximum length.",
     )
     version: VersionNumber | None = None
 
@@ -148,7 +152,7 @@ async def _document(body: Mapping[str, Any]) -> Any:
 async def create(
     body: Document, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphAnswer:
-    """Refused with all its problems, if it has any. The same name and content are stored once."""
+    """Stores a graph, or returns all its problems. The same name and content are stored once."""
     made, is_new = await actions.create_graph_once(
         plane.graphs, owner_of(caller), await _document(body)
     )
@@ -160,7 +164,7 @@ async def create(
 async def list_graphs(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> GraphPage:
-    """All of the tenant, without their documents: ask for one of them to get that."""
+    """All graphs of the tenant without their documents; get a single graph for that."""
     found = await actions.list_graphs(
         plane.graphs, owner_of(caller), before=before, limit=limit + 1
     )
@@ -173,7 +177,7 @@ async def list_graphs(
 
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
-    """What is wrong with a graph, before it is stored."""
+    """Validates a graph without storing it."""
     found, _ = await actions.check_document(plane.graphs, await _document(body))
     return _verdict(found)
 
@@ -190,7 +194,7 @@ async def show_graph(
     "/graphs/{graph_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
-    """By who made it. Its runs stay, and those that go on end as they would have."""
+    """Deletes a graph; only its creator may. Its runs stay, and active runs continue."""
     await actions.delete_graph(plane.graphs, owner_of(caller), await named(plane, caller, graph_id))
 
 
@@ -200,14 +204,14 @@ async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
 async def new_version(
     graph_id: GraphName, body: Document, plane: PlaneDep, caller: Writer
 ) -> GraphAnswer:
-    """By who made it. Runs that go on keep the version that they were started with."""
+    """Adds a version; only the creator may. Active runs keep the version that they were started with."""
     owner, found = owner_of(caller), await named(plane, caller, graph_id)
     return _seen(await actions.add_graph_version(plane.graphs, owner, found, await _document(body)))
 
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))
 async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Whether it could be run now: workflows and workers may have changed since it was stored."""
+    """Checks whether a stored graph can run now: workflows and workers may have changed."""
     found_id = await named(plane, caller, graph_id)
     stored = await actions.get_graph(plane.graphs, owner_of(caller), found_id)
     found, _ = await actions.check_document(plane.graphs, dict(stored.document))
@@ -218,7 +222,7 @@ async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) 
 async def quote(
     graph_id: GraphName, body: QuoteBody, plane: PlaneDep, caller: Reader
 ) -> QuoteAnswer:
-    """What a run would cost, at least and at most, and how long it would take."""
+    """The minimum and maximum price of a run, and its duration."""
     found = await actions.quote_run(
         plane.graphs,
         owner_of(caller),
@@ -279,11 +283,12 @@ class RunBody(Body):
         description="By input node. A file is named by its id, or by that of its media.",
         examples=[{"width": 640}],
     )
-    version: VersionNumber | None = Field(
-        default=None, description="The newest, unless another is named."
-    )
+    version: VersionNumber | None = Field(default=None, description="Default: the newest.")
     max_tokens: Tokens | None = Field(
-        default=None, ge=0, le=TOKENS_MAX, description="Nothing starts that could cost more."
+        default=None,
+        ge=0,
+        le=TOKENS_MAX,
+        description="Spending limit: no job starts that could exceed it.",
     )
     idempotency_key: Text | None = Field(
         default=None, min_length=1, max_length=200, description="The same key gives the same run."
@@ -301,7 +306,7 @@ class RetryBody(Body):
         default=None,
         ge=0,
         le=TOKENS_MAX,
-        description="What the whole run may spend from now on, if that is more than before.",
+        description="A higher spending limit for the whole run.",
     )
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
 
@@ -324,7 +329,7 @@ class AnswerBody(Body):
 async def start(
     graph_id: GraphName, body: RunBody, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphRunAnswer:
-    """The caller pays: each job reserves its price when it is started."""
+    """Starts a run. The caller pays: each job reserves its price when it starts."""
     found = await named(plane, caller, graph_id)
     kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, _wanted(body))
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
@@ -342,7 +347,7 @@ async def start(
 async def start_document(
     body: NewGraphRunBody, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphRunAnswer:
-    """The graph is stored with its first run, once; what is refused stores nothing."""
+    """Runs a graph and stores it, once; if it is refused, nothing is stored."""
     document = await actions.read_body(body.document)
     owner = owner_of(caller)
     kept, is_new = await actions.start_document_run(plane.graphs, owner, document, _wanted(body))
@@ -363,7 +368,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> GraphRunSummaries:
-    """Without what went in and came out: ask for one of them to get that."""
+    """Your graph runs without inputs and outputs; get a single run for those."""
     found = await actions.list_runs(
         plane.graphs,
         owner_of(caller),
@@ -393,7 +398,7 @@ async def show_run(
 
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Stops its jobs, on the backends too; one that is over stays as it is."""
+    """Cancels a run and its jobs, also on the backends; a run that has ended is not changed."""
     return await _answer(
         plane, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
     )
@@ -403,7 +408,7 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: RetryBody | None = None
 ) -> GraphRunAnswer:
-    """Goes on from where it failed; what was done is used again."""
+    """Continues a failed run; finished results are reused."""
     wanted = body or RetryBody()
     kept = await actions.retry_graph_run(
         plane.graphs,
@@ -417,7 +422,7 @@ async def retry(
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
 async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """To a node that asks; hours later is fine."""
+    """Answers a node that asks. There is no time limit."""
     owner = owner_of(caller)
     if body.node is None:
         key = actions.only_question(await actions.get_run(plane.graphs, owner, run_id))
@@ -437,7 +442,7 @@ async def _answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
     responses={**DESCRIBED, **problems(404)},
 )
 async def follow(request: Request, run_id: UUID, plane: PlaneDep, caller: Reader) -> Response:
-    """At most every half second while something changes; ends with the run."""
+    """Server-sent events, at most every half second while something changes; the stream ends with the run."""
     await actions.get_run(plane.graphs, owner_of(caller), run_id)
     return EventStream(request, caller, _lines(plane, caller, run_id))
 

@@ -75,7 +75,7 @@ IdempotencyKey = Annotated[
 class NewJob(Body):
     effect_id: UUID
     video_id: UUID | None = Field(
-        default=None, description="The media that it is applied to, where the effect takes any."
+        default=None, description="The media that the effect is applied to, if it takes any."
     )
     idempotency_key: IdempotencyKey = None
     properties: dict[str, Any] = Field(
@@ -126,7 +126,7 @@ async def list_jobs(
     status: JobStatus | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> Jobs:
-    """Without outputs: ask for one of them to get those."""
+    """Your jobs without their outputs; get a single job for those."""
     found = await effects.list_jobs(
         plane.context,
         caller.tenant.id,
@@ -155,9 +155,11 @@ async def show_job(
     caller: Reader,
     response: Response,
     wait: Wait = 0,
-    if_none_match: Annotated[str | None, Header(description="An ETag that was answered.")] = None,
+    if_none_match: Annotated[
+        str | None, Header(description="The ETag of an earlier response.")
+    ] = None,
 ) -> Any:
-    """Poll with the ETag of the last answer: 304 as long as nothing has changed."""
+    """A job. Poll with the ETag of the last response: 304 as long as nothing has changed."""
     job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     job = await _waited(plane, job, wait)
     etag = _etag(plane, job, now)
@@ -170,7 +172,7 @@ async def show_job(
 
 @router.delete("/ai-jobs/{job_id}", responses=problems(404), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
-    """Ends and refunds it; one that has ended stays as it is, and is answered as such."""
+    """Cancels and refunds a job; a job that has ended is returned unchanged."""
     job = await effects.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _job_answer(plane, job, now)
 
@@ -186,7 +188,7 @@ async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer)
 async def retry(
     job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer, response: Response
 ) -> JobAnswer:
-    """A failed job once more: a new job, at today's price."""
+    """Runs a failed job again, as a new job at the current price."""
     job, is_new = await effects.retry_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _job_answer(plane, job, now)
@@ -302,7 +304,7 @@ class NewBatch(Body):
 async def submit_batch(
     body: NewBatch, plane: PlaneDep, caller: Writer, response: Response
 ) -> BatchAnswer:
-    """Paid for as a whole at once; too few tokens for all refuse the whole batch."""
+    """Submits a batch, paid for at once; with too few tokens the whole batch is refused."""
     has_media = any(each.video_id for each in body.items)
     wanted = BatchRequest(
         effect_id=body.effect_id,
@@ -325,13 +327,13 @@ async def show_batch(
     start: Annotated[int, Query(ge=0, le=JOBS_PER_BATCH_MAX, description="From this item on.")] = 0,
     limit: Limit = PAGE_USUAL,
 ) -> BatchAnswer:
-    """All of it in a few figures, and a page of its jobs."""
+    """A summary of the batch, and a page of its jobs."""
     return await _batch_answer(plane, caller, batch_id, start, limit)
 
 
 @batches_router.delete("/ai-jobs/batches/{batch_id}", responses=problems(404), name="cancel")
 async def cancel_batch(batch_id: UUID, plane: PlaneDep, caller: Writer) -> BatchAnswer:
-    """Cancels and refunds all that have not ended."""
+    """Cancels and refunds all jobs that have not ended."""
     await batches.cancel_batch(plane.context, caller.tenant.id, caller.user_id, batch_id)
     return await _batch_answer(plane, caller, batch_id, 0, PAGE_USUAL)
 
@@ -391,7 +393,9 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
     204: {"description": "It has ended, and nothing is left to tell: don't come again."},
 }
 # As a header, which browsers send by themselves; as a parameter, for the first time after a reload.
-Since = Annotated[int, Header(ge=0, le=ROW_ID_MAX, description="The last number that is known.")]
+Since = Annotated[
+    int, Header(ge=0, le=ROW_ID_MAX, description="The number of the last event received.")
+]
 After = Annotated[int, Query(ge=0, le=ROW_ID_MAX, description="As Last-Event-ID.")]
 
 
@@ -407,9 +411,9 @@ async def follow(
     caller: Reader,
     last_event_id: Since = 0,
     after: After = 0,
-    previews: Annotated[bool, Query(description="With pictures of what is in the making.")] = False,
+    previews: Annotated[bool, Query(description="Include preview pictures.")] = False,
 ) -> Response:
-    """Ends after the event that ends the job."""
+    """Server-sent events of a job; the stream ends with the job."""
     job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     pool = plane.pools[caller.tenant.pool]
     since = max(last_event_id, after)
@@ -481,7 +485,7 @@ async def list_effects(
     after: Annotated[Text | None, Query(max_length=100, description="Only later slugs.")] = None,
     limit: Limit = PAGE_USUAL,
 ) -> PublicEffects:
-    """All that is published."""
+    """All published effects."""
     async with plane.central.read() as tx:
         found = await catalog.list_published(tx, after_slug=after, limit=limit + 1)
     page = found[:limit]
@@ -493,7 +497,7 @@ async def list_effects(
 
 @effects_router.get("/effects/{effect_id}", responses=problems(404), name="show")
 async def show_effect(effect_id: UUID, plane: PlaneDep, _: Reader) -> EffectAnswer:
-    """One of the catalogue."""
+    """One effect of the catalogue."""
     async with plane.central.read() as tx:
         return _effect_answer(plane, await catalog.resolve(tx, effect_id))
 

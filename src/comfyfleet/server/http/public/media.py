@@ -52,19 +52,19 @@ class NewUpload(Body):
     filename: Text = Field(
         min_length=1,
         max_length=FILENAME_CHARACTERS_MAX,
-        description="For show; it never becomes a path.",
+        description="For display; never used as a path.",
         examples=["cat.png"],
     )
     content_type: Text = Field(max_length=200, examples=["image/png"])
     size: int = Field(ge=1, le=ROW_ID_MAX, description="In bytes.", examples=[204_800])
     effect_id: UUID | None = Field(
-        default=None, description="If told, type and size are held against what the effect takes."
+        default=None, description="If given, type and size are checked against the effect's limits."
     )
 
 
 @router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
 async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer) -> Upload:
-    """A URL to PUT a picture, a video or a sound to, of exactly this type and size."""
+    """Announces an upload; returns a URL to PUT a picture, video or audio file of exactly this type and size."""
     ingest.kind_named(body.content_type)
     ingest.check_size(plane, body.size)
     if body.effect_id is not None:
@@ -89,7 +89,7 @@ class NewVideo(Body):
     url: Text | None = Field(
         default=None,
         max_length=URL_CHARACTERS_MAX,
-        description="Or where we fetch it from: http or https, at a public address.",
+        description="Or a URL to fetch it from: http or https, at a public address.",
         examples=["https://pictures.example/cat.png"],
     )
 
@@ -113,7 +113,7 @@ async def link(
     fetches: FetchLimiterDep,
     response: Response,
 ) -> Video:
-    """Media of an uploaded file, which must be what it was announced as; or of one at a URL."""
+    """Creates media from an uploaded file, whose content must match its announcement, or from a URL."""
     if body.file_id is not None:
         linked, is_new = await ingest.attach(plane, caller, body.file_id)
     else:
@@ -129,7 +129,7 @@ async def link(
 async def list_videos(
     plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
 ) -> Videos:
-    """Without URLs: ask for one of them to get those."""
+    """Your media without URLs; get a single one for those."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await media.list_media(
             tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
@@ -145,7 +145,7 @@ async def list_videos(
 
 @router.get("/videos/{video_id}", responses=problems(404))
 async def show(video_id: UUID, plane: PlaneDep, now: NowDep, caller: Reader) -> Video:
-    """How far it is, and the result once there is one."""
+    """The status of media, and the result once there is one."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
         seen = await _look(tx, found)

@@ -90,7 +90,9 @@ class LimitsBody(Body):
     tokens: Whole | None = None
     concurrent_jobs: int = Field(default=1, ge=1, le=actions.CONCURRENT_JOBS_MAX)
     until: AwareDatetime | None = None
-    bytes: Whole | None = Field(default=None, description="Of its files; then it is paused.")
+    bytes: Whole | None = Field(
+        default=None, description="Maximum size of its files; then it is paused."
+    )
 
     def said(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.model_fields_set}
@@ -106,19 +108,19 @@ class NewPipelineRunBody(Body):
 
 class Changes(Body):
     variables: dict[str, Any] | None = Field(
-        default=None, description="They replace those of the same name."
+        default=None, description="Replaces variables of the same name."
     )
     limits: LimitsBody | None = None
     base_candidates: int | None = Field(default=None, ge=1, le=actions.BASE_CANDIDATES_MAX)
 
 
 class Retry(Body):
-    job_id: UUID | None = Field(default=None, description="One; else all that failed.")
+    job_id: UUID | None = Field(default=None, description="Default: all failed jobs.")
 
 
 @router.post("/pipelines", status_code=status.HTTP_201_CREATED)
 async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> PipelineAnswer:
-    """All that is wrong with it is told at once. It is never changed afterwards."""
+    """Stores a pipeline, or returns all its problems. A pipeline never changes."""
     document = await _document(body)
     made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
     return _pipeline(made)
@@ -163,7 +165,7 @@ async def _named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
     "/pipelines/{pipeline_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
 )
 async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Writer) -> None:
-    """Its runs stay, and go on until they are cancelled."""
+    """Deletes a pipeline; its runs continue until they are cancelled."""
     named = await _named(plane, caller, pipeline_id)
     await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
 
@@ -183,7 +185,7 @@ async def start(
     caller: Writer,
     response: Response,
 ) -> PipelineRunAnswer:
-    """It begins at once. Whoever starts it pays, job by job."""
+    """Starts a run at once. The caller pays, job by job."""
     new = NewPipelineRun(
         base_candidates=body.base_candidates,
         variables=body.variables,
@@ -228,13 +230,13 @@ async def list_runs(
 
 @router.get("/pipeline-runs/{run_id}", responses=problems(404), name="show")
 async def show_run(run_id: UUID, plane: PlaneDep, caller: Reader) -> PipelineRunAnswer:
-    """Its board: per step how many are wanted, made, approved, in flight and failed."""
+    """The progress of a run: per step how many are wanted, made, approved, in flight and failed."""
     return await _run_answer(plane, caller, run_id)
 
 
 @router.patch("/pipeline-runs/{run_id}", responses=problems(404, 409))
 async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """Applies to what is submitted next."""
+    """Changes variables or limits, for jobs that are submitted later."""
     await actions.change_run(
         plane.context,
         caller.tenant.id,
@@ -249,7 +251,7 @@ async def change(run_id: UUID, body: Changes, plane: PlaneDep, caller: Writer) -
 
 @router.post("/pipeline-runs/{run_id}/pause", responses=problems(404, 409))
 async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """What was submitted goes on; nothing more is."""
+    """Submits no more jobs; submitted jobs continue."""
     await actions.pause_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -262,7 +264,7 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 
 @router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
-    """For good, with what is queued; what runs is let end, and its candidates are kept."""
+    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept."""
     await actions.cancel_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     return await _run_answer(plane, caller, run_id)
 
@@ -271,7 +273,7 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
 async def retry(
     run_id: UUID, plane: PlaneDep, caller: Writer, body: Retry | None = None
 ) -> RetriedJobs:
-    """Failed jobs are not made again by themselves."""
+    """Retries failed jobs, which are not retried automatically."""
     job_id = body.job_id if body else None
     freed = await actions.retry_jobs(
         plane.context, caller.tenant.id, caller.user_id, run_id, job_id
@@ -362,7 +364,7 @@ class VoteBody(Body):
     winner: UUID
     loser: UUID
     id: UUID | None = Field(
-        default=None, description="Sent twice with the same id, it counts once."
+        default=None, description="A repeated call with the same id counts once."
     )
 
 
@@ -393,7 +395,7 @@ async def list_candidates(
 
 @router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))
 async def tree(run_id: UUID, plane: PlaneDep, caller: Reader) -> TreeAnswer:
-    """Who came out of whom."""
+    """Parents and children."""
     found = await run_state.read_tree(plane.context, caller.tenant.id, caller.user_id, run_id)
     children: dict[UUID | None, list[PipelineCandidate]] = {}
     for each in found:
@@ -457,7 +459,7 @@ async def approve(
 async def reject(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """Stops its branch: children that are queued are cancelled."""
+    """Rejects a candidate and stops its branch: queued children are cancelled."""
     return await _judge(plane, caller, run_id, candidate_id, CandidateStatus.REJECTED)
 
 
@@ -473,7 +475,7 @@ async def winner(
 async def undo(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
 ) -> CandidateAnswer:
-    """The last that was said of it, as if it had never been said."""
+    """Undoes the last judgement of a candidate."""
     return await _judge(plane, caller, run_id, candidate_id, None)
 
 
@@ -484,7 +486,7 @@ async def pair(
     caller: Reader,
     step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
 ) -> PairAnswer:
-    """Two that are worth comparing: of the step that is named, or the deepest that has two."""
+    """Two candidates to compare: of the given step, or of the deepest step that has two."""
     chosen = await actions.pick_pair(
         plane.context, caller.tenant.id, caller.user_id, run_id, step=step
     )
@@ -511,7 +513,7 @@ async def vote(run_id: UUID, body: VoteBody, plane: PlaneDep, caller: Writer) ->
 
 @router.post("/pipeline-runs/{run_id}/votes/{vote_id}/undo", responses=problems(404))
 async def undo_vote(run_id: UUID, vote_id: UUID, plane: PlaneDep, caller: Writer) -> VoteAnswer:
-    """The other votes are counted anew."""
+    """Undoes a vote; the scores are computed again from the other votes."""
     scores = await actions.undo_vote(
         plane.context, caller.tenant.id, caller.user_id, run_id, vote_id
     )
@@ -531,7 +533,7 @@ async def follow(
     last_event_id: Since = 0,
     after: After = 0,
 ) -> StreamingResponse:
-    """Goes on for as long as somebody reads: a run may be judged at any time."""
+    """Server-sent events of a run. The stream does not end, because a run may be judged at any time."""
     await actions.get_run(plane.context, caller.tenant.id, caller.user_id, run_id)
     lines = _lines(plane, caller, run_id, max(last_event_id, after))
     return EventStream(request, caller, lines)
