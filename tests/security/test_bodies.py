@@ -52,7 +52,7 @@ async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Sho
         ('"a\\u0000b"', "NUL"),
         ('{"\\u0000": 1}', "NUL"),
         ("NaN", "NaN is not a JSON number"),
-        ("-Infinity", "-Infinity is no number"),
+        ("-Infinity", "-Infinity is not a JSON number"),
         ("1e999", "too large"),
         ("9" * 5000, "too large"),
         ('{"a": 1, "a": 2}', "'a' occurs twice"),
