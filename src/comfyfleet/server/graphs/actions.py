@@ -64,14 +64,14 @@ SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose graphs: the tenant's; whose runs: the user's."""
+    """The tenant, to whom graphs belong, and the user, to whom runs belong."""
 
     tenant_id: UUID
     user_id: UUID
 
 
 async def read_body(text: str | Mapping[str, Any]) -> Any:
-    """JSON and YAML come as text, read in a thread; JSON may come as what it means."""
+    """Parses JSON or YAML text in a thread; a body that is parsed already is returned as it is."""
     return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
 
 
@@ -89,7 +89,9 @@ async def _require_valid(graphs: GraphContext, document: Any) -> GraphDefinition
 
 
 async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
-    """What the user has stored under that name already, and with that content, is not stored again."""
+    """Stores a graph, unless the user has one with the same name and content, which is returned
+    then.
+    """
     made, _ = await create_graph_once(graphs, owner, document)
     return made
 
@@ -97,7 +99,7 @@ async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> Sto
 async def create_graph_once(
     graphs: GraphContext, owner: Owner, document: Any
 ) -> tuple[StoredGraph, bool]:
-    """The graph, and whether it is new."""
+    """Stores a graph; returns it and whether it is new."""
     graph = await _require_valid(graphs, document)
     context = graphs.context
     if same := await _same_graph(graphs, owner, graph):
@@ -128,7 +130,7 @@ async def _same_graph(
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """A graph by its id, or by its name: the user's own before the tenant's, the newest first."""
+    """Finds a graph by its id or its name: the user's own before the tenant's, the newest first."""
     try:
         return UUID(text)
     except ValueError:
@@ -143,14 +145,16 @@ async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
 
 
 async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> None:
-    """Runs that go on end as they would have."""
+    """Deletes a graph; its active runs continue."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         await store.delete_graph(tx, owner.tenant_id, graph_id, now=graphs.context.clock())
 
 
 def _require_own(graph: StoredGraph, owner: Owner) -> None:
-    """Colleagues run each other's graphs, and pay for that: only who made one changes it."""
+    """Refuses all but the maker of a graph. Colleagues may run it, and pay for that, but not change
+    it.
+    """
     if graph.user_id != owner.user_id:
         raise Forbidden("only who made this graph may change it; store one of your own")
 
@@ -158,7 +162,7 @@ def _require_own(graph: StoredGraph, owner: Owner) -> None:
 async def add_graph_version(
     graphs: GraphContext, owner: Owner, graph_id: UUID, document: Any
 ) -> StoredGraph:
-    """Runs that go on keep theirs."""
+    """Adds a version; active runs keep theirs."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
     graph = await _require_valid(graphs, document)
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
@@ -189,10 +193,10 @@ async def get_graph(
     return found
 
 
-async def _planned(
+async def _plan(
     graphs: GraphContext, document: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> RunPlan:
-    """The graph as it can be run now; its workflows may have changed since it was stored."""
+    """Validates and plans the graph anew, as its workflows may have changed since it was stored."""
     found, catalogue = await check_document(graphs, dict(document))
     raise_problems([*found.problems, *check_inputs(found.graph, inputs)])
     return plan_of(found.graph, catalogue)
@@ -206,7 +210,7 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Inputs may be left out: then lists are as long as they may be."""
+    """Estimates price and duration. Without inputs, lists count with their longest length."""
     stored = await get_graph(graphs, owner, graph_id, version)
     found, catalogue = await check_document(graphs, dict(stored.document))
     raise_problems(list(found.problems))
@@ -231,13 +235,13 @@ class NewGraphRun:
 async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """The run, and whether it is new: the same idempotency key gives the same run."""
+    """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await _find(graphs, owner, run_id)):
         await _require_same(graphs, owner, before, wanted)
         return before, False
     stored = await get_graph(graphs, owner, graph_id, wanted.version)
-    plan, run = await _startable(graphs, owner, stored.document, run_id, wanted)
+    plan, run = await _prepare_run(graphs, owner, stored.document, run_id, wanted)
     head = RunRow(
         id=run_id,
         tenant_id=owner.tenant_id,
@@ -256,30 +260,32 @@ async def start_run(
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
     else:  # somebody else was quicker with the same key
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
-    return await _begun(graphs, owner, run_id), is_new
+    return await _advance_new(graphs, owner, run_id), is_new
 
 
 async def start_document_run(
     graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """A run of a graph that is stored with it, if it isn't yet; nothing is if the run is refused."""
+    """Starts a run of a graph and stores the graph if it is new; nothing is stored if the run is
+    refused.
+    """
     graph = await _require_valid(graphs, document)
     if await _same_graph(graphs, owner, graph) is None:
-        await _startable(graphs, owner, write_graph(graph), graphs.context.new_id(), wanted)
+        await _prepare_run(graphs, owner, write_graph(graph), graphs.context.new_id(), wanted)
     stored = await create_graph(graphs, owner, document)
     return await start_run(graphs, owner, stored.id, wanted)
 
 
-async def _startable(
+async def _prepare_run(
     graphs: GraphContext,
     owner: Owner,
     document: Mapping[str, Any],
     run_id: UUID,
     wanted: NewGraphRun,
 ) -> tuple[RunPlan, GraphRunState]:
-    """Raises all that speaks against the run; writes nothing of it."""
-    plan = await _planned(graphs, document, wanted.inputs)
-    inputs = await _with_files(graphs, owner, plan.graph, wanted.inputs)
+    """Plans the run and raises whatever prevents it; writes nothing."""
+    plan = await _plan(graphs, document, wanted.inputs)
+    inputs = await _replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
     await _require_payable(graphs, owner, plan, run)
     return plan, run
@@ -288,7 +294,7 @@ async def _startable(
 async def _require_payable(
     graphs: GraphContext, owner: Owner, plan: RunPlan, run: GraphRunState
 ) -> None:
-    """What surely can't be paid to its end is not begun: nothing is spent on half of it."""
+    """Refuses a run that surely can't be paid to its end, so that nothing is spent on half of it."""
     least = quote_plan(plan, run.inputs).tokens_min
     if run.max_tokens is not None and least > run.max_tokens:
         raise Conflict(
@@ -319,7 +325,9 @@ async def _find(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun |
 async def _require_same(
     graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
 ) -> None:
-    """The same file may be named by its own id, or by that of its media."""
+    """Compares a repeated request with its run. A file may be named by its own id or by that of its
+    media.
+    """
     if before.head.is_expired:
         return  # nobody knows any more what it was
     given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
@@ -329,42 +337,46 @@ async def _require_same(
         and bounds.max_tokens == before.head.max_tokens
     )
     if given != known and given.keys() == known.keys():
-        given = _file_ids(await _with_files(graphs, owner, before.plan.graph, wanted.inputs))
+        given = _file_ids(await _replace_files(graphs, owner, before.plan.graph, wanted.inputs))
     if given != known or not is_same:
         raise key_conflict()
 
 
-async def _begun(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """It is there; what can't be done now, the sweep will."""
+async def _advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
+    """Advances a stored run; what can't be done now is left to the sweep."""
     try:
         return await advance(graphs, owner.tenant_id, run_id)
     except (QueueFull, Unavailable):
         return await get_run(graphs, owner, run_id)
 
 
-async def _with_files(
+async def _replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Files that are given become references, if they are the user's own, wherever they stand."""
+    """Replaces files in inputs by references, wherever they stand, if they are the user's own."""
     nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
     named = sum(1 for _ in file_ids_in(inputs))
     if named > FILES_GIVEN_MAX:
         raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
     return {
-        name: await (_referred if _is_media(nodes[name]) else _with_own)(graphs, owner, name, value)
+        name: await (_to_reference if _is_media(nodes[name]) else _replace_own_files)(
+            graphs, owner, name, value
+        )
         for name, value in inputs.items()
     }
 
 
-async def _with_own(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
-    """A value of any kind, with references in place of the files that it names."""
+async def _replace_own_files(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
+    """Replaces the files that a value of any kind names by references."""
     if isinstance(value, list | tuple):
-        return [await _with_own(graphs, owner, name, each) for each in value]
+        return [await _replace_own_files(graphs, owner, name, each) for each in value]
     if not isinstance(value, Mapping):
         return value
     if "file_id" in value:
-        return await _referred(graphs, owner, name, value)
-    return {field: await _with_own(graphs, owner, name, each) for field, each in value.items()}
+        return await _to_reference(graphs, owner, name, value)
+    return {
+        field: await _replace_own_files(graphs, owner, name, each) for field, each in value.items()
+    }
 
 
 def _is_media(node: InputNode) -> bool:
@@ -374,9 +386,9 @@ def _is_media(node: InputNode) -> bool:
     return wanted is not None and wanted.name in MEDIA
 
 
-async def _referred(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
+async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [await _referred(graphs, owner, name, each) for each in value]
+        return [await _to_reference(graphs, owner, name, each) for each in value]
     file = await own_file(graphs, owner, _file_id(value))
     if file is None:
         raise_problems(
@@ -391,7 +403,7 @@ async def _referred(graphs: GraphContext, owner: Owner, name: str, value: Any) -
 
 
 async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | None:
-    """By its own id, or by that of the media that it is; None if it isn't the user's."""
+    """Finds a file by its own id or by that of its media; None if it isn't the user's."""
     pool = await graphs.context.pool_of(owner.tenant_id)
     try:
         wanted = UUID(str(named))
@@ -411,7 +423,7 @@ async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
 
 
 def file_ids_in(value: Any) -> Iterator[str]:
-    """Of all references in a value."""
+    """Returns the file ids of all references in a value."""
     if isinstance(value, Mapping):
         if "file_id" in value:
             yield str(value["file_id"])
@@ -434,30 +446,30 @@ def _file_id(value: Any) -> Any:
 
 async def get_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
     async with graphs.context.tenant(owner.tenant_id) as tx:
-        kept = await graphs.runs.get(tx, owner.tenant_id, run_id)
-    if kept.head.user_id != owner.user_id:
+        loaded = await graphs.runs.get(tx, owner.tenant_id, run_id)
+    if loaded.head.user_id != owner.user_id:
         raise NotFound(f"there is no graph run {run_id}")
-    return kept
+    return loaded
 
 
 async def get_live_run(
     graphs: GraphContext, owner: Owner, run_id: UUID
 ) -> tuple[LoadedRun, GraphRunState]:
-    kept = await get_run(graphs, owner, run_id)
-    return kept, await with_live_progress(graphs, kept)
+    loaded = await get_run(graphs, owner, run_id)
+    return loaded, await with_live_progress(graphs, loaded)
 
 
 async def unservable_nodes(
-    graphs: GraphContext, kept: LoadedRun, run: GraphRunState
+    graphs: GraphContext, loaded: LoadedRun, run: GraphRunState
 ) -> dict[str, str]:
-    """Why jobs of these nodes wait: nobody can run them just now."""
+    """Returns the nodes whose jobs wait because no backend can run them now, and why."""
     waiting = sorted(
         key for key in run.in_flight if run.record(key).status == ExecutionStatus.QUEUED
     )
     if not waiting:
         return {}
-    environment = await graphs.environment.now(graphs.context, kept.head.tenant_id)
-    found = ((key, kept.plan.workflows[key.node]) for key in waiting)
+    environment = await graphs.environment.now(graphs.context, loaded.head.tenant_id)
+    found = ((key, loaded.plan.workflows[key.node]) for key in waiting)
     return {
         key.node: no_backend_message(facts)
         for key, facts in found
@@ -467,11 +479,11 @@ async def unservable_nodes(
 
 
 async def cancel_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """One that is over stays as it is."""
+    """Cancels a run; an ended one stays as it is."""
     await get_run(graphs, owner, run_id)
 
-    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
-        return decide_cancel(kept.plan, kept.run, environment)
+    async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
+        return decide_cancel(loaded.plan, loaded.run, environment)
 
     return await apply_decision(graphs, owner.tenant_id, run_id, decide)
 
@@ -484,63 +496,63 @@ async def retry_graph_run(
     backend: str | None = None,
     max_tokens: int | None = None,
 ) -> LoadedRun:
-    """`max_tokens` is a new bound in place of the run's own, never a lower one."""
+    """Retries a failed run; `max_tokens` replaces the run's bound, and is never lower."""
     await get_run(graphs, owner, run_id)
 
-    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
-        if kept.head.is_expired:
+    async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
+        if loaded.head.is_expired:
             raise Conflict("the time of this run is up: what it had done is gone")
         if backend is not None:
             _require_known(backend, environment)
-        run = kept.run
+        run = loaded.run
         if max_tokens is not None and run.max_tokens is not None:
             run = replace(run, max_tokens=max(max_tokens, run.max_tokens))
-        return decide_retry(kept.plan, run, environment, backend=backend)
+        return decide_retry(loaded.plan, run, environment, backend=backend)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
-    return await _begun(graphs, owner, run_id)
+    return await _advance_new(graphs, owner, run_id)
 
 
 async def answer_question(
-    graphs: GraphContext, owner: Owner, run_id: UUID, said: QuestionAnswered
+    graphs: GraphContext, owner: Owner, run_id: UUID, answer: QuestionAnswered
 ) -> LoadedRun:
     await get_run(graphs, owner, run_id)
 
-    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
-        _require_asking(kept, said.key)
-        if said.choice == Choice.BACKEND:
-            _require_able(kept, said, environment)
-        return next_actions(kept.plan, kept.run, (said,), environment)
+    async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
+        _require_asking(loaded, answer.key)
+        if answer.choice == Choice.BACKEND:
+            _require_able(loaded, answer, environment)
+        return next_actions(loaded.plan, loaded.run, (answer,), environment)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
-    return await _begun(graphs, owner, run_id)
+    return await _advance_new(graphs, owner, run_id)
 
 
-def only_question(kept: LoadedRun) -> ExecutionKey:
-    """For an answer that names no node: the only question there is."""
-    if len(kept.run.asking) != 1:
-        asking = ", ".join(str(key) for key in sorted(kept.run.asking)) or "none"
+def only_question(loaded: LoadedRun) -> ExecutionKey:
+    """Returns the only open question, for an answer that names no node."""
+    if len(loaded.run.asking) != 1:
+        asking = ", ".join(str(key) for key in sorted(loaded.run.asking)) or "none"
         raise Conflict(f"name the node that the answer is for; asking: {asking}", field="node")
-    return next(iter(kept.run.asking))
+    return next(iter(loaded.run.asking))
 
 
-def _require_asking(kept: LoadedRun, key: ExecutionKey) -> None:
-    if key.node not in kept.plan.graph.nodes:
+def _require_asking(loaded: LoadedRun, key: ExecutionKey) -> None:
+    if key.node not in loaded.plan.graph.nodes:
         raise NotFound(f"the graph has no node {key.node}")
-    is_open = kept.run.status == GraphRunStatus.WAITING_FOR_USER
-    if not is_open or kept.run.record(key).status != ExecutionStatus.ASKING:
+    is_open = loaded.run.status == GraphRunStatus.WAITING_FOR_USER
+    if not is_open or loaded.run.record(key).status != ExecutionStatus.ASKING:
         raise Conflict(f"{key} asks nothing (any more)")
 
 
-def _require_able(kept: LoadedRun, said: QuestionAnswered, environment: Environment) -> None:
-    facts = kept.plan.workflows[said.key.node]
-    need = facts.need_for(kept.run.record(said.key).inputs or {})
-    if not said.backend:
+def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Environment) -> None:
+    facts = loaded.plan.workflows[answer.key.node]
+    need = facts.need_for(loaded.run.record(answer.key).inputs or {})
+    if not answer.backend:
         others = ", ".join(alternatives(need, environment.backends)) or "none"
         raise InvalidInput(f"name the backend; online that can run it: {others}", field="backend")
-    if not is_online(said.backend, need, environment.backends):
+    if not is_online(answer.backend, need, environment.backends):
         raise InvalidInput(
-            f"{said.backend} is not online, or can't run {facts.slug}", field="backend"
+            f"{answer.backend} is not online, or can't run {facts.slug}", field="backend"
         )
 
 
@@ -555,7 +567,7 @@ PAGE_MAX = 200
 async def list_graphs(
     graphs: GraphContext, owner: Owner, *, before: UUID | None = None, limit: int
 ) -> list[GraphListItem]:
-    """The newest first; go on with `before` = the last one's id."""
+    """Returns a page of graphs, the newest first; `before` is the id of the last page's last."""
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_graph_item(tx, owner.tenant_id, before) if before else None
         if before and last is None:
@@ -572,7 +584,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: int,
 ) -> list[RunListItem]:
-    """The newest first; go on with `before` = the last one's id."""
+    """Returns a page of runs, the newest first; `before` is the id of the last page's last."""
     whose = (owner.tenant_id, owner.user_id)
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_run_item(tx, *whose, before) if before else None
@@ -587,7 +599,7 @@ RUNS_PER_PASS_MAX = 100
 
 
 async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> int:
-    """Those that ended before; one that goes on, or waits for an answer, keeps all that it has."""
+    """Expires runs that ended before a moment; active ones keep everything."""
     expired = 0
     while True:
         async with pool.transaction() as tx:
@@ -600,7 +612,7 @@ async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> i
 
 
 async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """To runs that go on: a node may need them yet."""
+    """Returns the input files of active runs, whose nodes may still need them."""
     found = await store.inputs_of_open_runs(tx, tenant_id)
     return {UUID(each) for inputs in found for each in _open_file_ids(inputs)}
 

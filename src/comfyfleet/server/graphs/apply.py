@@ -53,13 +53,15 @@ class LoadedRun(NamedTuple):
     @property
     def jobs(self) -> Mapping[UUID, tuple[ExecutionKey, int]]:
         """The jobs that executions wait for: by job id, the execution and its attempt."""
-        keys = self.run.in_flight or _stopping(self.run)
+        keys = self.run.in_flight or _stopping_keys(self.run)
         found = ((key, self.run.record(key).attempt) for key in keys)
         return {job_id(self.run.id, key, attempt): (key, attempt) for key, attempt in found}
 
 
-def _stopping(run: GraphRunState) -> frozenset[ExecutionKey]:
-    """Once a run is over, none is in flight: those that were told to stop are looked for."""
+def _stopping_keys(run: GraphRunState) -> frozenset[ExecutionKey]:
+    """Returns the executions of an ended run whose jobs were told to stop; none of them is in
+    flight.
+    """
     if not run.status.is_over:
         return frozenset()
     return frozenset(key for key, record in run.records.items() if record.status == "stopping")
@@ -67,63 +69,67 @@ def _stopping(run: GraphRunState) -> frozenset[ExecutionKey]:
 
 class RunCache:
     def __init__(self) -> None:
-        self._kept: OrderedDict[UUID, LoadedRun] = OrderedDict()
+        self._loaded: OrderedDict[UUID, LoadedRun] = OrderedDict()
         self._records = 0
-        self._told: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
+        self._shown_percents: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
     def get_cached(self, tenant_id: UUID, run_id: UUID) -> LoadedRun | None:
-        """As it was when last seen here, for who finds out before anything is written."""
-        kept = self._kept.get(run_id)
-        return kept if kept and kept.head.tenant_id == tenant_id else None
+        """Returns the run as last seen here, perhaps outdated: its revision is checked before
+        anything is written.
+        """
+        loaded = self._loaded.get(run_id)
+        return loaded if loaded and loaded.head.tenant_id == tenant_id else None
 
     async def get(self, tx: Tx, tenant_id: UUID, run_id: UUID) -> LoadedRun:
-        kept = self._kept.get(run_id)
+        loaded = self._loaded.get(run_id)
         revision = await store.revision_of(tx, tenant_id, run_id)
         if revision is None:
             raise NotFound(f"there is no graph run {run_id}")
-        if kept is None or kept.revision != revision:
-            kept = await self._read(tx, tenant_id, run_id, kept)
-        self.keep(kept)
-        return kept
+        if loaded is None or loaded.revision != revision:
+            loaded = await self._read(tx, tenant_id, run_id, loaded)
+        self.keep(loaded)
+        return loaded
 
     async def _read(
-        self, tx: Tx, tenant_id: UUID, run_id: UUID, kept: LoadedRun | None
+        self, tx: Tx, tenant_id: UUID, run_id: UUID, loaded: LoadedRun | None
     ) -> LoadedRun:
         head = await store.get_run(tx, tenant_id, run_id)
         if head is None:
             raise NotFound(f"there is no graph run {run_id}")
-        is_same = kept is not None and not head.is_expired
-        plan = kept.plan if kept and is_same else load_plan(head.snapshot)
+        is_same = loaded is not None and not head.is_expired
+        plan = loaded.plan if loaded and is_same else load_plan(head.snapshot)
         run = load_run(plan, head.run, await store.read_records(tx, head))
         return LoadedRun(head, plan, run, head.revision)
 
-    def keep(self, kept: LoadedRun) -> None:
-        self.drop(kept.head.id)
-        self._kept[kept.head.id] = kept
-        self._records += len(kept.run.records)
-        while len(self._kept) > 1 and (
-            len(self._kept) > RUNS_KEPT_MAX or self._records > RECORDS_KEPT_MAX
+    def keep(self, loaded: LoadedRun) -> None:
+        self.drop(loaded.head.id)
+        self._loaded[loaded.head.id] = loaded
+        self._records += len(loaded.run.records)
+        while len(self._loaded) > 1 and (
+            len(self._loaded) > RUNS_KEPT_MAX or self._records > RECORDS_KEPT_MAX
         ):
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._loaded.popitem(last=False)
             self._records -= len(oldest.run.records)
 
     def keep_monotonic(self, run: GraphRunState, found: RunProgress) -> RunProgress:
-        """Never less than was shown before, while the run is open: lists grow, and jobs restart."""
+        """Raises progress to what was shown before, while the run is open: lists grow, and jobs
+        restart.
+        """
         if run.status.is_over:
-            self._told.pop(run.id, None)
+            self._shown_percents.pop(run.id, None)
             return found
-        before = self._told.pop(run.id, (0.0, 0.0))
-        told = (
+        before = self._shown_percents.pop(run.id, (0.0, 0.0))
+        percents = (
             max(found.overall_percent, before[0]),
             max(found.weighted_percent, before[1]),
         )
-        self._told[run.id] = told
-        while len(self._told) > RUNS_KEPT_MAX:
-            self._told.popitem(last=False)
-        return found._replace(overall_percent=told[0], weighted_percent=told[1])
+        self._shown_percents[run.id] = percents
+        while len(self._shown_percents) > RUNS_KEPT_MAX:
+            self._shown_percents.popitem(last=False)
+        return found._replace(overall_percent=percents[0], weighted_percent=percents[1])
 
     def drop(self, run_id: UUID) -> None:
-        old = self._kept.pop(run_id, None)
+        old = self._loaded.pop(run_id, None)
         if old:
             self._records -= len(old.run.records)
 
@@ -140,7 +146,7 @@ Decide: TypeAlias = Callable[[LoadedRun, Environment], Awaitable[RunDecision]]
 
 @dataclass(frozen=True)
 class GraphContext:
-    """What running graphs takes; one for a process."""
+    """The dependencies of graph runs; one for a process."""
 
     context: JobContext
     runs: RunCache = field(default_factory=RunCache)
@@ -149,7 +155,7 @@ class GraphContext:
 
 @dataclass
 class _Outcome:
-    kept: LoadedRun
+    loaded: LoadedRun
     jobs: list[Job] = field(default_factory=list)
     outbox_ids: list[int] = field(default_factory=list)
 
@@ -160,29 +166,29 @@ async def apply_decision(
     run_id: UUID,
     decide: Decide,
     *,
-    heard: Sequence[int] = (),
+    handled_outbox: Sequence[int] = (),
     fresh: bool = False,
 ) -> LoadedRun:
     """Returns the run after the decision; the outbox rows it rests on are deleted in the same transaction."""
     context = graphs.context
     pool = await context.pool_of(tenant_id)
-    # With outbox rows to delete there is a transaction in any case, and it finds out what is out of date.
-    kept = graphs.runs.get_cached(tenant_id, run_id) if heard else None
+    # With outbox rows to delete there is a transaction in any case, which checks the revision.
+    loaded = graphs.runs.get_cached(tenant_id, run_id) if handled_outbox else None
     for _ in range(TRIES_MAX):
-        if kept is None:
+        if loaded is None:
             async with pool.read() as tx:
-                kept = await graphs.runs.get(tx, tenant_id, run_id)
+                loaded = await graphs.runs.get(tx, tenant_id, run_id)
         environment = await graphs.environment.now(context, tenant_id, fresh=fresh)
         step = _DecisionApplier(
-            graphs, pool, kept, environment, await decide(kept, environment), heard
+            graphs, pool, loaded, environment, await decide(loaded, environment), handled_outbox
         )
         outcome = await step.commit()
         if outcome is not None:
-            _count(graphs, kept.run.status, outcome.kept.run.status)
+            _count(graphs, loaded.run.status, outcome.loaded.run.status)
             await _follow_up(graphs, pool, outcome)
-            return outcome.kept
+            return outcome.loaded
         graphs.runs.drop(run_id)
-        kept = None
+        loaded = None
     raise Conflict(f"the graph run {run_id} is being changed by others; try again")
 
 
@@ -192,8 +198,8 @@ def _count(graphs: GraphContext, before: GraphRunStatus, after: GraphRunStatus) 
 
 
 async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) -> None:
-    graphs.runs.keep(outcome.kept)
-    graphs.context.notifier.tell(outcome.kept.head.id)
+    graphs.runs.keep(outcome.loaded)
+    graphs.context.notifier.tell(outcome.loaded.head.id)
     if not outcome.jobs:
         return
     try:
@@ -202,7 +208,7 @@ async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) ->
         log.log(
             log_level_of(error),
             "jobs of graph run %s wait: %s",
-            outcome.kept.head.id,
+            outcome.loaded.head.id,
             error.message,
         )
 
@@ -211,109 +217,111 @@ async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) ->
 class _DecisionApplier:
     graphs: GraphContext
     pool: Database
-    kept: LoadedRun
+    loaded: LoadedRun
     environment: Environment
-    advance: RunDecision
-    heard: Sequence[int]
+    decision: RunDecision
+    handled_outbox: Sequence[int]
 
     async def commit(self) -> _Outcome | None:
-        """None: the run has moved on since it was read."""
-        is_idle = not self.advance.changed and not self.advance.actions
-        if is_idle and not self.heard:
-            return _Outcome(self.kept)
-        orders, refused = await self._ordered()
+        """Applies the decision in one transaction; None if the run has changed since it was read."""
+        is_idle = not self.decision.changed and not self.decision.actions
+        if is_idle and not self.handled_outbox:
+            return _Outcome(self.loaded)
+        specs, refused = await self._resolve_jobs()
         async with self.pool.transaction() as tx:
-            head = self.kept.head
-            if await store.lock_revision(tx, head.tenant_id, head.id) != self.kept.revision:
+            head = self.loaded.head
+            if await store.lock_revision(tx, head.tenant_id, head.id) != self.loaded.revision:
                 return None
-            outcome = _Outcome(self.kept)
+            outcome = _Outcome(self.loaded)
             if not is_idle:
-                await self._apply(tx, orders, refused, outcome)
-            await jobs.delete_outbox(tx, self.heard)
+                await self._apply(tx, specs, refused, outcome)
+            await jobs.delete_outbox(tx, self.handled_outbox)
         return outcome
 
-    async def _ordered(self) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """The jobs to be started, and those that can't be."""
-        head, orders, refused = self.kept.head, {}, []
+    async def _resolve_jobs(self) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
+        """Resolves the jobs to be started; also returns those that are refused."""
+        head, specs, refused = self.loaded.head, {}, []
         lookup = self.graphs.environment.lookup(self.graphs.context)
-        for action in _starts(self.advance):
+        for action in _start_actions(self.decision):
             try:
-                order = job_request_of(action, self.environment, head.user_id)
-                asked = await resolve(
-                    self.graphs.context, head.tenant_id, order, known=await lookup.get(order)
+                request = job_request_of(action, self.environment, head.user_id)
+                spec = await resolve(
+                    self.graphs.context, head.tenant_id, request, known=await lookup.get(request)
                 )
             except (Unavailable, QueueFull):
                 raise
             except FleetError as error:
                 refused.append(_refusal(action, error.message, FailureCause.REFUSED))
                 continue
-            orders[action.job_id] = replace(
-                asked, price_tokens=action.price_tokens, run_kind=GRAPH_RUN_KIND, run_id=head.id
+            specs[action.job_id] = replace(
+                spec, price_tokens=action.price_tokens, run_kind=GRAPH_RUN_KIND, run_id=head.id
             )
-        if orders:
-            orders = await submit.check_admission(self.graphs.context, head.tenant_id, orders)
-        return orders, refused
+        if specs:
+            specs = await submit.check_admission(self.graphs.context, head.tenant_id, specs)
+        return specs, refused
 
     async def _apply(
         self,
         tx: Tx,
-        orders: Mapping[UUID, JobSpec],
+        specs: Mapping[UUID, JobSpec],
         refused: Sequence[JobFailed],
         outcome: _Outcome,
     ) -> None:
-        if self.advance.actions:
-            # Jobs before the wallet, as a job that ends does it: two that wait for each other never end.
-            await jobs.lock(tx, self.kept.head.tenant_id, list(self.kept.jobs))
-        await self._cancel(tx, self.advance, outcome)
-        affordable, unpaid = await self._affordable(tx, orders)
+        if self.decision.actions:
+            # Jobs are locked before the wallet, as when a job ends; another order could deadlock.
+            await jobs.lock(tx, self.loaded.head.tenant_id, list(self.loaded.jobs))
+        await self._cancel(tx, self.decision, outcome)
+        affordable, unpaid = await self._split_affordable(tx, specs)
         if affordable:
-            now, tenant_id = self.graphs.context.clock(), self.kept.head.tenant_id
+            now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
             most = self.graphs.context.active_max
             added, outbox_ids = await jobs.submit(
                 tx, tenant_id, affordable, now=now, active_max=most
             )
             outcome.jobs += added
             outcome.outbox_ids += outbox_ids
-        advance = await self._without(tx, [*refused, *unpaid], outcome)
-        await self._write(tx, advance, outcome)
+        decision = await self._decide_refused(tx, [*refused, *unpaid], outcome)
+        await self._write(tx, decision, outcome)
 
-    async def _affordable(
-        self, tx: Tx, orders: Mapping[UUID, JobSpec]
+    async def _split_affordable(
+        self, tx: Tx, specs: Mapping[UUID, JobSpec]
     ) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """As many as the wallet pays for, in the order in which they were decided."""
-        if not any(each.price_tokens for each in orders.values()):
-            return dict(orders), []
-        head = self.kept.head
+        """Splits jobs into those that the wallet pays for, in the order of the decision, and the
+        others.
+        """
+        if not any(each.price_tokens for each in specs.values()):
+            return dict(specs), []
+        head = self.loaded.head
         wallet = await ledger.lock_wallet(
             tx, head.tenant_id, head.user_id, now=self.graphs.context.clock()
         )
         left, paid, unpaid = wallet.balance, {}, []
-        for action in _starts(self.advance):
-            order = orders.get(action.job_id)
-            if order is None:
+        for action in _start_actions(self.decision):
+            spec = specs.get(action.job_id)
+            if spec is None:
                 continue
-            if order.price_tokens <= left:
-                left -= order.price_tokens
-                paid[action.job_id] = order
+            if spec.price_tokens <= left:
+                left -= spec.price_tokens
+                paid[action.job_id] = spec
             else:
                 unpaid.append(_refusal(action, NO_TOKENS, FailureCause.NO_TOKENS))
         return paid, unpaid
 
-    async def _without(
+    async def _decide_refused(
         self, tx: Tx, refused: Sequence[JobFailed], outcome: _Outcome
     ) -> RunDecision:
-        """The way on from jobs that were not taken. Nothing else is started in this step."""
+        """Returns the decision after refused jobs. Nothing else is started in this step."""
         if not refused:
-            return self.advance
+            return self.decision
         environment = replace(self.environment, in_queue_max=0)
-        further = next_actions(self.kept.plan, self.advance.run, refused, environment)
+        further = next_actions(self.loaded.plan, self.decision.run, refused, environment)
         await self._cancel(tx, further, outcome)
-        changed = dict.fromkeys((*self.advance.changed, *further.changed))
-        return RunDecision((*self.advance.actions, *further.actions), further.run, tuple(changed))
+        changed = dict.fromkeys((*self.decision.changed, *further.changed))
+        return RunDecision((*self.decision.actions, *further.actions), further.run, tuple(changed))
 
-    async def _cancel(self, tx: Tx, advance: RunDecision, outcome: _Outcome) -> None:
-        context, tenant_id = self.graphs.context, self.kept.head.tenant_id
-        for action in advance.actions:
+    async def _cancel(self, tx: Tx, decision: RunDecision, outcome: _Outcome) -> None:
+        context, tenant_id = self.graphs.context, self.loaded.head.tenant_id
+        for action in decision.actions:
             if not isinstance(action, CancelJob):
                 continue
             try:
@@ -321,15 +329,15 @@ class _DecisionApplier:
                     tx, tenant_id, action.job_id, new_id=context.new_id, now=context.clock()
                 )
             except NotFound:
-                continue  # it was refused in this very step
+                continue  # it was refused in this step
             outcome.jobs = [each for each in outcome.jobs if each.id != job.id] + [job]
             outcome.outbox_ids += outbox_ids
 
-    async def _write(self, tx: Tx, advance: RunDecision, outcome: _Outcome) -> None:
-        now, revision = self.graphs.context.clock(), self.kept.revision + 1
-        run, head = advance.run, self.kept.head
-        await store.write_run(tx, head, run, advance.changed, revision=revision, now=now)
-        outcome.kept = LoadedRun(
+    async def _write(self, tx: Tx, decision: RunDecision, outcome: _Outcome) -> None:
+        now, revision = self.graphs.context.clock(), self.loaded.revision + 1
+        run, head = decision.run, self.loaded.head
+        await store.write_run(tx, head, run, decision.changed, revision=revision, now=now)
+        outcome.loaded = LoadedRun(
             replace(
                 head,
                 status=run.status,
@@ -341,14 +349,14 @@ class _DecisionApplier:
                 changed_at=now,
                 ended_at=now if run.status.is_over else None,
             ),
-            self.kept.plan,
+            self.loaded.plan,
             run,
             revision,
         )
 
 
-def _starts(advance: RunDecision) -> list[StartJob]:
-    return [each for each in advance.actions if isinstance(each, StartJob)]
+def _start_actions(decision: RunDecision) -> list[StartJob]:
+    return [each for each in decision.actions if isinstance(each, StartJob)]
 
 
 def _refusal(action: StartJob, message: str, cause: FailureCause) -> JobFailed:
@@ -371,7 +379,9 @@ def job_request_of(action: StartJob, environment: Environment, user_id: UUID) ->
 
 
 def stage_of(affinity: str | None, environment: Environment, usual: str) -> str:
-    """A job that is bound to a backend must stand in its stage's lane, or nobody would take it."""
+    """Returns the stage of the backend that a job is bound to: in another stage's lane nobody would
+    take it.
+    """
     for backend in environment.backends:
         if affinity and backend.is_target_of(affinity):
             return backend.fleet.partition("/")[2] or STAGE

@@ -20,7 +20,7 @@ CLOSENESS = 0.4  # of two names, as difflib counts it
 
 
 class WorkReference(Protocol):
-    """A node or step: it names an effect, or else a workflow."""
+    """What a node or step names: an effect, or else a workflow."""
 
     @property
     def workflow(self) -> str: ...
@@ -45,7 +45,7 @@ class EffectTerms:
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """The fields of an order that are the effect's."""
+        """The fields of a job request that the effect sets."""
         names = ("overrides", "locked", "stage", "provider", "media_types", "max_upload_bytes")
         return {"effect_id": self.id, **{name: getattr(self, name) for name in names}}
 
@@ -73,14 +73,14 @@ class WorkflowFacts:
 
     @property
     def name(self) -> str:
-        """As customers know it."""
+        """The name that customers use."""
         return self.effect.slug if self.effect else self.slug
 
     def property_named(self, name: str) -> Property | None:
         return next((each for each in self.properties if each.name == name), None)
 
     def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
-        """Of a job with these values, as far as they are known."""
+        """Returns what a job with these values needs of a backend, as far as they are known."""
         return BackendNeed(
             self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
         )
@@ -88,7 +88,7 @@ class WorkflowFacts:
 
 @dataclass(frozen=True, slots=True)
 class BackendState:
-    """A worker, as it is at this moment."""
+    """The current state of a worker."""
 
     worker_id: str
     fleet: str = ""  # SLUG/STAGE
@@ -100,7 +100,7 @@ class BackendState:
     offer: BackendOffer | None = None  # None: nothing is known of its models
 
     def is_able(self, need: BackendNeed) -> bool:
-        """Whether it is there or not."""
+        """Whether it can run this, online or not."""
         if need.slug not in self.workflows:
             return False
         return self.offer is None or not any(map(self.offer.lacks_choice, need.choices))
@@ -127,7 +127,9 @@ class GraphCatalogue:
         return self.find(named.workflow, named.version)
 
     def why_unknown(self, named: WorkReference) -> str:
-        """The same for what isn't there and for what isn't offered: no one can guess at the rest."""
+        """Returns the same message for what isn't there and what isn't offered, so that names can't
+        be guessed.
+        """
         if named.effect is not None:
             return _unknown("effect", named.effect, self.effect_names)
         versions = sorted(each.version for each in self.workflows.get(named.workflow, ()))
@@ -137,7 +139,7 @@ class GraphCatalogue:
         return _unknown("workflow", named.workflow, self.workflow_names)
 
     def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
-        """None for the version: the one that new jobs get."""
+        """Finds a workflow; version None is the one that new jobs get."""
         versions = self.workflows.get(slug, ())
         if version is None:
             return max(versions, key=lambda each: (each.is_current, each.version), default=None)
@@ -146,19 +148,19 @@ class GraphCatalogue:
 
 def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
     names = list(offered)
-    said = f"there is no {kind} {name!r} to be used here"
+    message = f"there is no {kind} {name!r} to be used here"
     close = get_close_matches(name, names, n=NAMES_TOLD_MAX, cutoff=CLOSENESS)
-    told = close or names[:NAMES_TOLD_MAX]
-    if not told:
-        return f"{said}; none is offered"
-    more = ", …" if len(names) > len(told) else ""
-    return f"{said}; there are {', '.join(told)}{more}"
+    shown = close or names[:NAMES_TOLD_MAX]
+    if not shown:
+        return f"{message}; none is offered"
+    more = ", …" if len(names) > len(shown) else ""
+    return f"{message}; there are {', '.join(shown)}{more}"
 
 
 def catalogue_of(
     workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
 ) -> GraphCatalogue:
-    """Effects are told from workflows by their terms."""
+    """Builds a catalogue; effects are distinguished from workflows by their terms."""
     by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
     effects: dict[str, WorkflowFacts] = {}
     for each in workflows:

@@ -34,7 +34,7 @@ class LiteralValue:
 
 @dataclass(frozen=True, slots=True)
 class FieldPath:
-    """Where to look, from the value that came in; no segments: that value itself."""
+    """A path from the incoming value; without segments it is that value itself."""
 
     segments: tuple[str, ...]
 
@@ -80,7 +80,7 @@ Expression: TypeAlias = (
 
 
 def parse_condition(text: str) -> Expression:
-    """InvalidInput says what is wrong and at which character, counted from 1."""
+    """Parses a condition; InvalidInput says what is wrong and at which character, counted from 1."""
     if len(text) > CONDITION_CHARACTERS_MAX:
         raise LimitExceeded(f"the condition is longer than {CONDITION_CHARACTERS_MAX} characters")
     reader = _Reader(_tokens(text))
@@ -143,7 +143,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class _Reader:
-    """One function for each rule of the grammar; each is given how deep it stands."""
+    """A recursive-descent parser: one method for each rule of the grammar, each given its depth."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self.tokens = tokens
@@ -271,14 +271,16 @@ class ConditionResult(NamedTuple):
 
 
 def evaluate(expression: Expression, value: Any) -> ConditionResult:
-    """Every part is looked at, so that the notes don't depend on which part was enough."""
+    """Evaluates a condition. Every part is evaluated, so the notes don't depend on
+    short-circuiting.
+    """
     notes: list[str] = []
     truth = _truth(_value(expression, value, notes))
     return ConditionResult(truth, tuple(dict.fromkeys(notes))[:NOTES_MAX])
 
 
 def value_at(value: Any, segments: tuple[str, ...]) -> Any:
-    """The field at the end of a path, or MISSING."""
+    """Returns the field at the end of a path, or MISSING."""
     for segment in segments:
         value = _field(value, segment)
         if value is MISSING:
@@ -313,26 +315,26 @@ def _value(expression: Expression, root: Any, notes: list[str]) -> Any:
         case LiteralValue(value):
             return value
         case FieldPath():
-            return _noted(expression, root, notes)
+            return _read_field(expression, root, notes)
         case Exists(path):
             return value_at(root, path.segments) is not MISSING
         case FileExists(path):
-            return _is_file(_noted(path, root, notes), root)
+            return _is_file(_read_field(path, root, notes), root)
         case Not(part):
             return not _truth(_value(part, root, notes))
         case AllOf(parts):
-            return all(_truths(parts, root, notes))
+            return all(_evaluate_all(parts, root, notes))
         case AnyOf(parts):
-            return any(_truths(parts, root, notes))
+            return any(_evaluate_all(parts, root, notes))
         case Compare(name, left, right):
-            return _compared(name, _value(left, root, notes), _value(right, root, notes), notes)
+            return _compare(name, _value(left, root, notes), _value(right, root, notes), notes)
 
 
-def _truths(parts: tuple[Expression, ...], root: Any, notes: list[str]) -> list[bool]:
+def _evaluate_all(parts: tuple[Expression, ...], root: Any, notes: list[str]) -> list[bool]:
     return [_truth(_value(part, root, notes)) for part in parts]
 
 
-def _noted(path: FieldPath, root: Any, notes: list[str]) -> Any:
+def _read_field(path: FieldPath, root: Any, notes: list[str]) -> Any:
     found = value_at(root, path.segments)
     if found is MISSING:
         notes.append(f"{path} is missing")
@@ -344,7 +346,9 @@ def _truth(value: Any) -> bool:
 
 
 def _is_file(value: Any, root: Any) -> bool:
-    """A file of this value, by itself or by its path; a text that only looks like one is none."""
+    """Whether it is a file of this value, by itself or by its path; a text that only looks like one
+    is not.
+    """
     if isinstance(value, Mapping):
         return "file_id" in value
     return isinstance(value, str) and value in _file_names(root)
@@ -372,8 +376,10 @@ _ORDERED: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _compared(name: str, left: Any, right: Any, notes: list[str]) -> bool:
-    """A comparison with what is missing is false, and so `!=`, its opposite, is true."""
+def _compare(name: str, left: Any, right: Any, notes: list[str]) -> bool:
+    """Compares two values. A comparison with a missing field is false, and so `!=`, its opposite,
+    is true.
+    """
     if name in ("==", "!="):
         return is_equal(left, right) is (name == "==")
     if left is MISSING or right is MISSING:
@@ -395,7 +401,7 @@ def _are_ordered(left: Any, right: Any) -> bool:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """1 equals 1.0, and neither equals true."""
+    """Compares as JSON does: 1 equals 1.0, and neither equals true."""
     if left is MISSING or right is MISSING or isinstance(left, bool) is not isinstance(right, bool):
         return False
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):

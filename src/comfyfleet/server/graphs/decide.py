@@ -85,7 +85,7 @@ NOT_REACHED = "nothing that feeds it came about"
 
 
 class NodeFired(NamedTuple):
-    """It is done, and these ports give something."""
+    """The node is done, and these ports have values."""
 
     outputs: Mapping[str, Any]
     inputs: Mapping[str, Any] | None = None
@@ -98,7 +98,7 @@ class NodeFired(NamedTuple):
 
 
 class JobNeeded(NamedTuple):
-    """A job must do it, with these properties."""
+    """The node needs a job with these properties."""
 
     properties: Mapping[str, Any]
 
@@ -119,7 +119,7 @@ NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
-    """All that feeds an execution is decided: what becomes of it."""
+    """Decides what becomes of an execution once all its inputs are decided."""
     node = draft.plan.node(key.node)
     if isinstance(node, InputNode):
         return NodeFired({VALUE_PORT: draft.was.inputs.get(node.id, node.default)})
@@ -133,7 +133,7 @@ def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
 
 
 def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
-    """The value at the source; DEAD if none will come, MISSING if its path leads nowhere."""
+    """Returns the value at the source; DEAD if none will come, MISSING if its path leads nowhere."""
     source = connection.source
     depth = len(draft.plan.scope(source.node))
     record = draft.record(ExecutionKey(source.node, key.at[:depth]))
@@ -185,7 +185,7 @@ def _work(draft: RunDraft, node: Node, arrived: Mapping[str, Any]) -> NodeOutcom
 
 
 def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """What is not given is left to the workflow's own default."""
+    """Returns the properties of a job. Those that are not given are left to the workflow's default."""
     properties = dict(node.properties)
     for port, value in arrived.items():
         if isinstance(value, NoValue | MissingField):
@@ -216,14 +216,16 @@ def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
 
 
 def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """In order, none longer than another by more than one."""
+    """Splits items in order into chunks whose lengths differ by one at most."""
     size, longer = divmod(len(items), count)
     ends = [number * size + min(number, longer) for number in range(count + 1)]
     return [list(items[start:end]) for start, end in pairwise(ends)]
 
 
 def _merge(draft: RunDraft, key: ExecutionKey, node: MergeNode) -> NodeOutcome:
-    """What was skipped is left out. Over no items at all the result is empty, and still a result."""
+    """Merges the values that arrived, without skipped ones. Over no items the result is empty, and
+    still a result.
+    """
     if node.over is not None:
         if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
             return NodeSkipped(NOT_REACHED)
@@ -269,7 +271,7 @@ def apply_event(event: Event, draft: RunDraft) -> None:
 
 
 def _current(draft: RunDraft, key: ExecutionKey, attempt: int) -> ExecutionRecord | None:
-    """The record that a job's event is about; None if the job is not, or no longer, its latest."""
+    """Returns the record that a job's event is about; None if the job is not its latest."""
     record = draft.record(key)
     is_meant = record.attempt == attempt and attempt > 0
     is_open = record.status.is_in_flight or record.status == ExecutionStatus.STOPPING
@@ -304,7 +306,9 @@ def _progressed(event: JobProgressed, draft: RunDraft) -> None:
 
 @apply_event.register
 def _done(event: JobDone, draft: RunDraft) -> None:
-    """Also of a job that was told to stop and was quicker: it is paid, and a retry will use it."""
+    """Records the output, also of a job that was told to stop too late: it is paid, and a retry
+    will use it.
+    """
     record = _current(draft, event.key, event.attempt)
     if record is not None:
         backend = event.backend or record.backend
@@ -337,7 +341,7 @@ def _failed(event: JobFailed, draft: RunDraft) -> None:
 
 
 def _may_try_again(draft: RunDraft, event: JobFailed, record: ExecutionRecord) -> bool:
-    """Losing a backend is not the node's fault: with a fallback it doesn't use up a retry."""
+    """Whether another attempt is allowed. A lost backend with a fallback doesn't use up a retry."""
     node = draft.plan.workflow_node(event.key.node)
     if event.cause == FailureCause.BACKEND_LOST and node.fallback_strategy != Fallback.NONE:
         draft.update(event.key, failures=record.failures - 1, moves=record.moves + 1)
@@ -374,7 +378,7 @@ def _refund(draft: RunDraft, key: ExecutionKey) -> None:
 
 @apply_event.register
 def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
-    """An answer to a question that is no longer open changes nothing."""
+    """Applies an answer; ignored if the question is no longer open."""
     record = draft.record(event.key)
     if record.status != ExecutionStatus.ASKING or not draft.is_running:
         return
@@ -393,7 +397,7 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
 def new_run(
     plan: RunPlan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
 ) -> GraphRunState:
-    """May spend what the graph allows, or less."""
+    """Returns a new run, which may spend what the graph allows or less."""
     bounds = [each for each in (plan.graph.max_tokens, max_tokens) if each is not None]
     return GraphRunState(run_id, inputs, min(bounds, default=None))
 
@@ -401,9 +405,9 @@ def new_run(
 def next_actions(
     plan: RunPlan, run: GraphRunState, ended: Iterable[Event], surroundings: Environment
 ) -> RunDecision:
-    """The way on from what just happened; with nothing in `ended`, from how the world is now.
+    """Decides after the events in `ended`; without any, by the current environment.
 
-    News of a job that is no longer the execution's latest, or that was told before, changes nothing.
+    Events that were applied before, or of a job that is not the execution's latest, change nothing.
     """
     draft = RunDraft(plan, run, surroundings)
     if run.status == GraphRunStatus.PENDING:
@@ -426,7 +430,7 @@ def decide_cancel(plan: RunPlan, run: GraphRunState, surroundings: Environment) 
 def decide_retry(
     plan: RunPlan, run: GraphRunState, surroundings: Environment, *, backend: str | None = None
 ) -> RunDecision:
-    """Goes on from where it failed; what was done or skipped stays so and is not run again."""
+    """Continues from where the run failed; what was done or skipped is not run again."""
     if run.status != GraphRunStatus.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {run.status}")
     draft = RunDraft(plan, run, surroundings)
@@ -488,7 +492,7 @@ def _finish(draft: RunDraft) -> None:
     draft.actions.append(FinishRun(outputs))
 
 
-# Telling those that wait
+# Notifying those that wait
 
 
 def _notify_all(draft: RunDraft) -> None:
@@ -501,7 +505,7 @@ def _notify_all(draft: RunDraft) -> None:
 
 
 def _notify(draft: RunDraft, key: ExecutionKey) -> None:
-    """What an execution waits for is counted when it is told for the first time."""
+    """Counts down what an execution waits for; the count is made at the first notification."""
     record = draft.record(key)
     if record.status != ExecutionStatus.PENDING:
         return
@@ -520,7 +524,9 @@ def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
 
 
 def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[ExecutionKey]:
-    """The executions of a source that one execution waits for: many, for a merge over items."""
+    """Returns the executions of a source that one execution waits for: many, for a merge over
+    items.
+    """
     for at in draft.indexes(source, key.at):
         yield ExecutionKey(source, at)
 
@@ -624,9 +630,9 @@ def _is_unserved(draft: RunDraft, facts: WorkflowFacts, record: ExecutionRecord)
 
 
 def _check_placements(draft: RunDraft) -> None:
-    """A job that waits for a worker that went away, or that nobody can run, is taken back.
+    """Cancels jobs that wait for a worker that went away, or that nobody can run.
 
-    It is placed anew only once its cancellation is certain: it might have been done in this moment.
+    Each is placed anew only once its cancellation is certain, as it might just have been done.
     """
     for key in sorted(draft.in_flight):
         record = draft.record(key)

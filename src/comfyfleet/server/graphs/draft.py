@@ -37,7 +37,7 @@ from comfyfleet.server.graphs.run import (
 
 
 class RunDecision(NamedTuple):
-    """What is to be done, the run afterwards, and which of its records are new or other."""
+    """The actions to take, the run afterwards, and which of its records are new or changed."""
 
     actions: tuple[Action, ...]
     run: GraphRunState
@@ -90,7 +90,7 @@ class RunDraft:
         return self.record(key).status.is_ended and key not in self.untold
 
     def end(self, key: ExecutionKey, status: ExecutionStatus, **changes: Any) -> None:
-        """An execution ends once; those behind it are told when their turn comes."""
+        """Ends an execution, once; those behind it are notified later."""
         record = self.update(key, status=status, ended_at=self.environment.now, **changes)
         self.in_flight.discard(key)
         self.asking.discard(key)
@@ -101,7 +101,7 @@ class RunDraft:
         self.untold.add(key)
 
     def reopen(self, key: ExecutionKey) -> None:
-        """For a retry: as it was before, but for the number of its last job."""
+        """Resets an execution for a retry, except for the number of its last job."""
         record = self.record(key)
         if record.status.is_ended:
             self.open_count += 1
@@ -111,7 +111,7 @@ class RunDraft:
     # Values
 
     def refusal(self, key: ExecutionKey, *values: Any) -> str:
-        """Why these values are too large to be kept; empty if they are not, and then they count."""
+        """Returns why these values are too large to be kept; if empty, they are counted."""
         most = self.size.within(RUN_SIZE_MAX)
         size = size_of(values, ValueSize(*map(min, VALUE_SIZE_MAX, most)))
         if not size.fits(VALUE_SIZE_MAX):
@@ -141,7 +141,7 @@ class RunDraft:
         self.open_count += executions
 
     def expect_items(self, key: ExecutionKey, record: ExecutionRecord) -> None:
-        """Only now is it known how often the nodes behind a per-item fan-out will run."""
+        """Adds the expected executions behind a per-item fan-out, whose width is known only now."""
         width = items_of(self.plan, key, record)
         for member in self.plan.members[key.node] if width else ():
             self.expect(member, width)
@@ -153,7 +153,7 @@ class RunDraft:
         return items_of(self.plan, key, self.record(key))
 
     def indexes(self, node: str, prefix: Index = ()) -> Iterator[Index]:
-        """All that a node has at present, beginning with a prefix."""
+        """Yields all present indexes of a node that begin with a prefix."""
         scope = self.plan.scope(node)
         if len(prefix) >= len(scope):
             yield prefix[: len(scope)]
@@ -217,7 +217,7 @@ class RunDraft:
 
 
 def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
-    """How many items a per-item fan-out has given; 0 for everything else."""
+    """Returns how many items a per-item fan-out has given; 0 for other nodes."""
     node = plan.node(key.node)
     if not isinstance(node, FanOutNode) or not node.per_item or record.outputs is None:
         return 0
@@ -256,7 +256,9 @@ def fail_run(
 
 
 def stop_run(draft: RunDraft, status: GraphRunStatus) -> None:
-    """What has not started never will; what is in flight is told to stop, and ends when it says so."""
+    """Ends the run: what has not started never will; what is in flight is cancelled, and ends when
+    that is confirmed.
+    """
     draft.status = status
     draft.clear_held()
     for key in list(draft.all_keys()):

@@ -32,7 +32,7 @@ OFFERS_MAX = 500
 
 
 async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalogue:
-    """As much of it as is named; what is not offered is left out, as is what isn't there."""
+    """Reads the named effects and workflows; unknown ones, and those not on offer, are left out."""
     wanted = {(each.effect, each.workflow if each.effect is None else "") for each in named}
     facts: list[WorkflowFacts] = []
     for effect, workflow in sorted(wanted, key=str):
@@ -41,7 +41,7 @@ async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalog
 
 
 async def with_offered_names(tx: Tx, found: GraphCatalogue) -> GraphCatalogue:
-    """With all names that are offered, for the complaints about others."""
+    """Adds all names on offer, for error messages about unknown ones."""
     return replace(
         found,
         workflow_names=tuple(await catalog.offered_slugs(tx)),
@@ -50,7 +50,7 @@ async def with_offered_names(tx: Tx, found: GraphCatalogue) -> GraphCatalogue:
 
 
 async def all_offered(tx: Tx) -> list[WorkflowFacts]:
-    """Effects and workflows, by name; of each what a job gets if no version is named."""
+    """Reads effects and workflows by name, each in the version that a job gets if none is named."""
     found = [facts_of_effect(each) for each in await catalog.list_published(tx, limit=OFFERS_MAX)]
     slugs = (await catalog.offered_slugs(tx))[:OFFERS_MAX]
     for slug in slugs:
@@ -91,7 +91,7 @@ BACKENDS_TTL = timedelta(seconds=1)
 async def read_graph_catalogue(
     tx: Tx, graph: GraphDefinition, context: JobContext
 ) -> GraphCatalogue:
-    """As much of it as the graph asks for."""
+    """Reads the part of the catalogue that the graph names."""
     nodes = [each for each in graph.nodes.values() if isinstance(each, WorkflowNode)]
     found = await with_offered_names(tx, await read_catalogue(tx, nodes))
     return replace(found, backends=await read_backends(tx, context))
@@ -100,7 +100,7 @@ async def read_graph_catalogue(
 async def read_backends(
     tx: Tx, context: JobContext, *, seen_since: datetime | None = None
 ) -> tuple[BackendState, ...]:
-    """Every worker that is registered, those that are offline among them."""
+    """Reads all registered workers, including offline ones."""
     now = context.clock()
     if seen_since is None:
         seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
@@ -142,7 +142,9 @@ def _state(
     seen_since: datetime,
     offer: BackendOffer | None,
 ) -> BackendState:
-    """`able`: what its backend can run. One that is paused counts: its jobs will be run here."""
+    """Builds a backend's state; `able` is what it can run. A paused one counts, as it will run its
+    jobs.
+    """
     return BackendState(
         worker.worker_id,
         fleet=worker.fleet_name,
@@ -162,7 +164,7 @@ def _state(
 
 
 class EnvironmentCache:
-    """Backends, looked at once a second at most: each step of each run would ask otherwise."""
+    """Caches backends for a second; otherwise each step of each run would read them."""
 
     def __init__(self) -> None:
         self._backends: tuple[BackendState, ...] = ()
@@ -173,7 +175,7 @@ class EnvironmentCache:
         self._lately_online: dict[Hashable, tuple[BackendState, datetime]] = {}
 
     def lookup(self, context: JobContext) -> WorkflowCache:
-        """What nodes name, as old as the backends are."""
+        """Returns the workflow cache, which is as old as the cached backends."""
         self._lookup = self._lookup or WorkflowCache(context)
         return self._lookup
 
@@ -208,7 +210,7 @@ class EnvironmentCache:
         )
 
     def _note_online(self, now: datetime, kept: timedelta) -> None:
-        """One of those that can run the same; who was there longer ago makes no difference."""
+        """Notes when each kind of backend was last online; earlier times make no difference."""
         for each in self._backends:
             if each.is_online:
                 offered = each.offer.key if each.offer else None
@@ -218,7 +220,9 @@ class EnvironmentCache:
         }
 
     def _seen_since(self, context: JobContext) -> datetime:
-        """While we were away nobody could be seen: who was there before is given time to come back."""
+        """Returns since when a worker must be seen. After an outage of ours, workers get time to
+        come back.
+        """
         now, settings = context.clock(), context.settings
         self._began = self._began or now
         usual = timedelta(seconds=settings.offline_after_seconds)

@@ -58,18 +58,18 @@ class WorkflowNode:
 
     @property
     def name(self) -> str:
-        """Of what its jobs are."""
+        """The effect or workflow that its jobs run."""
         return self.effect or self.workflow
 
     @property
     def work_field(self) -> str:
-        """The field of the document that names it."""
+        """The field of the document that names the effect or workflow."""
         return "effect" if self.effect else "workflow"
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionNode:
-    """Passes what comes in on through one of two ports."""
+    """Passes its input on through one of two ports."""
 
     id: str
     text: str
@@ -111,7 +111,7 @@ Node: TypeAlias = InputNode | WorkflowNode | ConditionNode | FanOutNode | MergeN
 
 
 class ConnectionSource(NamedTuple):
-    """Where a value comes from; the path leads into it, as in `soften.output.images.0`."""
+    """The source of a value; the path leads into it, as in `soften.output.images.0`."""
 
     node: str
     port: str
@@ -170,7 +170,7 @@ def kind_of(node: Node) -> str:
 
 
 def port_number(port: str) -> int | None:
-    """3 for `input_3`; None for a port that isn't one of a numbered row."""
+    """Returns 3 for `input_3`; None for a port without a number."""
     prefix, _, number = port.rpartition("_")
     if prefix != INPUT_PORT or not number.isdecimal() or len(number) > 6:
         return None
@@ -247,7 +247,7 @@ PICTURES = _object("pictures", images=list_of(IMAGE))
 
 
 def type_named(name: str) -> PortType | None:
-    """`image`, `text[]`, `any`; None for what is no type."""
+    """Parses `image`, `text[]` or `any`; None for an unknown type."""
     if name.endswith("[]"):
         inner = type_named(name[:-2]) if not name.endswith("[][][]") else None
         return list_of(inner) if inner else None
@@ -255,7 +255,7 @@ def type_named(name: str) -> PortType | None:
 
 
 def type_at(given: PortType, path: tuple[str, ...]) -> PortType | None:
-    """The type at the end of a path; None where there can't be anything."""
+    """Returns the type at the end of a path; None where there can't be a value."""
     for segment in path:
         inner = _inner(given, segment)
         if inner is None:
@@ -286,7 +286,9 @@ _TAKES: Mapping[str, frozenset[str]] = {
 
 
 def fits(given: PortType, wanted: PortType) -> bool:
-    """A whole result fits where one picture, video or sound is wanted: its first one is taken."""
+    """Whether a type fits a port. A whole result fits where one file is wanted: its first one is
+    taken.
+    """
     if ANY.name in (given.name, wanted.name) or given == wanted:
         return True
     if given.item is not None and wanted.item is not None:
@@ -298,14 +300,14 @@ def fits(given: PortType, wanted: PortType) -> bool:
 
 
 def fits_items(given: PortType) -> bool:
-    """What can be distributed: a list, or an object that holds one under `items`."""
+    """Whether a type can be distributed: a list, or an object that holds one under `items`."""
     if given.name == ANY.name or given.item is not None:
         return True
     return "items" in dict(given.fields)
 
 
 def inputs_of(node: Node) -> Mapping[str, PortType] | None:
-    """The fixed input ports of a node; None for those that have as many as are connected."""
+    """Returns the fixed input ports of a node; None for nodes that have as many as are connected."""
     match node:
         case InputNode():
             return {}
@@ -319,7 +321,7 @@ def inputs_of(node: Node) -> Mapping[str, PortType] | None:
 
 
 def outputs_of(node: Node, incoming: PortType) -> Mapping[str, PortType]:
-    """The output ports of a node, given what comes into it."""
+    """Returns the output ports of a node, given the types of its inputs."""
     match node:
         case InputNode(value_type=name):
             return {VALUE_PORT: type_named(name) or ANY}
@@ -345,7 +347,7 @@ def _fanned_out(node: FanOutNode, incoming: PortType) -> PortType:
 
 
 def value_for(wanted: PortType, value: Any) -> Any:
-    """The value as its port takes it; MISSING if an object was to hold a file and doesn't."""
+    """Converts a value to what its port takes; MISSING if an object was to hold a file and doesn't."""
     if wanted.name not in MEDIA or not isinstance(value, Mapping) or "file_id" in value:
         return value
     files = value.get("images" if wanted.name == "image" else "files")
@@ -361,7 +363,7 @@ def _is_a(kind: str, file: Any) -> bool:
 
 
 def holds(wanted: PortType, value: Any) -> bool:
-    """Whether a value that is given from outside is of a type."""
+    """Whether a value from outside is of the type."""
     if wanted.item is not None:
         return isinstance(value, list | tuple) and all(holds(wanted.item, each) for each in value)
     if wanted.name in MEDIA:

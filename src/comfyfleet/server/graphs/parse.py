@@ -44,7 +44,7 @@ VALUES_MAX = 100_000  # after every alias has been followed
 
 
 def read_document(text: str) -> Any:
-    """The value that a JSON or YAML text holds; JSON if it begins like JSON."""
+    """Parses a JSON or YAML text; JSON if it begins like JSON."""
     is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
     most = JSON_CHARACTERS_MAX if is_json else YAML_CHARACTERS_MAX
     if len(text) > most:
@@ -58,7 +58,7 @@ def read_document(text: str) -> Any:
 
 
 def _read_json(text: str) -> Any:
-    """What begins with a bracket may still be YAML in its flow style."""
+    """Parses JSON; a text that begins with a bracket may still be YAML in its flow style."""
     try:
         return json.loads(text.lstrip("\ufeff"), object_pairs_hook=_unique)
     except json.JSONDecodeError as problem:
@@ -84,7 +84,9 @@ def _read_yaml(text: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """Event by event: what builds the value calls itself for each level, in C without any limit."""
+    """Checks the depth event by event: the constructor recurses in C for each level, without any
+    limit.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -114,7 +116,9 @@ _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):  # type: ignore[misc]
-    """Values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given twice."""
+    """Loads values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given
+    twice.
+    """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -145,7 +149,9 @@ _resolve("float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?
 
 
 def _check_size(value: Any) -> None:
-    """Each alias counts as what it stands for; one that stands for itself is infinitely deep."""
+    """Counts values and depth. An alias counts as what it stands for; one that contains itself is
+    infinitely deep.
+    """
     count = 0
     waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
@@ -243,7 +249,7 @@ class FieldReader:
         )
 
     def refuse_others(self) -> None:
-        """After all fields were asked for: what is left was misspelt, most likely."""
+        """Reports the fields that were not read, most likely misspelt; to be called last."""
         words = ", ".join(sorted(self.known))
         for name in self.values:
             if name not in self.known:
@@ -263,7 +269,9 @@ TOKENS_MAX = 2**53
 
 
 class ParsedGraph(NamedTuple):
-    """`broken` are the ids of nodes that could not be read: complaints about them were made."""
+    """A graph and the problems found; `broken` are ids of nodes that could not be read and were
+    reported.
+    """
 
     graph: GraphDefinition
     problems: tuple[DocumentProblem, ...] = ()
@@ -397,7 +405,7 @@ class _Parser:
         return affinity or None
 
     def properties(self, node_id: str, fields: FieldReader) -> Mapping[str, Any]:
-        """`{from: node.port}` in place of a value is a connection."""
+        """Reads properties; `{from: node.port}` in place of a value is a connection."""
         literals: dict[str, Any] = {}
         for name, value in fields.mapping("properties").items():
             if not isinstance(value, dict) or set(value) != {FROM}:
@@ -456,7 +464,7 @@ _READERS: Mapping[str, Callable[[_Parser, str, FieldReader], Node]] = {
 
 
 def read_work(fields: FieldReader) -> tuple[str, str | None]:
-    """The workflow or the effect whose jobs do it: one of the two."""
+    """Reads the workflow or the effect that a node names: one of the two."""
     workflow, effect = fields.text("workflow"), fields.text("effect")
     if workflow and effect:
         fields.report("invalid_field", "name an effect or a workflow, not both", "effect")
@@ -486,7 +494,7 @@ def read_target(text: Any) -> ConnectionTarget | None:
 
 
 def write_graph(graph: GraphDefinition) -> dict[str, Any]:
-    """What `parse_graph` reads as this graph."""
+    """Writes the document that `parse_graph` reads as this graph."""
     document: dict[str, Any] = {"name": graph.name}
     if graph.max_tokens is not None:
         document["max_tokens"] = graph.max_tokens

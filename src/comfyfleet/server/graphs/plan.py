@@ -48,19 +48,21 @@ class GraphShape:
 
 
 def shape_of(graph: GraphDefinition) -> GraphShape:
-    """Connections that name unknown nodes are passed over: the validation tells of them."""
+    """Computes order, scopes and cycles. Connections of unknown nodes are skipped; the validation
+    reports them.
+    """
     incoming: dict[str, list[GraphConnection]] = {node: [] for node in graph.nodes}
     for each in graph.connections:
         if each.source.node in graph.nodes and each.target.node in graph.nodes:
             incoming[each.target.node].append(each)
     sources = {node: _sources(graph, node, found) for node, found in incoming.items()}
-    order, cycles = _ordered(sources)
+    order, cycles = _sort_topologically(sources)
     scopes, problems = _scopes(graph, order, sources)
     return GraphShape(
         order,
         {node: tuple(found) for node, found in incoming.items()},
         sources,
-        _turned(sources),
+        _invert(sources),
         scopes,
         cycles,
         problems,
@@ -70,14 +72,16 @@ def shape_of(graph: GraphDefinition) -> GraphShape:
 def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
-    """A merge over a fan-out also waits for the fan-out, which tells how many items there are."""
+    """Returns what a node waits for. A merge over a fan-out also waits for the fan-out, which gives
+    the count.
+    """
     merge = graph.nodes[node]
     over = merge.over if isinstance(merge, MergeNode) else None
     first = [over] if over in graph.nodes and over is not None else []
     return tuple(dict.fromkeys([*first, *(each.source.node for each in incoming)]))
 
 
-def _turned(sources: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _invert(sources: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     targets: dict[str, list[str]] = {node: [] for node in sources}
     for node, found in sources.items():
         for source in found:
@@ -85,10 +89,10 @@ def _turned(sources: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
     return {node: tuple(found) for node, found in targets.items()}
 
 
-def _ordered(
+def _sort_topologically(
     sources: Mapping[str, tuple[str, ...]],
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    targets = _turned(sources)
+    targets = _invert(sources)
     waiting = {node: len(found) for node, found in sources.items()}
     order: list[str] = []
     _take_all([node for node, count in waiting.items() if not count], targets, waiting, order)
@@ -122,7 +126,9 @@ def _take_all(
 
 
 def _find_cycle(sources: Mapping[str, tuple[str, ...]], done: set[str]) -> tuple[str, ...]:
-    """Every node that is left has a source that is left: going back from one must come round."""
+    """Finds a cycle: every remaining node has a remaining source, so going back from one must come
+    round.
+    """
     node = next(each for each in sources if each not in done)
     path: dict[str, None] = {}
     while node not in path:
@@ -144,7 +150,7 @@ def _scopes(
 
 
 def _given_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
-    """The scope of what a node gives: a per-item fan-out opens one."""
+    """Returns the scope of a node's outputs: a per-item fan-out opens one."""
     fanout = graph.nodes[node]
     is_opening = isinstance(fanout, FanOutNode) and fanout.per_item
     return (*scope, node) if is_opening else scope
@@ -159,7 +165,7 @@ def _scope(
 ) -> Scope:
     found = graph.nodes[node]
     if isinstance(found, MergeNode) and found.over is not None:
-        return _closed(graph, found, given, scopes, problems)
+        return _close_scope(graph, found, given, scopes, problems)
     longest = max(given.values(), key=len, default=())
     for source, scope in given.items():
         if longest[: len(scope)] != scope:
@@ -174,7 +180,7 @@ def _scope(
     return longest
 
 
-def _closed(
+def _close_scope(
     graph: GraphDefinition,
     merge: MergeNode,
     given: Mapping[str, Scope],
@@ -227,7 +233,7 @@ class RunPlan:
 
 
 def plan_of(graph: GraphDefinition, catalogue: GraphCatalogue) -> RunPlan:
-    """Of a graph that was validated against the same catalogue."""
+    """Plans a graph that was validated against the same catalogue."""
     shape = shape_of(graph)
     workflows = resolve_workflows(graph, catalogue)
     lacking = [
@@ -243,7 +249,7 @@ def plan_of(graph: GraphDefinition, catalogue: GraphCatalogue) -> RunPlan:
 def resolve_workflows(
     graph: GraphDefinition, catalogue: GraphCatalogue
 ) -> dict[str, WorkflowFacts]:
-    """The workflow of each workflow node, as far as there is one."""
+    """Returns the workflow of each workflow node, as far as there is one."""
     found: dict[str, WorkflowFacts] = {}
     for node in graph.nodes.values():
         facts = isinstance(node, WorkflowNode) and catalogue.facts_for(node)
@@ -262,7 +268,7 @@ def cycle_problems(shape: GraphShape) -> list[DocumentProblem]:
 
 
 def raise_problems(problems: list[DocumentProblem]) -> None:
-    """Raises with all of them, if there are any."""
+    """Raises with all problems, if there are any."""
     if not problems:
         return
     lines = "\n".join(f"  {problem}" for problem in problems)
@@ -318,12 +324,12 @@ class _Sum(NamedTuple):
 def quote_plan(
     plan: RunPlan, inputs: Mapping[str, Any] | None = None, *, side_by_side: int = 1
 ) -> RunQuote:
-    """`side_by_side`: how many jobs of the run can be worked on at a time."""
+    """Estimates price and duration; `side_by_side` is how many jobs of the run can run at a time."""
     least, most = _widths(plan, inputs or {})
     parallel = max(1, side_by_side)
-    ways = [_alive(plan, fires) for fires in _answers(plan)]
+    ways = [_running_nodes(plan, fires) for fires in _condition_outcomes(plan)]
     if len(_conditions(plan)) > CONDITIONS_MAX:
-        low_ways, high_ways = [_alive(plan, {})], [set(plan.shape.order)]
+        low_ways, high_ways = [_running_nodes(plan, {})], [set(plan.shape.order)]
     else:
         low_ways = high_ways = ways
     low = [_sum(plan, way, least, parallel) for way in low_ways]
@@ -343,16 +349,18 @@ def _conditions(plan: RunPlan) -> list[str]:
     return [node for node in plan.shape.order if isinstance(plan.node(node), ConditionNode)]
 
 
-def _answers(plan: RunPlan) -> Iterator[dict[str, frozenset[str]]]:
-    """Which ports fire, for each combination of what the conditions may say."""
+def _condition_outcomes(plan: RunPlan) -> Iterator[dict[str, frozenset[str]]]:
+    """Returns the ports that fire, for each combination of condition results."""
     conditions = _conditions(plan)[:CONDITIONS_MAX]
     ports = (frozenset({TRUE_PORT}), frozenset({FALSE_PORT}))
     for answers in product(ports, repeat=len(conditions)):
         yield dict(zip(conditions, answers, strict=True))
 
 
-def _alive(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
-    """The nodes that run, if every condition fires the ports given; none: neither is certain."""
+def _running_nodes(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
+    """Returns the nodes that run, if every condition fires the ports given; none: neither is
+    certain.
+    """
     alive: set[str] = set()
     for node in plan.shape.order:
         if _runs(plan, node, alive, fires):
@@ -405,7 +413,7 @@ def _sum(plan: RunPlan, alive: Iterable[str], widths: Mapping[str, int], paralle
 
 
 def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """How many items each fan-out has, at least and at most; the same where the list is known."""
+    """Returns how many items each fan-out has, at least and at most; equal where the list is known."""
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     for node in plan.graph.nodes.values():

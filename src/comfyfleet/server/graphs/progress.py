@@ -48,7 +48,9 @@ class RunProgress(NamedTuple):
 
 
 def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
-    """Skipped nodes count as completed: nothing is left to be done for them."""
+    """Computes the progress of a run. Skipped nodes count as completed, as nothing is left to do
+    for them.
+    """
     running = tuple(
         _running(run, key)
         for key in sorted(run.in_flight)
@@ -82,7 +84,7 @@ def _running(run: GraphRunState, key: ExecutionKey) -> NodeProgress:
 
 
 def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0.0) -> float:
-    """From 0 to 1; `going` is the progress of its executions that are under way, added up."""
+    """Returns 0 to 1; `going` is the summed progress of the node's running executions."""
     if run.status == GraphRunStatus.PENDING:
         return 0.0
     tally = run.tally(node)
@@ -95,7 +97,9 @@ def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0
 
 
 def is_settled(plan: RunPlan, run: GraphRunState, node: str) -> bool:
-    """Nothing is left, and nothing more can come: the fan-outs around it are settled too."""
+    """Whether no execution is left and none can come, because the fan-outs around it are settled
+    too.
+    """
     if run.status == GraphRunStatus.PENDING:
         return False
     tally = run.tally(node)
@@ -105,7 +109,7 @@ def is_settled(plan: RunPlan, run: GraphRunState, node: str) -> bool:
 
 
 def node_status(plan: RunPlan, run: GraphRunState, node: str) -> ExecutionStatus:
-    """One word for all executions of a node."""
+    """Returns one status for all executions of a node."""
     tally = run.tally(node)
     if not is_settled(plan, run, node):
         going = {run.record(key).status for key in run.in_flight if key.node == node}
@@ -146,55 +150,55 @@ def draw_mermaid(
 ) -> str:
     names = {node: f"n{number}" for number, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
-    lines += [f"    {names[node.id]}{_shape(node)}" for node in graph.nodes.values()]
+    lines += [f"    {names[node.id]}{_draw_node(node)}" for node in graph.nodes.values()]
     lines += [
-        f"    {names[each.source.node]} {_arrow(each)} {names[each.target.node]}"
+        f"    {names[each.source.node]} {_draw_arrow(each)} {names[each.target.node]}"
         for each in graph.connections
         if each.source.node in names and each.target.node in names
     ]
     if plan is not None and run is not None:
-        lines += _coloured(names, plan, run)
+        lines += _colour_lines(names, plan, run)
     return "\n".join(lines) + "\n"
 
 
-def _shape(node: Node) -> str:
+def _draw_node(node: Node) -> str:
     match node:
         case InputNode():
-            return f'(["{_said(node.id, node.value_type)}"])'
+            return f'(["{_label(node.id, node.value_type)}"])'
         case WorkflowNode():
             version = f" v{node.version}" if node.version else ""
-            return f'["{_said(node.id, node.name + version)}"]'
+            return f'["{_label(node.id, node.name + version)}"]'
         case ConditionNode():
-            return f'{{"{_said(node.id, node.text)}"}}'
+            return f'{{"{_label(node.id, node.text)}"}}'
         case FanOutNode():
-            return f'[/"{_said(node.id, "each item" if node.per_item else node.mode)}"\\]'
+            return f'[/"{_label(node.id, "each item" if node.per_item else node.mode)}"\\]'
         case MergeNode():
             over = f" over {node.over}" if node.over else ""
-            return f'[\\"{_said(node.id, node.mode + over)}"/]'
+            return f'[\\"{_label(node.id, node.mode + over)}"/]'
         case OutputNode():
-            return f'(["{_said(node.id, "output")}"])'
+            return f'(["{_label(node.id, "output")}"])'
 
 
-def _said(name: str, more: str) -> str:
-    return f"{_escaped(name)}<br/><small>{_escaped(more)}</small>"
+def _label(name: str, more: str) -> str:
+    return f"{_escape(name)}<br/><small>{_escape(more)}</small>"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     for char, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("\n", " ")):
         text = text.replace(char, code)
     return text
 
 
-def _arrow(connection: GraphConnection) -> str:
+def _draw_arrow(connection: GraphConnection) -> str:
     source, target = connection
     start = source.port if source.port not in _PLAIN_PORTS else ""
     start = ".".join(filter(None, (start, *source.path)))
     end = "" if target.port in _PLAIN_PORTS else target.port
     label = " → ".join(filter(None, (start, end)))
-    return f'-->|"{_escaped(label)}"|' if label else "-->"
+    return f'-->|"{_escape(label)}"|' if label else "-->"
 
 
-def _coloured(names: dict[str, str], plan: RunPlan, run: GraphRunState) -> Iterator[str]:
+def _colour_lines(names: dict[str, str], plan: RunPlan, run: GraphRunState) -> Iterator[str]:
     yield from (f"    classDef {status} {colours}" for status, colours in _COLOURS.items())
     for node, name in names.items():
         status = node_status(plan, run, node)

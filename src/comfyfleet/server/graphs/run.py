@@ -33,7 +33,7 @@ class PersistentMap(Mapping[K, V]):
             self._buckets, self._count = filled._buckets, filled._count
 
     def changed(self, entries: Mapping[K, V], gone: Iterable[K] = ()) -> "PersistentMap[K, V]":
-        """With these entries put in or in place of older ones, and without those that are gone."""
+        """Returns a map with these entries added or replaced, and without those that are gone."""
         fresh: dict[int, dict[K, V]] = {}
         for key, value in entries.items():
             self._fresh(fresh, key)[key] = value
@@ -61,7 +61,7 @@ class PersistentMap(Mapping[K, V]):
         return self._buckets[hash(key) % BUCKETS].get(key, default)
 
     def __iter__(self) -> Iterator[K]:
-        """In no particular order: whoever needs one must sort."""
+        """Iterates in no particular order; callers that need one must sort."""
         for bucket in self._buckets:
             yield from bucket
 
@@ -89,7 +89,7 @@ class ValueSize(NamedTuple):
         return self.values <= most.values and self.characters <= most.characters
 
     def within(self, most: "ValueSize") -> "ValueSize":
-        """What is left of a limit when this much is used."""
+        """Returns what is left of a limit when this much is used."""
         return ValueSize(
             max(0, most.values - self.values), max(0, most.characters - self.characters)
         )
@@ -105,7 +105,7 @@ ANSWER_SIZE_MAX = ValueSize(
 
 
 def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:
-    """As soon as it is more than `most`, the rest is not looked at."""
+    """Measures a value; stops as soon as it is larger than `most`."""
     values, characters, waiting = 0, 0, [value]
     while waiting and values <= most.values and characters <= most.characters:
         current = waiting.pop()
@@ -174,7 +174,9 @@ NEW_RECORD = ExecutionRecord()
 
 
 class ExecutionCounts(NamedTuple):
-    """How the executions of one node stand; `expected` grows as fan-outs around it are decided."""
+    """Counts of one node's executions by status; `expected` grows as fan-outs around it are
+    decided.
+    """
 
     expected: int = 0
     done: int = 0
@@ -199,7 +201,7 @@ class RunError(NamedTuple):
 
 
 class HeldRange(NamedTuple):
-    """Of held executions with one priority: the numbers of the first and of the one after the last."""
+    """Held executions of one priority: the numbers of the first and of the one after the last."""
 
     priority: int
     first: int
@@ -236,7 +238,9 @@ class GraphRunState:
 
 
 def job_id(run: UUID, key: ExecutionKey, attempt: int) -> UUID:
-    """The same job is never started twice, however often the same decision is carried out."""
+    """Returns the id of an attempt's job; deterministic, so repeating a decision starts no second
+    job.
+    """
     index = ",".join(map(str, key.at))
     return uuid5(JOB_NAMES, f"{run}/{key.node}/{index}/{attempt}")
 
@@ -262,7 +266,7 @@ def place_job(
     *,
     is_unserved: bool = False,
 ) -> Placement:
-    """A job without affinity waits in the queue: a worker that can run it may come.
+    """Places a job. One without affinity waits in the queue, as a worker that can run it may come.
 
     `is_unserved`: it has waited for that long enough.
     """
@@ -290,7 +294,7 @@ def place_job(
 
 
 def is_self_hosted(workflow: WorkflowFacts) -> bool:
-    """What a cloud can run is not known here."""
+    """Whether its jobs run on our workers; what a cloud can run is not known here."""
     return workflow.effect is None or workflow.effect.provider == "self_hosted"
 
 
@@ -305,7 +309,7 @@ def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]
 
 
 def alternatives(need: BackendNeed, backends: Iterable[BackendState]) -> tuple[str, ...]:
-    """The shortest queue first, then the most free GPU memory."""
+    """Returns other backends: the shortest queue first, then the most free GPU memory."""
     able = [each for each in backends if _can_run(each, need)]
     able.sort(key=lambda each: (each.queue_depth, -each.free_gpu_memory_bytes, each.worker_id))
     return tuple(each.name for each in able)
@@ -332,7 +336,7 @@ class StoredGraph:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """All of a run but its executions."""
+    """A stored run without its executions."""
 
     id: UUID
     tenant_id: UUID
@@ -400,7 +404,7 @@ IN_QUEUE_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The world as it is while a decision is made."""
+    """Backends, clock and limits on which a decision depends."""
 
     now: datetime
     backends: tuple[BackendState, ...] = ()
@@ -413,7 +417,7 @@ class Environment:
     no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
 
     def is_unserved(self, need: BackendNeed, since: datetime | None) -> bool:
-        """Nobody could run it for too long, of the time that a job has waited."""
+        """Whether no backend could run it for too long, within the time that the job has waited."""
         if self.no_backend_seconds is None or self.watched_since is None or since is None:
             return False
         if any(each.is_online and each.is_able(need) for each in self.backends):
@@ -441,7 +445,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobWaiting:
-    """It is in the queue again: its worker was lost, or gave it back."""
+    """The job is queued again: its worker was lost, or gave it back."""
 
     key: ExecutionKey
     attempt: int

@@ -51,7 +51,7 @@ _PICTURES = "image/"
 
 
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
-    """What completed jobs have made, by id; a file that has expired since is left out."""
+    """Reads the output files of completed jobs, by id; files that have expired are left out."""
     wanted = [
         each.file_id for job in jobs if job.status == JobStatus.COMPLETED for each in job.outputs
     ]
@@ -69,7 +69,9 @@ def events_from_job(
     made: Mapping[UUID, File],
     backends: Iterable[BackendState],
 ) -> Iterator[Event]:
-    """All of it each time: what a run has heard before changes nothing."""
+    """Returns all events that the state of a job implies; those that were applied before change
+    nothing.
+    """
     worker = dispatch.worker_id if dispatch else None
     if job.status == JobStatus.QUEUED:
         yield JobWaiting(key, attempt)
@@ -101,7 +103,7 @@ def progress_event(key: ExecutionKey, attempt: int, progress: Progress) -> JobPr
 
 
 def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
-    """`{images, files, width, height, text, json, values, …}`; files by reference."""
+    """Builds `{images, files, width, height, text, json, values, …}`; files by reference."""
     outputs = [
         _output_reference(each, made[each.file_id]) for each in job.outputs if each.file_id in made
     ]
@@ -119,7 +121,7 @@ def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
 
 
 def shown_values(job: Job) -> dict[str, Any]:
-    """What nodes showed. `values` has each by its name, and all of one node under that node's id."""
+    """Returns what nodes showed: `values` by name, and all of one node under that node's id."""
     shown, text = job.values, text_of(job.values) or ""
     by_name: dict[str, Any] = {}
     for each in shown:
@@ -132,7 +134,7 @@ def shown_values(job: Job) -> dict[str, Any]:
 
 
 def _parse_shown(text: str) -> Any:
-    """A number, a boolean, a list or an object that was shown as text; None for plain words."""
+    """Parses a number, boolean, list or object that was shown as text; None for plain text."""
     try:
         return clean(json.loads(text)) if text else None
     except (ValueError, RecursionError):
@@ -145,7 +147,9 @@ def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
 
 
 def file_reference(file: File) -> dict[str, Any]:
-    """A file as values of a run name it. Its path is a name for people, not where it lies."""
+    """Returns a file as the values of a run name it. Its path is for display, not where it is
+    stored.
+    """
     return {
         "file_id": str(file.id),
         "filename": file.filename,
@@ -162,46 +166,50 @@ RUNS_PER_PAGE = 100
 
 
 async def advance(
-    graphs: GraphContext, tenant_id: UUID, run_id: UUID, *, heard: tuple[int, ...] = ()
+    graphs: GraphContext, tenant_id: UUID, run_id: UUID, *, handled_outbox: tuple[int, ...] = ()
 ) -> LoadedRun:
-    """As far as it can go at present."""
+    """Advances a run as far as possible at present."""
 
-    async def decide(kept: LoadedRun, environment: Environment) -> RunDecision:
+    async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         return next_actions(
-            kept.plan, kept.run, await _read_events(graphs, kept, environment), environment
+            loaded.plan, loaded.run, await _read_events(graphs, loaded, environment), environment
         )
 
-    kept = await apply_decision(graphs, tenant_id, run_id, decide, heard=heard)
+    loaded = await apply_decision(graphs, tenant_id, run_id, decide, handled_outbox=handled_outbox)
     for _ in range(STEPS_MAX):
         # A step in which jobs were refused has started nothing in their place.
-        if kept.run.status != GraphRunStatus.RUNNING or kept.run.in_flight or not kept.run.held:
+        if (
+            loaded.run.status != GraphRunStatus.RUNNING
+            or loaded.run.in_flight
+            or not loaded.run.held
+        ):
             break
-        kept = await apply_decision(graphs, tenant_id, run_id, decide)
-    return kept
+        loaded = await apply_decision(graphs, tenant_id, run_id, decide)
+    return loaded
 
 
 async def _dispatches(
-    graphs: GraphContext, kept: LoadedRun, found: Iterable[Job]
+    graphs: GraphContext, loaded: LoadedRun, found: Iterable[Job]
 ) -> dict[UUID, Dispatch]:
-    """Of those that some worker has or had."""
+    """Reads the dispatches of jobs that a worker has or had."""
     begun = [job.id for job in found if job.status != JobStatus.QUEUED]
     if not begun:
         return {}
     async with graphs.context.central.read() as tx:
-        return await dispatch.of_jobs(tx, kept.head.tenant_id, begun)
+        return await dispatch.of_jobs(tx, loaded.head.tenant_id, begun)
 
 
 async def _read_events(
-    graphs: GraphContext, kept: LoadedRun, environment: Environment
+    graphs: GraphContext, loaded: LoadedRun, environment: Environment
 ) -> list[Event]:
-    """Of all jobs that the run waits for: what it knows already changes nothing."""
-    waiting = kept.jobs
+    """Reads the events of all jobs that the run waits for; those that it knows change nothing."""
+    waiting = loaded.jobs
     if not waiting:
         return []
-    async with graphs.context.tenant(kept.head.tenant_id) as tx:
-        found = await jobs.get_many(tx, kept.head.tenant_id, list(waiting))
-        made = await output_files(tx, kept.head.tenant_id, found.values())
-    rows = await _dispatches(graphs, kept, found.values())
+    async with graphs.context.tenant(loaded.head.tenant_id) as tx:
+        found = await jobs.get_many(tx, loaded.head.tenant_id, list(waiting))
+        made = await output_files(tx, loaded.head.tenant_id, found.values())
+    rows = await _dispatches(graphs, loaded, found.values())
     return [
         event
         for job_id, (key, attempt) in sorted(waiting.items(), key=lambda each: each[1])
@@ -212,22 +220,22 @@ async def _read_events(
     ]
 
 
-async def with_live_progress(graphs: GraphContext, kept: LoadedRun) -> GraphRunState:
-    """With what running jobs have said since: told often, so never written down."""
-    if kept.run.status.is_over or not kept.run.in_flight:
-        return kept.run
-    async with graphs.context.tenant(kept.head.tenant_id) as tx:
-        found = await jobs.get_many(tx, kept.head.tenant_id, list(kept.jobs))
-    rows = await _dispatches(graphs, kept, found.values())
+async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRunState:
+    """Returns the run with the live progress of its jobs, which changes too often to be stored."""
+    if loaded.run.status.is_over or not loaded.run.in_flight:
+        return loaded.run
+    async with graphs.context.tenant(loaded.head.tenant_id) as tx:
+        found = await jobs.get_many(tx, loaded.head.tenant_id, list(loaded.jobs))
+    rows = await _dispatches(graphs, loaded, found.values())
     environment = Environment(graphs.context.clock())
-    draft = RunDraft(kept.plan, kept.run, environment)
-    for job_id, (key, attempt) in kept.jobs.items():
+    draft = RunDraft(loaded.plan, loaded.run, environment)
+    for job_id, (key, attempt) in loaded.jobs.items():
         job = found.get(job_id)
         if job is None:
             continue
         row = rows.get(job_id)
         if not job.status.is_active:
-            # It has ended, and the run will hear of that in a moment: it doesn't fall back till then.
+            # It has ended, which the run will process in a moment: until then it must not fall back.
             if job.status == JobStatus.COMPLETED:
                 apply_event(
                     JobStarted(key, attempt, (row and row.worker_id) or "", job.started_at), draft
@@ -244,7 +252,7 @@ async def with_live_progress(graphs: GraphContext, kept: LoadedRun) -> GraphRunS
 
 
 async def read_outbox(graphs: GraphContext, pool: Database) -> None:
-    """Processes all outbox rows of one pool: some may be there for long."""
+    """Processes all outbox rows of one pool, page by page: rows of blocked runs may stay for long."""
     after = 0
     while True:
         async with pool.read() as tx:
@@ -262,32 +270,38 @@ async def read_outbox(graphs: GraphContext, pool: Database) -> None:
 
 
 async def _advance_safely(
-    graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID, heard: tuple[int, ...] = ()
+    graphs: GraphContext,
+    pool: Database,
+    tenant_id: UUID,
+    run_id: UUID,
+    handled_outbox: tuple[int, ...] = (),
 ) -> None:
     """Logs any error, so that one run doesn't block the others; its outbox rows stay."""
     try:
-        await advance(graphs, tenant_id, run_id, heard=heard)
+        await advance(graphs, tenant_id, run_id, handled_outbox=handled_outbox)
     except (QueueFull, Unavailable) as error:
         log.log(log_level_of(error), "graph run %s waits: %s", run_id, error.message)
     except NotFound:
-        # It was removed; nobody is left to hear this.
+        # The run was removed, so its outbox rows are too.
         async with pool.transaction() as tx:
-            await jobs.delete_outbox(tx, heard)
+            await jobs.delete_outbox(tx, handled_outbox)
     except Exception:
         log.exception("graph run %s can't go on", run_id)
-        await _reschedule(graphs, pool, heard)
+        await _reschedule(graphs, pool, handled_outbox)
 
 
-async def _reschedule(graphs: GraphContext, pool: Database, heard: tuple[int, ...]) -> None:
+async def _reschedule(
+    graphs: GraphContext, pool: Database, handled_outbox: tuple[int, ...]
+) -> None:
     """Delays the rows, so that the same error isn't logged every second."""
-    if heard:
+    if handled_outbox:
         async with pool.transaction() as tx:
             until = graphs.context.clock() + RETRY_DELAY
-            await jobs.reschedule_outbox(tx, heard, until=until)
+            await jobs.reschedule_outbox(tx, handled_outbox, until=until)
 
 
 async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
-    """Every run that goes on, against the backends as they are, and the time."""
+    """Advances every active run by the current backends and the clock."""
     after: UUID | None = None
     while True:
         async with pool.read() as tx:
@@ -310,11 +324,11 @@ async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_
 
 async def _end_overdue(graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID) -> None:
     async with pool.read() as tx:
-        kept = await graphs.runs.get(tx, tenant_id, run_id)
+        loaded = await graphs.runs.get(tx, tenant_id, run_id)
     limits = {
         job_id: seconds
-        for job_id, (key, _) in kept.jobs.items()
-        if (seconds := kept.plan.workflow_node(key.node).timeout_seconds)
+        for job_id, (key, _) in loaded.jobs.items()
+        if (seconds := loaded.plan.workflow_node(key.node).timeout_seconds)
     }
     if not limits:
         return
@@ -327,7 +341,9 @@ async def _end_overdue(graphs: GraphContext, pool: Database, tenant_id: UUID, ru
 def overdue_jobs(
     graphs: GraphContext, found: Mapping[UUID, Job], limits: Mapping[UUID, int]
 ) -> list[Job]:
-    """Counted from the start on a worker: waiting in the queue is nobody's fault."""
+    """Returns jobs over their time limit, counted from the start on a worker and not from the
+    queue.
+    """
     now = graphs.context.clock()
     return [
         job

@@ -36,24 +36,24 @@ from comfyfleet.server.graphs.run import (
 
 
 def dump_plan(plan: RunPlan) -> dict[str, Any]:
-    """As JSON takes it."""
+    """Converts a plan to JSON values."""
     facts = {(each.name, each.slug, each.version): each for each in plan.workflows.values()}
     return {
         "graph": write_graph(plan.graph),
-        "workflows": [_saved(each) for each in facts.values()],
+        "workflows": [_dump_facts(each) for each in facts.values()],
     }
 
 
 def load_plan(saved: Mapping[str, Any]) -> RunPlan:
-    """Of an expired run nothing is left, which is a graph without nodes."""
+    """Loads a plan. An expired run has none left, which is a graph without nodes."""
     if not saved:
         return plan_of(GraphDefinition("", {}, ()), catalogue_of(()))
     parsed = parse_graph(saved["graph"])
     raise_problems(list(parsed.problems))
-    return plan_of(parsed.graph, catalogue_of(tuple(map(_restored, saved["workflows"]))))
+    return plan_of(parsed.graph, catalogue_of(tuple(map(_load_facts, saved["workflows"]))))
 
 
-def _saved(facts: WorkflowFacts) -> dict[str, Any]:
+def _dump_facts(facts: WorkflowFacts) -> dict[str, Any]:
     return {
         "slug": facts.slug,
         "version": facts.version,
@@ -62,37 +62,37 @@ def _saved(facts: WorkflowFacts) -> dict[str, Any]:
         "typical_seconds": facts.typical_seconds,
         "required_capabilities": sorted(facts.required_capabilities),
         "is_current": facts.is_current,
-        "effect": _saved_effect(facts.effect) if facts.effect else None,
+        "effect": _dump_effect(facts.effect) if facts.effect else None,
         "locked_choices": [list(each) for each in facts.locked_choices],
     }
 
 
-def _saved_effect(effect: EffectTerms) -> dict[str, Any]:
+def _dump_effect(effect: EffectTerms) -> dict[str, Any]:
     return {**asdict(effect), "id": str(effect.id)}
 
 
-def _restored(saved: Mapping[str, Any]) -> WorkflowFacts:
+def _load_facts(saved: Mapping[str, Any]) -> WorkflowFacts:
     return WorkflowFacts(
         slug=saved["slug"],
         version=saved["version"],
-        properties=tuple(map(_property, saved["properties"])),
+        properties=tuple(map(_load_property, saved["properties"])),
         price_tokens=saved["price_tokens"],
         typical_seconds=saved["typical_seconds"],
         required_capabilities=frozenset(saved["required_capabilities"]),
         is_current=saved["is_current"],
-        effect=_restored_effect(saved.get("effect")),
+        effect=_load_effect(saved.get("effect")),
         locked_choices=tuple(ModelUse(*each) for each in saved.get("locked_choices", ())),
     )
 
 
-def _restored_effect(saved: Mapping[str, Any] | None) -> EffectTerms | None:
+def _load_effect(saved: Mapping[str, Any] | None) -> EffectTerms | None:
     if saved is None:
         return None
     tuples = {name: tuple(saved[name]) for name in ("locked", "media_types")}
     return EffectTerms(**{**saved, **tuples, "id": UUID(saved["id"])})
 
 
-def _property(saved: Mapping[str, Any]) -> Property:
+def _load_property(saved: Mapping[str, Any]) -> Property:
     choices = saved["choices"]
     return Property(**{**saved, "choices": None if choices is None else tuple(choices)})
 
@@ -101,7 +101,7 @@ _MOMENTS = ("queued_at", "started_at", "ended_at")
 
 
 def dump_record(record: ExecutionRecord) -> dict[str, Any]:
-    """As JSON takes it; what is as in a fresh record is left out."""
+    """Converts a record to JSON values; fields with their default are left out."""
     found: dict[str, Any] = {}
     for each in fields(ExecutionRecord):
         value = getattr(record, each.name)
@@ -120,16 +120,18 @@ def load_record(saved: Mapping[str, Any]) -> ExecutionRecord:
         if name in found:
             found[name] = datetime.fromisoformat(found[name])
     if "question" in found:
-        asked = found["question"]
-        choices = tuple(Choice(each) for each in asked["choices"])
-        found["question"] = UserQuestion(asked["message"], tuple(asked["backends"]), choices)
+        question = found["question"]
+        choices = tuple(Choice(each) for each in question["choices"])
+        found["question"] = UserQuestion(question["message"], tuple(question["backends"]), choices)
     return ExecutionRecord(**found)
 
 
 def load_run(
     plan: RunPlan, head: GraphRunState, records: Mapping[ExecutionKey, ExecutionRecord]
 ) -> GraphRunState:
-    """`head` is the run as far as it is kept apart: id, inputs, status, tokens, error, outputs, max_tokens."""
+    """Loads a run; `head` is its stored part: id, inputs, status, tokens, error, outputs,
+    max_tokens.
+    """
     if head.status == GraphRunStatus.PENDING:
         return head
     tallies = _tallies(plan, records)
@@ -186,7 +188,7 @@ def _place(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> tuple[i
 
 
 def _rows(held: Iterable[tuple[int, int]]) -> tuple[HeldRange, ...]:
-    """They are taken from the front only, so that what is left has no gaps."""
+    """Returns the held ranges. They are taken from the front only, so what is left has no gaps."""
     places: dict[int, list[int]] = {}
     for priority, number in held:
         places.setdefault(priority, []).append(number)

@@ -71,7 +71,7 @@ async def add_version(tx: Tx, graph: StoredGraph) -> None:
 
 
 async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> int | None:
-    """Counted up while the row is ours: two new versions at once get two numbers."""
+    """Increments the version under a row lock: two new versions at once get two numbers."""
     changed = await tx.execute(
         update(graphs)
         .where(
@@ -95,7 +95,7 @@ async def get_graph(
 async def graphs_named(
     tx: Tx, tenant_id: UUID, name: str, *, user_id: UUID | None = None, limit: int
 ) -> list[StoredGraph]:
-    """Of the tenant, or of one user; the newest first."""
+    """Returns graphs of the tenant, or of one user, by name; the newest first."""
     query = _stored(tenant_id, None).where(graphs.c.name == name)
     if user_id is not None:
         query = query.where(graphs.c.user_id == user_id)
@@ -105,7 +105,7 @@ async def graphs_named(
 
 
 async def delete_graph(tx: Tx, tenant_id: UUID, graph_id: UUID, *, now: datetime) -> None:
-    """Its runs stay, each with the graph as it was at their start."""
+    """Marks a graph as deleted; its runs stay, each with the graph as it was at their start."""
     await tx.execute(
         update(graphs)
         .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
@@ -156,7 +156,7 @@ def _error(saved: Mapping[str, Any]) -> RunError:
 
 
 async def add_run(tx: Tx, head: RunRow) -> bool:
-    """False: there is one with this id already."""
+    """Adds a run; False if there is one with this id already."""
     row = {
         "id": head.id,
         "tenant_id": head.tenant_id,
@@ -193,7 +193,7 @@ _LOCK_REVISION = PreparedStatement(
 
 
 async def lock_revision(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
-    """Nobody else advances the run until the transaction ends."""
+    """Locks the run and returns its revision; nobody else advances it until the transaction ends."""
     row = await _LOCK_REVISION.first(tx, {"of_tenant": tenant_id, "of_run": run_id})
     return row["revision"] if row else None
 
@@ -206,7 +206,7 @@ async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
 
 
 async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[tuple[UUID, UUID]]:
-    """(tenant, run), page by page."""
+    """Returns a page of (tenant, run)."""
     query = select(graph_runs.c.tenant_id, graph_runs.c.id).where(
         graph_runs.c.status.in_(OPEN_STATUSES)
     )
@@ -244,7 +244,7 @@ async def write_run(
     revision: int,
     now: datetime,
 ) -> None:
-    """The head as it is now, and the records that are new or other."""
+    """Writes the run's row, and the records that are new or changed."""
     values = {
         "status": run.status,
         "revision": revision,
@@ -301,7 +301,7 @@ def _index(text: str) -> tuple[int, ...]:
 async def list_graphs(
     tx: Tx, tenant_id: UUID, *, before: GraphListItem | None, limit: int
 ) -> list[GraphListItem]:
-    """The newest first."""
+    """Returns a page, the newest first."""
     query = _entries(graphs, GraphListItem).where(
         graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None)
     )
@@ -327,7 +327,7 @@ async def list_runs(
     before: RunListItem | None,
     limit: int,
 ) -> list[RunListItem]:
-    """The newest first."""
+    """Returns a page, the newest first."""
     query = _run_entries().where(
         graph_runs.c.tenant_id == tenant_id, graph_runs.c.user_id == user_id
     )
@@ -354,7 +354,7 @@ def _entries(table: Table, entry: type[GraphListItem]) -> Select[Any]:
 
 
 def _run_entries() -> Select[Any]:
-    """With the names of their graphs, deleted ones too."""
+    """Selects runs with the names of their graphs, including deleted ones."""
     own = (graph_runs.c[each.name] for each in fields(RunListItem) if each.name != "name")
     joined = graph_runs.join(graphs, graphs.c.id == graph_runs.c.graph_id)
     return select(*own, graphs.c.name).select_from(joined)
@@ -380,7 +380,7 @@ def _run_entry(row: RowMapping) -> RunListItem:
 
 
 async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit: int) -> list[UUID]:
-    """Runs that are over lose what went in, what came out and what was recorded; the oldest first."""
+    """Removes inputs, outputs and records of ended runs, the oldest first."""
     old = (
         select(graph_runs.c.id)
         .where(
@@ -406,7 +406,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
 
 
 async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]]:
-    """What was given to runs that go on."""
+    """Returns the inputs of active runs."""
     query = select(graph_runs.c.inputs).where(
         graph_runs.c.tenant_id == tenant_id, graph_runs.c.status.in_(OPEN_STATUSES)
     )

@@ -57,7 +57,7 @@ from comfyfleet.server.graphs.run import (
 
 
 class PortTypes:
-    """The types that leave each port, found in the order of the graph."""
+    """The types of all output ports, computed in the order of the graph."""
 
     def __init__(self, graph: GraphDefinition, shape: GraphShape) -> None:
         self.graph = graph
@@ -73,7 +73,9 @@ class PortTypes:
         )
 
     def of(self, connection: GraphConnection) -> PortType | None:
-        """What arrives over a connection; None if there can't be anything at its source."""
+        """Returns the type that arrives over a connection; None if there can't be a value at its
+        source.
+        """
         source = connection.source
         ports = self.leaving.get(source.node)
         if ports is None:  # in or behind a cycle: nothing is known
@@ -147,7 +149,7 @@ def _target_problems(
 
 
 def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[str] | None:
-    """None for a node that has as many as are connected."""
+    """Returns the input ports of a node; None for a node that has as many as are connected."""
     if isinstance(node, WorkflowNode):
         return [each.name for each in workflows[node.id].properties]
     return inputs_of(node)
@@ -156,7 +158,7 @@ def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[
 def _wanted(
     graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], each: GraphConnection
 ) -> PortType | None:
-    """The type of the port that a connection ends at; None if there is no such port."""
+    """Returns the type of the port that a connection ends at; None if there is no such port."""
     node, port = graph.nodes[each.target.node], each.target.port
     if isinstance(node, MergeNode):
         return None if port_number(port) is None else ANY
@@ -175,7 +177,7 @@ def _hint(given: PortType, wanted: PortType) -> str:
 
 
 class GraphCheck(NamedTuple):
-    """`warnings` keep nothing from being run: backends come and go."""
+    """The result of a validation; `warnings` don't prevent a run, as backends come and go."""
 
     graph: GraphDefinition
     problems: tuple[DocumentProblem, ...]
@@ -191,7 +193,7 @@ def check_graph_text(
 def check_graph(
     document: Any, catalogue: GraphCatalogue, limits: GraphLimits = DEFAULT_LIMITS
 ) -> GraphCheck:
-    """Reads a document and validates what could be read, so that one mistake hides no other."""
+    """Parses a document and validates what could be parsed, so that one mistake hides no other."""
     parsed = parse_graph(document, limits)
     found = validate(parsed.graph, catalogue, limits, parsed.broken)
     return GraphCheck(parsed.graph, (*parsed.problems, *found), warnings(parsed.graph, catalogue))
@@ -235,7 +237,7 @@ def _workflow_problems(
 
 
 def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[DocumentProblem, ...]:
-    """What could not be run just now, and is not refused for that."""
+    """Returns what could not be run just now, which is no reason to refuse the graph."""
     workflows = resolve_workflows(graph, catalogue)
     found: list[DocumentProblem] = []
     for node in graph.nodes.values():
@@ -256,7 +258,7 @@ def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[Documen
 
 
 def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
-    """What comes by a connection is not known yet."""
+    """Returns what a node needs of a backend; values that come by a connection are not known yet."""
     unknown = {
         port: "" for id, port in (each.target for each in graph.connections) if id == node.id
     }
@@ -275,7 +277,7 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
 
 
 def value_problem(each: Property, value: Any) -> str:
-    """Why a property can't take a value; empty if it can."""
+    """Returns why a property can't take a value; empty if it can."""
     try:
         check_value(each, value)
     except InvalidValue as problem:
@@ -289,7 +291,7 @@ def _affinity_problems(
     graph: GraphDefinition,
     catalogue: GraphCatalogue,
 ) -> Iterator[DocumentProblem]:
-    """Being offline is no problem here. What is gone is one only without a fallback."""
+    """Checks affinities. An offline backend is no problem; a removed one is, without a fallback."""
     if node.backend_affinity is None:
         return
     meant = [each for each in catalogue.backends if each.is_target_of(node.backend_affinity)]
@@ -305,7 +307,9 @@ def _affinity_problems(
 def _models_lacking(
     node: WorkflowNode, workflow: WorkflowFacts, meant: Iterable[BackendState]
 ) -> str:
-    """Only models that the node itself names: which others there are is the operator's."""
+    """Returns missing models that the node itself names; the operator's other models are not
+    revealed.
+    """
     chosen = models_chosen(workflow.properties, node.properties)
     named = [each for each in chosen if each.file in node.properties.values()]
     offers = [each.offer for each in meant if each.offer is not None]
@@ -343,7 +347,9 @@ def _must_have(
 def _unreachable(
     graph: GraphDefinition, shape: GraphShape, broken: Collection[str]
 ) -> Iterator[DocumentProblem]:
-    """A node that leads to no output would be paid for, and nobody could get what it made."""
+    """Reports nodes that lead to no output: they would be paid for, and nobody could get the
+    result.
+    """
     outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
     if not outputs and not broken:
         yield DocumentProblem("no_output", "the graph has no output node")
@@ -380,7 +386,7 @@ def _too_large(
 
 
 def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProblem]:
-    """Merges that repeat merges: how many values they make whatever the run is given, if all arrive."""
+    """Reports merges of merges whose values would grow too many, whatever the run is given."""
     counts: dict[str, int] = {}
     for node in shape.order:
         fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
@@ -393,19 +399,21 @@ def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProb
 
 
 def _count_at(counts: Mapping[str, int], source: ConnectionSource) -> int:
-    """One of several, or their number, is as good as one."""
+    """Returns the number of values at a source; one item of several, or their number, counts as
+    one.
+    """
     is_part = any(each.isdecimal() or each == "count" for each in source.path)
     return 1 if is_part else counts.get(source.node, 1)
 
 
 def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
-    """How often a node runs at most: the widths of the fan-outs around it, multiplied."""
+    """Returns how often a node runs at most: the product of the widths of the fan-outs around it."""
     fanouts = [graph.nodes[each] for each in scope]
     return prod(each.max_items for each in fanouts if isinstance(each, FanOutNode))
 
 
 def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
-    """What is wrong with the values that a run was given."""
+    """Returns the problems of the values that a run was given."""
     nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
     known = ", ".join(nodes) or "none"
     if not size_of(inputs).fits(VALUE_SIZE_MAX):

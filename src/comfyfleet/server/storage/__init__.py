@@ -26,7 +26,7 @@ _OPTIONS = ("endpoint", "public_endpoint", "region")
 
 @dataclass(frozen=True, slots=True)
 class BucketUrl:
-    """Where on S3. The public endpoint is what others reach it by, if that differs."""
+    """A bucket on S3. The public endpoint is the one that clients reach, if it differs."""
 
     name: str
     prefix: str = ""
@@ -40,7 +40,9 @@ class BucketUrl:
 
 
 def open_store(url: str, *, public_url: str, secret: bytes, clock: Clock) -> ObjectStore:
-    """`public_url` and `secret` are for a folder's URLs: ours are served by the control plane."""
+    """Opens a store by its URL. `public_url` and `secret` are for a folder, whose URLs the control
+    plane serves.
+    """
     match place := parse_store_url(url):
         case Path():
             return LocalStore(place, public_url=public_url, secret=secret, clock=clock)

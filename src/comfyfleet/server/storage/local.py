@@ -39,14 +39,14 @@ from comfyfleet.server.storage.model import (
 )
 from comfyfleet.transport.files import open_file, open_with
 
-# An upload that has written nothing for so long belongs to a process that is no more.
+# An upload that has written nothing for so long belongs to a process that has ended.
 INCOMING_SECONDS_MAX = 3600
 # A folder may go away between its making and its use, when the last object in it is deleted.
 PLACING_TRIES_MAX = 10
 UNKNOWN_TYPE = "application/octet-stream"
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Not what this machine knows of endings: another one may read the folder later.
+# Not this machine's own table of suffixes: another one may read the folder later.
 _TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -65,7 +65,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """One version of an object: it stays readable, whatever happens to the key."""
+    """One version of an object, opened: it stays readable, whatever happens to the key."""
 
     file: BinaryIO
     size: int
@@ -92,7 +92,7 @@ class ObjectFolder:
                     left.unlink(missing_ok=True)
 
     def open(self, key: str) -> OpenObject:
-        path = self._place(self._objects, key)
+        path = self._path_of(self._objects, key)
         with _translate_errors(self.root):
             try:
                 file = path.open("rb")
@@ -103,7 +103,7 @@ class ObjectFolder:
 
     @contextlib.contextmanager
     def receive(self) -> Iterator[BinaryIO]:
-        """A file that is gone afterwards, unless it was placed."""
+        """Yields a temporary file, which is removed afterwards unless it was placed."""
         path = self._incoming / uuid.uuid4().hex
         with _translate_errors(self.root):
             file = path.open("xb")
@@ -118,15 +118,15 @@ class ObjectFolder:
             file.write(chunk)
 
     def put(self, key: str, content: bytes | bytearray, content_type: str) -> None:
-        """An object that is at hand as a whole."""
+        """Stores an object that is in memory as a whole."""
         with self.receive() as file:
             self.write(file, content)
             self.place(file, key, content_type)
 
     def place(self, file: BinaryIO, key: str, content_type: str) -> None:
-        """Under its key, on disk for good, in place of what was there.
+        """Moves a file to its key durably, replacing what was there.
 
-        Synced are the bytes, the entry of each folder that is new, and the file's own entry.
+        Syncs the bytes, the entry of each new folder, and the file's own entry.
         """
         with _translate_errors(self.root):
             file.flush()
@@ -134,7 +134,7 @@ class ObjectFolder:
         self._place_synced(file.name, key, content_type)
 
     def _place_synced(self, draft: str, key: str, content_type: str) -> None:
-        path, note = self._place(self._objects, key), self._place(self._types, key)
+        path, note = self._path_of(self._objects, key), self._path_of(self._types, key)
         with _translate_errors(self.root):
             _make_folders(path.parent)
             if _TYPES.get(path.suffix) == content_type:
@@ -158,9 +158,10 @@ class ObjectFolder:
                 self._move(file, path)
 
     def copy(self, key: str, target: str, content_type: str, size: int | None = None) -> bool:
-        """A second name for the same bytes: who writes the key anew replaces its file, not the bytes.
+        """Adds a hard link under another key; writing either key later replaces its file, not the
+        bytes.
 
-        They were synced when they were placed. False: it has another size than the one given.
+        They were synced when they were placed. Returns False if the size is not the one given.
         """
         draft = f"{self._incoming}{os.sep}{uuid.uuid4().hex}"
         self._link(key, draft)
@@ -174,7 +175,7 @@ class ObjectFolder:
         return True
 
     def _link(self, key: str, draft: str) -> None:
-        source = self._place(self._objects, key)
+        source = self._path_of(self._objects, key)
         with _translate_errors(self.root), contextlib.suppress(*_NO_FILE):
             try:
                 os.link(source, draft)
@@ -189,29 +190,30 @@ class ObjectFolder:
     def delete(self, *keys: str) -> None:
         with _translate_errors(self.root), self._placing:
             for key, root in product(keys, (self._objects, self._types)):
-                path = self._place(root, key)
+                path = self._path_of(root, key)
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     path.unlink()
                     _remove_empty(path.parent, root)
 
     def listed(self, prefix: str) -> Iterator[tuple[str, float]]:
-        """Keys that begin so, each with when it was written. What goes meanwhile may be left out.
+        """Yields keys with the prefix, each with when it was written; objects deleted meanwhile may
+        be left out.
 
-        A generator, and nothing of a folder is held but what the system reads at once: there may be
-        millions of objects. Only the deepest folder that the prefix names is walked.
+        A generator that holds only what the system reads at once, as there may be millions of
+        objects. Only the deepest folder that the prefix names is walked.
         """
         top = self._objects
         if "/" in prefix:
-            top = self._place(self._objects, prefix.rpartition("/")[0])
+            top = self._path_of(self._objects, prefix.rpartition("/")[0])
         start = len(str(self._objects)) + 1
         with _translate_errors(self.root):
-            for path, stamp in _walked(str(top)):
+            for path, stamp in _walk(str(top)):
                 key = Path(path[start:]).as_posix()
                 if key.startswith(prefix):
                     yield key, stamp
 
-    def _place(self, root: Path, key: str) -> Path:
-        """Its path, if no part of it is a link; the folder's own path has none."""
+    def _path_of(self, root: Path, key: str) -> Path:
+        """Returns the key's path; refuses one with a link in it. The folder's own path has none."""
         path = Path(root, checked_key(key))
         each = str(root)
         for part in path.parts[len(root.parts) :]:
@@ -249,12 +251,14 @@ class ObjectFolder:
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
 
 
-def _walked(folder: str) -> Iterator[tuple[str, float]]:
-    """Files, each with when it was written. A link is none: it may lead out of the folder."""
+def _walk(folder: str) -> Iterator[tuple[str, float]]:
+    """Yields files, each with when it was written. Links are skipped, as they may lead out of the
+    folder.
+    """
     with contextlib.suppress(*_NO_FILE), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _walked(entry.path)
+                yield from _walk(entry.path)
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(*_NO_FILE):
                     yield entry.path, entry.stat(follow_symlinks=False).st_mtime
@@ -265,9 +269,9 @@ def _stamp(found: os.stat_result) -> list[int]:
 
 
 def _make_folders(folder: Path) -> None:
-    """On disk for good: a file that can't be reached after a power cut is lost, too.
+    """Creates folders durably: a file that can't be reached after a power cut is lost, too.
 
-    Before anybody else has to wait. What stands in the way is told when the file is moved.
+    Done before the lock is taken. An obstacle is reported when the file is moved.
     """
     if folder.is_dir():
         return
@@ -312,7 +316,9 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class UrlGrant:
-    """One right to one object. All of it is signed; the host is not, so that it may have aliases."""
+    """The right to one request for one object. All of it is signed; the host is not, so it may have
+    aliases.
+    """
 
     method: str
     key: str
@@ -346,13 +352,15 @@ class UrlSigner:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def granted(self, method: str, key: str, query: Mapping[str, str], *, now: float) -> UrlGrant:
-        """The grant that a URL carries; Forbidden unless we made it and it still holds."""
+        """Returns the grant that a URL carries; raises Forbidden unless we signed it and it is
+        still valid.
+        """
         grant = UrlGrant(
             method,
             key,
-            _number(query.get("expires")) or 0,
+            _parse_number(query.get("expires")) or 0,
             query.get("type", ""),
-            _number(query.get("size")),
+            _parse_number(query.get("size")),
             query.get("filename", ""),
         )
         given = query.get("signature", "").encode(errors="replace")
@@ -363,7 +371,7 @@ class UrlSigner:
         return grant
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
@@ -428,9 +436,9 @@ class LocalStore:
                     await incoming.write(chunk)
 
     async def head(self, key: str) -> ObjectFacts | None:
-        return await asyncio.to_thread(self._look, key)
+        return await asyncio.to_thread(self._read_facts, key)
 
-    def _look(self, key: str) -> ObjectFacts | None:
+    def _read_facts(self, key: str) -> ObjectFacts | None:
         try:
             opened = self._folder.open(key)
         except NotFound:
@@ -486,12 +494,14 @@ class LocalStore:
             self._folder.write(file, b"\0")
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Does nothing, as no file is held open."""
 
     # For the endpoint that serves the URLs:
 
     def granted(self, method: str, key: str, query: Mapping[str, str]) -> UrlGrant:
-        """Forbidden unless the URL is one of ours, for this method, and still holds."""
+        """Returns the grant of a URL; raises Forbidden unless we signed it for this method and it
+        is still valid.
+        """
         return self._signer.granted(method, key, query, now=self._clock().timestamp())
 
     async def open(self, key: str) -> OpenObject:
@@ -499,7 +509,9 @@ class LocalStore:
 
     @asynccontextmanager
     async def receiving(self, key: str, content_type: str) -> AsyncIterator["IncomingObject"]:
-        """The object is there once the block ends well, and not at all if it doesn't."""
+        """Yields an upload; the object exists once the block ends without an error, else not at
+        all.
+        """
         checked_key(key)
         checked_content_type(content_type)
         with ExitStack() as opened:
@@ -509,7 +521,7 @@ class LocalStore:
 
 
 class IncomingObject:
-    """An object on its way in: held back in small part, written in large ones."""
+    """An upload: small chunks are buffered and written in large ones."""
 
     def __init__(self, folder: ObjectFolder, opened: ExitStack, bytes_max: int) -> None:
         self._folder = folder
@@ -538,7 +550,9 @@ class IncomingObject:
         self._folder.write(self._file, buffer)
 
     async def place(self, key: str, content_type: str) -> None:
-        """A small one changes threads once: that costs more than to write it."""
+        """Stores the object under its key. A small one changes threads once, as that costs more
+        than the write.
+        """
         if self._file is None:
             await asyncio.to_thread(self._folder.put, key, self._buffer, content_type)
             return

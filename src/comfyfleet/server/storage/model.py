@@ -35,7 +35,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class PresignedUrl:
-    """How to deliver one object. The headers must be sent as they are: they are signed, too."""
+    """A URL for one object. The headers must be sent as they are: they are signed, too."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -47,25 +47,25 @@ class ObjectStore(Protocol):
 
     @property
     def disk(self) -> str:
-        """`local` or `s3`, as it is kept beside a file's key."""
+        """`local` or `s3`, as stored beside a file's key."""
         ...
 
     async def put(self, key: str, data: bytes, content_type: str) -> None: ...
 
     async def get(self, key: str) -> bytes:
-        """NotFound if there is none."""
+        """Returns the object; raises NotFound if there is none."""
         ...
 
     async def get_start(self, key: str, size: int) -> bytes:
-        """The first bytes, or all of a shorter object. NotFound if there is none."""
+        """Returns the first bytes, or all of a shorter object; raises NotFound if there is none."""
         ...
 
     def chunks(self, key: str) -> AsyncIterator[bytes]:
-        """The whole, a piece at a time, for whoever reads it once and keeps none of it."""
+        """Yields the object piece by piece, for callers that read it once without keeping it."""
         ...
 
     async def put_file(self, key: str, file: Path, content_type: str) -> None:
-        """As `put`, for what is too large for memory."""
+        """Stores a file, as `put` does, for what is too large for memory."""
         ...
 
     async def head(self, key: str) -> ObjectFacts | None: ...
@@ -73,36 +73,39 @@ class ObjectStore(Protocol):
     async def copy(
         self, key: str, target: str, content_type: str, *, size: int | None = None
     ) -> bool:
-        """The bytes as they are now under another key too, without a way through our memory.
+        """Copies the current bytes to another key, without passing them through our memory.
 
-        False: nothing was copied, as it has another size than the one given. NotFound if there is none.
+        Returns False, and copies nothing, if the size is not the one given; raises NotFound if
+        there is none.
         """
         ...
 
     async def delete(self, *keys: str) -> None:
-        """No error if there is none."""
+        """Deletes the objects; missing ones are no error."""
         ...
 
     def keys(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that begin so, in no promised order."""
+        """Yields all keys with the prefix, in no promised order."""
         ...
 
     def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
-        """The same, each with the moment when it was last written."""
+        """Yields all objects with the prefix, each with the moment when it was last written."""
         ...
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
-        """With a file name, a browser saves under it instead of showing the object."""
+        """Returns a URL to download; with a file name, a browser saves the object under it."""
         ...
 
     async def url_to_put(
         self, key: str, *, content_type: str, seconds: int, size: int | None = None
     ) -> PresignedUrl:
-        """Holds for this content type only and, when a size is given, for this size only."""
+        """Returns a URL to upload; valid for this content type only and, when a size is given, for
+        this size only.
+        """
         ...
 
     async def check(self) -> None:
-        """Raises what keeps the store from working."""
+        """Raises the error that keeps the store from working, if any."""
         ...
 
     async def aclose(self) -> None: ...
@@ -158,7 +161,7 @@ def checked_size(size: int | None, *, size_max: int) -> int | None:
 
 
 def disposition(kind: str, filename: str) -> str:
-    """A Content-Disposition for old and new clients: RFC 6266 has them prefer `filename*`."""
+    """Builds a Content-Disposition for old and new clients: RFC 6266 has them prefer `filename*`."""
     printable = re.sub(r"[^ -~]|[\"\\%]", "_", filename)
     encoded = quote(filename.encode(errors="replace"), safe="")
     if printable == filename:

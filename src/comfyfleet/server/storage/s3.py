@@ -148,14 +148,14 @@ class S3Store:
             yield each.key
 
     async def listed(self, prefix: str) -> AsyncIterator[ListedObject]:
-        above = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
+        bucket_prefix = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket.name, Prefix=above + prefix
+            Bucket=self._bucket.name, Prefix=bucket_prefix + prefix
         )
-        turning = iter(pages)
-        while (page := await self._call(prefix, partial(next, turning, None))) is not None:
+        page_iterator = iter(pages)
+        while (page := await self._call(prefix, partial(next, page_iterator, None))) is not None:
             for each in page.get("Contents", ()):
-                yield ListedObject(each["Key"].removeprefix(above), each["LastModified"])
+                yield ListedObject(each["Key"].removeprefix(bucket_prefix), each["LastModified"])
 
     async def url_to_get(self, key: str, *, seconds: int, filename: str | None = None) -> str:
         params: dict[str, Any] = self._place(key)
@@ -232,7 +232,7 @@ def _translate_errors(bucket: BucketUrl, key: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise _ours(error, bucket, where) from error
+        raise _to_our_error(error, bucket, where) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise AccessDenied(
             f"{where}: there are no credentials for S3",
@@ -243,9 +243,9 @@ def _translate_errors(bucket: BucketUrl, key: str) -> Iterator[None]:
         raise Unavailable(f"{where}: S3 can't be reached: {error}", bucket=bucket.name) from error
 
 
-def _ours(error: ClientError, bucket: BucketUrl, where: str) -> Exception:
-    told = error.response.get("Error", {})
-    code, message = str(told.get("Code", "")), str(told.get("Message", "")) or "no reason given"
+def _to_our_error(error: ClientError, bucket: BucketUrl, where: str) -> Exception:
+    fields = error.response.get("Error", {})
+    code, message = str(fields.get("Code", "")), str(fields.get("Message", "")) or "no reason given"
     details = {"bucket": bucket.name, "s3_code": code}
     if code == "NoSuchBucket":
         return Refused(f"{where}: there is no bucket {bucket.name!r}", **details)
