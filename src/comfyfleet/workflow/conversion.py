@@ -40,7 +40,9 @@ class ShownAt(NamedTuple):
 
 
 def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[ExposedInput]:
-    """One for each input of the prompt that an instance shows, at each level that shows it."""
+    """Returns one entry for each input of the prompt that an instance shows, at each level that
+    shows it.
+    """
     for scope in scopes:
         if scope.instance is None:
             continue
@@ -61,7 +63,9 @@ def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[Exposed
 
 
 def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
-    """Innermost first; none if in the end a link feeds the input."""
+    """Returns the instances that show an input, innermost first; none if a link feeds it in the
+    end.
+    """
     found: list[ShownAt] = []
     while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
         instance, place = scope.instance, slot.link.origin_slot
@@ -76,8 +80,11 @@ def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
 
 
 class Options(TypedDict, total=False):
-    """All beside the exact default. Time and chance come in from outside: without `now` date
-    patterns stay as they are, without `rng` the first of {a|b} is taken."""
+    """Options of a conversion; the default is exactly what the editor does.
+
+    Time and chance are arguments: without `now` date patterns stay as they are, without `rng` the
+    first of {a|b} is taken.
+    """
 
     now: datetime | None
     rng: Random | None
@@ -103,7 +110,7 @@ class Conversion(NamedTuple):
 def convert(
     workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
 ) -> Prompt:
-    """The prompt as a new dict; the workflow is never modified."""
+    """Returns the prompt as a new dict; the workflow is never modified."""
     prompt, _, _ = _convert(workflow, object_info, options)
     return prompt
 
@@ -111,7 +118,7 @@ def convert(
 def convert_with_report(
     workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
 ) -> Conversion:
-    """Also tells what was left out and why, and what the server is likely to refuse."""
+    """Converts, and reports what was left out and why, and what the server is likely to refuse."""
     prompt, scopes, types = _convert(workflow, object_info, options)
     warnings = tuple(warnings_of(prompt, scopes, types))
     return Conversion(prompt, warnings, tuple(exposed_inputs(scopes, prompt)))

@@ -44,7 +44,9 @@ class Patterns:
 
 
 def _by_name(nodes: list[WiredNode]) -> dict[str | None, WiredNode]:
-    """The first node of a name counts; names for search and replace go before titles."""
+    """Indexes nodes by name; the first of a name counts, and names for search and replace before
+    titles.
+    """
     found: dict[str | None, WiredNode] = {}
     for name_of in (_search_name, title_of):
         for node in nodes:
@@ -89,7 +91,7 @@ PACK_KEYS = frozenset(("cnr_id", "aux_id", "ver"))
 
 
 class Emission(NamedTuple):
-    """What emitting needs beside the graph."""
+    """The parameters of emitting, beside the graph."""
 
     resolver: Resolver
     patterns: Patterns
@@ -111,7 +113,7 @@ def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
 
 
 def _is_kept(node: WiredNode, emission: Emission) -> bool:
-    """Nodes that the server doesn't know are emitted only on request."""
+    """Whether a node is emitted; those that the server doesn't know are so only on request."""
     if not emission.keep_unknown or node.type is not None:
         return False
     return not node.is_virtual and not node.node.is_inactive
@@ -220,7 +222,7 @@ def javascript_json(value: Any) -> str:
 
 
 def _wrapped(value: Any) -> Any:
-    """A list would be taken for a link, so lists are wrapped; the server unwraps them."""
+    """Wraps a list, which would be taken for a link; the server unwraps it."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -231,7 +233,7 @@ def _set_option_index(node: WiredNode, inputs: dict[str, Any]) -> None:
 
 
 def _checked(value: Any, scope: GraphScope, node: WiredNode, name: str, emission: Emission) -> Any:
-    """The value as it may stand in JSON: a copy of its own, finite, and text that can be encoded."""
+    """Returns a copy of the value that may stand in JSON: finite, and text that can be encoded."""
     if isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii()):
         return value
     try:
@@ -265,8 +267,10 @@ def _json_value(value: Any, depth_left: int) -> Any:
 
 
 def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
-    """Each entry after those that feed it; entries of a cycle stay in the order they came. An input
-    that leads to a node which is not there is taken out."""
+    """Sorts entries after those that feed them; entries of a cycle stay in the order they came.
+
+    An input that leads to a missing node is removed.
+    """
     waiting = dict.fromkeys(prompt, 0)
     feeds: dict[str, list[str]] = {key: [] for key in prompt}
     for key, inputs in links.items():
@@ -296,7 +300,7 @@ def only_reachable(prompt: Prompt, types: NodeTypes) -> Prompt:
 
 
 def needed_by_outputs(prompt: Prompt, types: NodeTypes) -> set[str]:
-    """Ids of the output nodes and of all nodes that feed them."""
+    """Returns ids of the output nodes and of all nodes that feed them."""
     reached = {key for key, entry in prompt.items() if _is_output(entry.get("class_type"), types)}
     pending = list(reached)
     while pending:

@@ -54,7 +54,9 @@ class GroupInterface(NamedTuple):
 
 
 def read_group(saved: Any) -> GroupDefinition | None:
-    """None where it is not well-formed: an instance then is a node of an unknown type."""
+    """Parses a group; None if it is not well-formed, and an instance is then a node of an unknown
+    type.
+    """
     if not isinstance(saved, dict):
         return None
     nodes, links = saved.get("nodes"), saved.get("links")
@@ -77,7 +79,7 @@ def read_group(saved: Any) -> GroupDefinition | None:
 
 
 def _inner_links(saved: list[Any], count: int) -> Iterator[InnerLink]:
-    """A link from outside of the group has no source here."""
+    """Returns the links inside; one from outside of the group has no source here."""
     for entry in saved:
         numbers = entry[:4] if isinstance(entry, list) else []
         if len(numbers) == 4 and all(type(number) is int and number >= 0 for number in numbers):
@@ -403,7 +405,7 @@ def _next_place(names: Sequence[str], wanted: str | None, taken: set[int]) -> in
 
 
 def _with_values(node: Node, overrides: dict[str, Any]) -> Node:
-    """A primitive loses its value on the way and takes that of the widget that it is linked to."""
+    """Sets values; a primitive loses its own and takes that of the widget that it is linked to."""
     if node.type == PRIMITIVE:
         return node._replace(values=None)
     return node._replace(overrides=overrides)

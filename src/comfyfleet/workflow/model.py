@@ -18,7 +18,7 @@ ANY_TYPE = "*"
 
 
 class Mode(IntEnum):
-    """What the editor's mode numbers mean; the others (1, 3) behave like ALWAYS."""
+    """The editor's mode numbers; the others (1, 3) behave like ALWAYS."""
 
     ALWAYS = 0
     MUTED = 2

@@ -26,7 +26,7 @@ class InputSpec(NamedTuple):
 
 
 def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec:
-    """From `[type or choices, options]`; the choices of a combo are in either place."""
+    """Parses `[type or choices, options]`; the choices of a combo are in either place."""
     if not isinstance(declared, list) or not declared:
         return InputSpec(name, UNKNOWN, widget_type=UNKNOWN)
     kind = declared[0]
@@ -112,7 +112,7 @@ class Growth(NamedTuple):
     sockets_max: int
 
     def following(self, name: str) -> str | None:
-        """The socket after this one, if there may be one more."""
+        """Returns the socket after this one, if there may be one more."""
         own = name[len(self.group) + 1 :]
         if self.names:
             ordinal = self.names.index(own) if own in self.names else None
@@ -175,15 +175,18 @@ _REFRESH_BUTTON = _companion("refresh", "button", "refresh")
 
 
 def drawn_type(spec: InputSpec) -> str:
-    """The type whose widget an input gets. A `widgetType` that only the JavaScript of a node pack
-    knows gives way to the type of its value: the pack's widget holds such a value, too."""
+    """Returns the type whose widget an input gets.
+
+    A `widgetType` that only the JavaScript of a node pack knows gives way to the type of its value:
+    the pack's widget holds such a value, too.
+    """
     if spec.type in VALUE_TYPES and spec.widget_type not in WIDGET_TYPES:
         return spec.type
     return spec.widget_type
 
 
 def widgets_of(spec: InputSpec, class_name: str) -> Sequence[Widget]:
-    """The widget of an input and its companions, in the order of `widgets_values`."""
+    """Returns the widget of an input and its companions, in the order of `widgets_values`."""
     return WIDGET_TYPES[drawn_type(spec)](spec, class_name)
 
 
@@ -378,7 +381,7 @@ class Input(NamedTuple):
 def link_inputs(
     inputs: Sequence[Input], saved: Sequence[NodeSlot], links: Sequence[Link]
 ) -> list[Input]:
-    """For a node whose inputs are fixed."""
+    """Links the inputs of a node whose inputs are fixed."""
     if not links:
         return list(inputs)
     by_name = {slot.name: index for index, slot in enumerate(inputs)}
@@ -401,10 +404,10 @@ def link_inputs(
 def link_dynamic_inputs(
     bench: "Workbench", widgets: Sequence[Widget], final: Sequence[Input], saved: Sequence[NodeSlot]
 ) -> list[Input]:
-    """For a node with choices that bring inputs, or groups that grow.
+    """Links the inputs of a node with choices that bring inputs, or groups that grow.
 
-    On the bench are its inputs as first laid out, with every choice at its default; `final` are
-    those that its choices bring.
+    `bench` has its inputs as first laid out, with every choice at its default; `final` are those
+    that its choices bring.
     """
     choices = {widget.name for widget in widgets if widget.children is not None}
     if bench.has_branch_of(choices):
@@ -429,7 +432,7 @@ class _Place:
 
 
 class Workbench:
-    """The inputs of one node while links are put to them."""
+    """The inputs of one node while links are attached to them."""
 
     def __init__(self, inputs: Iterable[Input], links: Sequence[Link]) -> None:
         self._places = [_Place(slot) for slot in inputs]
@@ -445,7 +448,7 @@ class Workbench:
         return [place.slot._replace(link=place.link) for place in self._places]
 
     def learn(self, widgets: Iterable[Widget]) -> None:
-        """Which groups of sockets grow, and how."""
+        """Notes which groups of sockets grow, and how."""
         for widget in widgets:
             if widget.growth is not None:
                 self._growth[widget.growth.group] = widget.growth
@@ -457,7 +460,7 @@ class Workbench:
         return any(place.slot.name.rpartition(".")[0] in choices for place in self._places)
 
     def switch_branch(self, prefix: str, branch: Sequence[Input]) -> None:
-        """The inputs of a branch are made anew; only links on an input of the same name survive."""
+        """Recreates the inputs of a branch; only links on an input of the same name survive."""
         kept = {place.slot.name: place.link for place in self._places if place.link is not None}
         rest = [place for place in self._places if not place.slot.name.startswith(prefix)]
         fresh = [_Place(slot) for slot in branch]
@@ -469,7 +472,7 @@ class Workbench:
                 self._grow(place.slot.name)
 
     def realign(self, saved: Sequence[NodeSlot]) -> None:
-        """Moves each link to the input that is saved with it, as often as that makes inputs grow."""
+        """Moves each link to the input that is saved with it, repeatedly if that makes inputs grow."""
         named = self._named_links(saved)
         skipped: set[int] = set()
         passes = 0
@@ -543,7 +546,7 @@ class Workbench:
             self._grow(place.slot.name)
 
     def _grow(self, name: str) -> None:
-        """A linked socket of a growing group makes the next one appear."""
+        """Adds the next socket of a growing group when its last one is linked."""
         growth = self._growth.get(name.rpartition(".")[0])
         following = growth.following(name) if growth else None
         if growth is None or following is None:

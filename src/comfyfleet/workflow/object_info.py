@@ -108,7 +108,7 @@ class NodeTypes:
 
 
 def _read_safely(name: str, entry: Mapping[str, Any]) -> NodeType:
-    """What a server says of a class may have any shape."""
+    """Reads a class; what a server declares may have any shape."""
     try:
         return read_node_type(name, entry)
     except (TypeError, ValueError, AttributeError, LookupError) as problem:
@@ -160,7 +160,7 @@ def _required_sockets(entry: Mapping[str, Any], specs: Iterable[InputSpec]) -> t
 
 
 def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Input], list[Widget]]:
-    """For most classes: sockets need to be no more than inputs."""
+    """Lays out the inputs of most classes, whose sockets need to be no more than inputs."""
     inputs: list[Input] = []
     widgets: list[Widget] = []
     for spec in specs:
@@ -177,7 +177,7 @@ def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Inpu
 def _unusual_slots(
     specs: Iterable[InputSpec], class_name: str, match: dict[str, tuple[str, str]]
 ) -> list[Widget]:
-    """With inputs that come and go, or match each other: sockets and widgets in one list."""
+    """Lays out inputs that come and go or match each other: sockets and widgets in one list."""
     sockets: list[Widget] = []
     widgets: list[Widget] = []
     for spec in specs:
@@ -198,7 +198,7 @@ def _is_plain(
     widgets: Iterable[Widget],
     behaviour: Behaviour | None,
 ) -> bool:
-    """Nothing forced to be a socket, nothing left out of widgets_values, no kind with a will."""
+    """Whether no input is a forced socket, not stored in widgets_values, or of a special kind."""
     if name == CUSTOM_COMBO:
         return False
     if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
@@ -269,7 +269,7 @@ def _may_upload(options: Mapping[str, Any]) -> bool:
 
 
 def _upload_button(specs: Sequence[InputSpec]) -> InputSpec | None:
-    """A choice of files that may be uploaded brings a button behind all other inputs."""
+    """Returns the button that a choice of uploadable files adds behind all other inputs."""
     for spec in specs:
         if spec.choices is None:
             continue
@@ -385,7 +385,7 @@ def _output_types(declared: Iterable[Any]) -> tuple[str, ...]:
 
 
 def remote_lists(opened: Opened, object_info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By route, what the server says of each list that a document needs."""
+    """Returns, by route, what the server declares of each remote list that a document needs."""
     types = NodeTypes(object_info)
     found: dict[str, Mapping[str, Any]] = {}
     for name in sorted(set(_types_in(opened))):

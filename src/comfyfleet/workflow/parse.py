@@ -27,11 +27,11 @@ from comfyfleet.workflow.model import (
 
 
 class _Malformed(Exception):
-    """What is wrong, without the place: whoever knows that adds it."""
+    """Says what is wrong, without the place, which the caller adds."""
 
 
 def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
-    """Raises InvalidWorkflow, naming the place, where the document has another shape."""
+    """Parses a document; raises InvalidWorkflow, naming the place, if it has another shape."""
     if not isinstance(document, dict):
         raise InvalidWorkflow(f"a workflow is a JSON object, this is {shape_of(document)}")
     if document.get("nodes") is None:
@@ -49,7 +49,7 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
 
 
 def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
-    """The titled rectangles of a graph; ill-formed ones are decoration and passed over."""
+    """Returns the titled rectangles of a graph; ill-formed ones are decoration and skipped."""
     found = []
     groups = graph.get("groups")
     for group in groups if isinstance(groups, list) else ():
@@ -70,7 +70,7 @@ def parse_node(data: Any, place: str) -> Node:
 
 
 def node_id(value: Any, place: str) -> str:
-    """Ids are compared as text, so 7, 7.0 and "7" are one id, as in the editor."""
+    """Returns an id as text, so that 7, 7.0 and "7" are one id, as in the editor."""
     try:
         return _id(value)
     except _Malformed as problem:
@@ -84,7 +84,9 @@ def shape_of(value: Any) -> str:
 
 
 def slot_type(value: Any) -> str:
-    """A slot's type as text. Lists are choices of old combos, which the editor joins by commas."""
+    """Returns a slot's type as text. Lists are choices of old combos, which the editor joins by
+    commas.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -93,7 +95,7 @@ def slot_type(value: Any) -> str:
 
 
 def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, WorkflowGraph]:
-    """All subgraph definitions; one that holds others comes right before them."""
+    """Returns all subgraph definitions; one that holds others comes right before them."""
     found: dict[str, WorkflowGraph] = {}
     pending = _nested_definitions(document)
     while pending:
@@ -214,7 +216,7 @@ def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
 
 
 def _links(entries: list[Any], place: str) -> dict[int, Link]:
-    """By id; of two links with one id the first counts, as in the editor."""
+    """Returns links by id; of two links with one id the first counts, as in the editor."""
     links: dict[int, Link] = {}
     for index, entry in enumerate(entries):
         if entry is None:  # very old files have holes

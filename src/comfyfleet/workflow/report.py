@@ -56,8 +56,10 @@ def refuse_missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeT
 
 
 def missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
-    """Inputs that a node needs from another node and that nothing feeds. Only of nodes that some
-    output node needs: the server doesn't look at any other."""
+    """Warns of inputs that need a link and have none.
+
+    Only of nodes that some output node needs: the server doesn't look at any other.
+    """
     needed = needed_by_outputs(prompt, types)
     for scope in scopes:
         for node in scope.wired.nodes.values():
@@ -87,7 +89,7 @@ def refuse_unknown_types(scopes: list[GraphScope]) -> None:
 
 
 def unknown_nodes(scopes: list[GraphScope]) -> Iterator[UnknownNode]:
-    """Active nodes of a type that neither the server nor the editor has."""
+    """Returns active nodes of a type that neither the server nor the editor has."""
     for scope in scopes:
         for node in scope.wired.nodes.values():
             if _is_lacking(node):
@@ -165,7 +167,7 @@ def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
 
 
 def _lost_inputs(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
-    """Inputs that were linked when the file was saved and lead nowhere now."""
+    """Warns of inputs that were linked when the file was saved and lead nowhere now."""
     names = {slot.name for slot in node.inputs}
     declared = node.type.slots if node.type else {}
     linked = {slot.link.id for slot in node.inputs if slot.link is not None}
@@ -195,7 +197,9 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
 def _refused_values(
     prompt: Prompt, scopes: list[GraphScope], types: NodeTypes
 ) -> Iterator[Warning]:
-    """Looking for the closest choices takes its time, so a file full of them is told only in part."""
+    """Warns of values that the server would refuse; limited, as finding the closest choices is
+    slow.
+    """
     nodes = {
         scope.prefix + key: (scope, node)
         for scope in scopes

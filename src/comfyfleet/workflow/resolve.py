@@ -32,7 +32,9 @@ RUN_REPLACE = "Run widget replace on values"
 
 
 def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGraph:
-    """`fill` fills in patterns, for primitives that are set to do so."""
+    """Writes values of primitives to their targets; `fill` fills in patterns where a primitive is
+    set to.
+    """
     primitives = [node for node in wired.nodes.values() if node.node.type == PRIMITIVE]
     if not primitives:
         return wired
@@ -105,7 +107,7 @@ def _with_value(node: WiredNode, slot: Input, value: Any) -> WiredNode:
 
 
 def as_typed(widget: Widget, value: Any) -> Any:
-    """The value that a widget takes when one is entered by hand."""
+    """Returns the value that a widget takes when one is entered by hand."""
     if widget.kind == "int":
         number = _as_number(value)
         return None if number is None else _rounded_int(number, widget.options)
@@ -113,7 +115,7 @@ def as_typed(widget: Widget, value: Any) -> Any:
 
 
 def _as_number(value: Any) -> int | float | None:
-    """As JavaScript reads a value as a number; None where it can't."""
+    """Converts a value to a number as JavaScript does; None where it can't."""
     if value is None or value == "":
         return 0
     if isinstance(value, str):
@@ -185,7 +187,9 @@ Resolved = InputSource | HostValue | None
 
 
 def is_inlined(node: WiredNode) -> bool:
-    """A node that only holds a value and that the server lacks: its value is written where it leads."""
+    """Whether a node only holds a value and is unknown to the server: its value is written where it
+    leads.
+    """
     return node.type is None and node.node.type in VALUE_CLASSES
 
 
@@ -349,8 +353,10 @@ def first_value(node: WiredNode) -> Any:
 
 
 def bypass_slot(inputs: Sequence[Input], slot: int, output_type: str, wanted: str) -> int | None:
-    """Which input stands in for output `slot` of a bypassed node: chosen by type, never by slot alone,
-    and whether or not it is linked."""
+    """Returns the input that stands in for output `slot` of a bypassed node.
+
+    It is chosen by type, never by slot alone, and whether or not it is linked.
+    """
     if wanted in (ANY_TYPE, ""):
         return slot if len(inputs) > slot else 0
     if slot < len(inputs) and _fits(inputs[slot].type, output_type, wanted):

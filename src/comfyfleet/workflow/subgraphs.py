@@ -45,7 +45,7 @@ class GraphDraft:
         return WiredGraph(graph, self.nodes)
 
     def ends_of(self, port: Port) -> Iterator[tuple[WiredNode, Input]]:
-        """The inner inputs that a port feeds, in saved order."""
+        """Returns the inner inputs that a port feeds, in saved order."""
         for link_id in port.links:
             link = self.links.get(link_id)
             node = self.nodes.get(link.target) if link else None
@@ -56,7 +56,7 @@ class GraphDraft:
                     yield node, slot
 
     def promoted_widget(self, port: Port) -> tuple[Widget, Any] | None:
-        """The inner widget that stands behind a port, and its value there."""
+        """Returns the inner widget behind a port, and its value there."""
         for node, slot in self.ends_of(port):
             if slot.widget is not None and slot.widget in node.values:
                 widget = next(widget for widget in node.widgets if widget.name == slot.widget)
@@ -64,7 +64,9 @@ class GraphDraft:
         return None
 
     def source_of(self, port: Port) -> tuple[str, str] | None:
-        """Inner node id and widget name (or input name of an inner instance) behind a port."""
+        """Returns the inner node id and widget name (or input name of an inner instance) behind a
+        port.
+        """
         for node, slot in self.ends_of(port):
             if node.definition is not None:
                 return node.node.id, slot.name
@@ -73,7 +75,7 @@ class GraphDraft:
         return None
 
     def connect_port(self, name: str, slot_type: str, ends: Iterable[tuple[str, int]]) -> Port:
-        """A new port, linked to inner (node id, slot)s in place of what was linked there."""
+        """Adds a port, linked to inner (node id, slot)s in place of what was linked there."""
         links = []
         for node_id, slot in ends:
             link = Link(
@@ -112,7 +114,7 @@ class GraphDrafts:
         return self._drafts.values()
 
     def add_input_to_instances(self, definition: GraphDraft, port: Port) -> None:
-        """Every instance wired so far shows a new port of its definition, with the inner value."""
+        """Adds a new port of a definition to every instance wired so far, with the inner value."""
         source = definition.promoted_widget(port)
         for draft in self._drafts.values():
             for node_id, node in draft.nodes.items():
@@ -196,7 +198,7 @@ def _renamed_link(link: Link, names: Mapping[str, str]) -> Link:
 
 
 def _rename_repeated(root: WorkflowGraph, minting: _Minting) -> WorkflowGraph:
-    """A second node under one id, or one without, gets a new id; links stay with the first."""
+    """Gives a new id to a second node under one id, or one without; links stay with the first."""
     for node in root.nodes:
         minting.take(node.id)
     if _all_unique(root):
@@ -259,10 +261,10 @@ class GraphScope:
 
 
 def expand(graphs: Mapping[str, WiredGraph], limits: Limits) -> list[GraphScope]:
-    """All scopes in the order of the file, the root first.
+    """Returns all scopes in the order of the file, the root first.
 
-    What is inside a muted or bypassed instance at the root is gone. Deeper down such an instance
-    only stops feeding others: its inner nodes are still sent, as the editor does it.
+    What is inside a muted or bypassed instance at the root is left out. Deeper down such an
+    instance only stops feeding others: its inner nodes are still sent, as the editor does it.
     """
     scopes = [GraphScope(graphs[""])]
     budget = limits.nodes_max
@@ -528,7 +530,7 @@ def wire_all(
 
 
 def _without_empty_choices(instance: WiredNode) -> WiredNode:
-    """As on any node, a choice that is null becomes the first one."""
+    """Replaces a choice that is null by the first one, as on any node."""
     first = {
         widget.name: widget.choices[0]
         for widget in instance.widgets
@@ -559,7 +561,7 @@ def innermost_first(workflow: Workflow) -> list[WorkflowGraph]:
 
 
 def _refuse_endless(workflow: Workflow) -> None:
-    """Definitions that contain themselves matter only if something instantiates one of them."""
+    """Refuses definitions that contain themselves, if anything instantiates one of them."""
     reached: list[tuple[WorkflowGraph, tuple[str, ...]]] = [(workflow.root, ())]
     seen = set()
     while reached:
@@ -604,7 +606,7 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
 
 
 def _quarantined(node: Node) -> Iterator[tuple[str, Any]]:
-    """Values that an earlier migration could not place and kept by the name of the input."""
+    """Returns values that an earlier migration could not place and kept by the name of the input."""
     entries = node.properties.get("proxyWidgetErrorQuarantine")
     for entry in reversed(entries if isinstance(entries, list) else []):
         original = entry.get("originalEntry") if isinstance(entry, dict) else None

@@ -16,13 +16,13 @@ _NOT_IN_FILE_NAMES = re.compile(r'[/?<>\\:*|"\x00-\x1f\x7f]')
 
 
 class Random(Protocol):
-    """What we need of `random.Random`."""
+    """The part of `random.Random` that is used."""
 
     def random(self) -> float: ...
 
 
 def choose(text: str, rng: Random | None, *, limits: Limits = DEFAULT_LIMITS) -> str:
-    """Cuts comments and picks one of each {a|b}; without `rng` the first."""
+    """Removes comments and picks one of each {a|b}; without `rng` the first."""
     if "{" not in text and "\\" not in text and "/" not in text:
         return text
     return _choose(text, rng, limits.choice_depth_max)
@@ -83,7 +83,9 @@ def _escape(text: str, position: int) -> str:
 def fill_patterns(
     text: str, find_value: Callable[[str, str], Any], now: datetime | None, missing: object
 ) -> str:
-    """`%date:yyyy-MM-dd%` and `%Node.widget%`; `find_value(node, widget)` may answer `missing`."""
+    """Fills in `%date:yyyy-MM-dd%` and `%Node.widget%`; `find_value(node, widget)` may return
+    `missing`.
+    """
 
     def replace(match: re.Match[str]) -> str:
         parts = match.group(1).split(".")
@@ -113,7 +115,7 @@ def format_date(pattern: str, now: datetime) -> str:
 
 
 def javascript_text(value: Any) -> str:
-    """A JSON value as JavaScript writes it into a text."""
+    """Formats a JSON value as JavaScript writes it into a text."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

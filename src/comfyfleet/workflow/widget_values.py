@@ -34,7 +34,7 @@ _OLD_NAMES = {"VHS_VideoCombine": {"save_output": "save_image"}}
 
 
 def named_values(node_type: NodeType, saved: Any) -> dict[str, Any] | None:
-    """The values of a VideoHelperSuite node by name, or None where they are a plain list."""
+    """Returns the values of a VideoHelperSuite node by name, or None if they are a plain list."""
     if isinstance(saved, dict):
         return _with_sizes(saved)
     names = _OLD_LISTS.get(node_type.name)
@@ -47,7 +47,7 @@ def named_values(node_type: NodeType, saved: Any) -> dict[str, Any] | None:
 def assign_named_values(
     node_type: NodeType, named: Mapping[str, Any]
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """Each widget takes the value of its name; a format brings widgets of its own behind it."""
+    """Assigns each widget the value of its name; a format adds widgets of its own behind it."""
     widgets: list[Widget] = []
     values: dict[str, Any] = {}
     pending = list(reversed(node_type.widgets))
@@ -65,7 +65,7 @@ def assign_named_values(
 
 
 def _in_range(value: Any, options: Mapping[str, Any]) -> Any:
-    """This pack's number widgets keep their range even for saved values."""
+    """Clamps a number: this pack's widgets keep their range even for saved values."""
     least, most = options.get("min"), options.get("max")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
@@ -85,7 +85,7 @@ def _format_widgets(widget: Widget, chosen: Any) -> list[Widget]:
 
 
 def _with_sizes(named: Mapping[str, Any]) -> dict[str, Any]:
-    """`force_size` was replaced by a width and a height."""
+    """Converts the old `force_size` to a width and a height."""
     values = dict(named)
     size = values.get("force_size")
     if not isinstance(size, str):
@@ -111,7 +111,7 @@ def _leading_number(text: str) -> int | None:
 def listed_loras(
     node_type: NodeType, saved: Any, properties: Mapping[str, Any]
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """The widgets of rgthree's Power Lora Loader: a header, a line for each LoRA, a button."""
+    """Returns the widgets of rgthree's Power Lora Loader: a header, a line for each LoRA, a button."""
     separate = properties.get("Show Strengths") == "Separate Model & Clip"
     values: dict[str, Any] = {_LORA_HEADER: {"type": _LORA_HEADER}}
     for entry in saved if isinstance(saved, list) else ():
@@ -131,7 +131,9 @@ _LORA_BUTTON = "➕ Add Lora"
 
 
 def compared_images(saved: Any) -> dict[str, Any]:
-    """What rgthree's Image Comparer sends: the pictures it showed last, two of them selected."""
+    """Returns what rgthree's Image Comparer sends: the pictures it showed last, two of them
+    selected.
+    """
     listed = saved if isinstance(saved, list) else []
     if isinstance(saved, dict) and isinstance(saved.get("images"), list):
         listed = saved["images"]
@@ -240,7 +242,7 @@ def _deal(
 
 
 def _listed(value: Any, widget: Widget) -> Any:
-    """The choices come from elsewhere: a value that is not among them gives way to the first."""
+    """Replaces a value by the first choice if it isn't among choices that come from elsewhere."""
     choices = widget.choices or ()
     return value if value in choices else choices[0] if choices else LOADING
 
@@ -256,7 +258,7 @@ def _children(widget: Widget, value: Any, *, dealt: bool, limits: Limits) -> lis
 def rebranched(
     widgets: Sequence[Widget], values: Mapping[str, Any], choice: Widget
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """The widgets and values of a node after a choice got another value: its branch starts anew."""
+    """Returns the widgets and values of a node after a choice changed: its branch starts anew."""
     prefix = f"{choice.name}."
     before = [widget for widget in widgets if not widget.name.startswith(prefix)]
     place = before.index(choice) + 1
@@ -269,7 +271,7 @@ def rebranched(
 
 
 def positional_values(node_type: NodeType, saved: Any) -> Sequence[Any]:
-    """`widgets_values` as a list, with the slots of inputs that became sockets taken out."""
+    """Returns `widgets_values` as a list, without the slots of inputs that became sockets."""
     if isinstance(saved, list) and not _may_hold_sockets(node_type, saved):
         return saved
     if isinstance(saved, str):
@@ -289,7 +291,9 @@ def _may_hold_sockets(node_type: NodeType, saved: list[Any]) -> bool:
 
 
 def _without_sockets(node_type: NodeType, saved: list[Any] | dict[str, Any]) -> list[Any] | None:
-    """Old files keep a value for an input that is forced to be a socket now, if lengths tell so."""
+    """Removes values that old files keep for inputs which are now forced sockets, if the lengths
+    tell so.
+    """
     if any(spec.type == DYNAMIC_GROUP for spec in node_type.specs):
         return None
     widgets = _initial_widgets(node_type)
@@ -312,7 +316,7 @@ def _without_sockets(node_type: NodeType, saved: list[Any] | dict[str, Any]) -> 
 
 
 def _forced_sockets(node_type: NodeType, widgets: Sequence[Widget]) -> list[bool]:
-    """For each place of an old list: is it an input that is now forced to be a socket?"""
+    """Returns for each place of an old list whether its input is now forced to be a socket."""
     names = {widget.name for widget in widgets}
     not_stored = {widget.name for widget in widgets if not widget.stored}
     places: list[bool] = []
@@ -369,6 +373,6 @@ def _deal_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> Widget
 
 
 def option_index(values: Mapping[str, Any], choice: Any) -> int:
-    """Which option of a custom combo is chosen; -1 if none."""
+    """Returns which option of a custom combo is chosen; -1 if none."""
     options = [value for name, value in values.items() if name.startswith("option")]
     return options.index(choice) if choice in options else -1

@@ -113,7 +113,7 @@ def wire_node(
 
 
 def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
-    """The quick way, for a node whose saved inputs are those of its class and name all its links."""
+    """Links by name, the fast path; None if the saved inputs are not those of the class."""
     if node_type.is_dynamic:
         return None
     if not links:
@@ -169,14 +169,16 @@ def _extra_inputs(saved: tuple[NodeSlot, ...], known: list[Input]) -> list[Input
 
 
 def _without_lost_widgets(inputs: list[Input], widgets: tuple[Widget, ...]) -> list[Input]:
-    """An input that stood for a widget goes with it, and its link too."""
+    """Removes inputs that stood for a widget which is gone, with their links."""
     names = {widget.name for widget in widgets if widget.is_widget}
     return [slot for slot in inputs if slot.widget is None or slot.widget in names]
 
 
 def one_link_per_input(graph: WorkflowGraph) -> WorkflowGraph:
-    """Of several links to one input slot the first stays, unless only a later one is saved there.
-    Saved inputs that name a link which goes follow the one that stays."""
+    """Keeps the first of several links to one input slot, unless only a later one is saved there.
+
+    Saved inputs that name a removed link follow the one that stays.
+    """
     places = {(link.target, link.target_slot) for link in graph.links.values()}
     if len(places) == len(graph.links):
         return graph
@@ -210,7 +212,9 @@ CIRCLE: End = ("", -1)
 
 
 def are_compatible(one: str, other: str) -> bool:
-    """Any type goes with everything; else equal but for case, or one of a list of types is."""
+    """Whether types fit: any type fits all; else they are equal but for case, or share one of a
+    list.
+    """
     if one in (ANY_TYPE, "") or other in (ANY_TYPE, "") or one == other:
         return True
     ones, others = set(one.lower().split(",")), set(other.lower().split(","))
@@ -218,7 +222,7 @@ def are_compatible(one: str, other: str) -> bool:
 
 
 def common_type(types: Sequence[str]) -> str | None:
-    """The types that all of them admit, or None if there are none."""
+    """Returns the types that all of them admit, or None if there are none."""
     lists = [one.split(",") for one in types if one != ANY_TYPE]
     if not lists:
         return ANY_TYPE
@@ -334,7 +338,7 @@ def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
 
 
 def _roots_of_reroutes(nodes: Mapping[str, WiredNode]) -> dict[str, End | None]:
-    """For each reroute the output that feeds its chain, if any. Each is looked at once."""
+    """Returns for each reroute the output that feeds its chain, if any. Each is visited once."""
     roots: dict[str, End | None] = {}
     for start in [key for key in nodes if _is_reroute(nodes, key)]:
         path: dict[str, None] = {}

@@ -171,7 +171,7 @@ class _Thing(NamedTuple):
 
 
 def find_families(graph: WorkflowGraph, saved: JsonObject, workflow: Workflow) -> list[Family]:
-    """The largest first."""
+    """Returns families of numbered parts, the largest first."""
     families = [
         *_families(_groups(graph, saved)),
         *_families(_titled_nodes(graph, workflow)),
@@ -182,7 +182,7 @@ def find_families(graph: WorkflowGraph, saved: JsonObject, workflow: Workflow) -
 
 
 def base_of(title: str) -> str:
-    """A title without its numbers, to compare those of repeated nodes."""
+    """Returns a title without its numbers, to compare those of repeated nodes."""
     return tidy(NUMBER.sub(" ", title)).casefold()
 
 
@@ -253,7 +253,7 @@ def _first(matches: Iterable[re.Match[str]]) -> Sequence[re.Match[str]]:
 
 
 def tidy(text: str) -> str:
-    """A name without what decorates the number beside it."""
+    """Returns a name without what decorates the number beside it."""
     return DECORATION.sub(" ", text).strip()
 
 
@@ -261,8 +261,11 @@ Owners = Mapping[str, int]  # the segment that a node belongs to; the rest of th
 
 
 def owners_of(level: Level, segments: Sequence[Collection[str]]) -> dict[str, int]:
-    """A node that feeds an earlier segment, too, is not part of its own: a loader, say, that only
-    happens to stand there. It belongs to the rest."""
+    """Returns the segment of each node.
+
+    A node that also feeds an earlier segment is not part of its own: a loader, say, that only
+    happens to stand there. It belongs to the rest.
+    """
     owners = {
         node: index
         for index, nodes in reversed(list(enumerate(segments)))
@@ -387,8 +390,9 @@ def corresponding_output(level: Level, source: InputSource, node: str) -> InputS
 
 
 def kind_of(level: Level, node: str) -> Hashable:
-    """The class of a node; for an instance, whose definition may be one of many copies, what it
-    puts out."""
+    """Returns the class of a node; for an instance, whose definition may be one of many copies, its
+    outputs.
+    """
     wired = level.nodes[node]
     return wired.node.type if wired.definition is None else ("subgraph", wired.outputs)
 
@@ -402,7 +406,7 @@ def _rounds(level: Level, ours: Collection[str], theirs: Collection[str]) -> lis
     titles = {node: base_of(level.nodes[node].node.title) for node in segments}
     rounds: list[Looks] = [kinds, {node: (kinds[node], titles[node]) for node in segments}]
     for _ in range(ROUNDS):
-        rounds.append(_numbers(_Surroundings(level, segments, shared, rounds[-1])))
+        rounds.append(_numbers(_Neighbours(level, segments, shared, rounds[-1])))
     return rounds
 
 
@@ -417,8 +421,8 @@ def _purpose(level: Level, node: str) -> Hashable:
     return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))
 
 
-class _Surroundings(NamedTuple):
-    """What is seen from a node: the looks of its neighbours so far."""
+class _Neighbours(NamedTuple):
+    """The neighbours of a node, as they look so far."""
 
     level: Level
     segments: Owners
@@ -441,7 +445,7 @@ class _Surroundings(NamedTuple):
         return other if other in self.shared else kind_of(self.level, other)
 
 
-def _numbers(seen: _Surroundings) -> Looks:
+def _numbers(seen: _Neighbours) -> Looks:
     """One round further. Looks become numbers, or they would grow with each round."""
     numbers: dict[Hashable, int] = {}
     result = {}
@@ -522,7 +526,7 @@ def _candidate(family: Family, level: Level) -> _Candidate | None:
 
 
 def _are_alike(segments: Sequence[Sequence[str]], level: Level) -> bool:
-    """At least half of the pairs of neighbours: the first and the last may differ from the rest."""
+    """Whether at least half of the neighbours look alike: the first and the last may differ."""
     kinds = [Counter(kind_of(level, node) for node in nodes) for nodes in segments]
     alike = sum(_likeness(one, other) >= LIKENESS_MIN for one, other in pairwise(kinds))
     return 2 * alike >= len(kinds) - 1
@@ -538,7 +542,7 @@ def _is_direct(
     before: Mapping[str, int],
     level: Level,
 ) -> bool:
-    """Is each segment fed by the one before it?"""
+    """Whether each segment is fed by the one before it."""
     for index in range(1, len(segments)):
         feeding = 0
         for node in segments[index]:
@@ -552,7 +556,7 @@ def _is_direct(
 def _is_gathered(
     segments: Sequence[Sequence[str]], before: Mapping[str, int], level: Level
 ) -> bool:
-    """Are they more than a few loaders, and does some node gather each two neighbours?"""
+    """Whether they are more than a few loaders, and some node gathers each two neighbours."""
     if not all(any(_is_fed(node, level) for node in nodes) for nodes in segments):
         return False
     masks = {mask for node, mask in before.items() if node != SUBGRAPH_OUTPUT_ID}
@@ -571,7 +575,7 @@ def _rank(candidate: _Candidate, level: Level) -> tuple[bool, int, int, int]:
 
 
 def _contains(around: _Candidate, candidate: _Candidate) -> bool:
-    """Is every node of the candidate in a segment, or fed by only one, or feeding only one?"""
+    """Whether every node of the candidate is in a segment, or fed by only one, or feeding only one."""
     return all(
         node in around.owners
         or around.before[node].bit_count() == 1
@@ -605,7 +609,7 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Loaders that were left on don't count: only nodes that are fed by others do, if there are any."""
+    """Whether a node that others feed is on; loaders count only if there are no such nodes."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

@@ -17,7 +17,7 @@ Path = tuple[int, ...]
 
 
 def graph_paths(document: JsonObject) -> dict[str, Path]:
-    """Of the root graph (its id is the empty text) and of all definitions.
+    """Returns the paths of the root graph (its id is the empty text) and of all definitions.
 
     Of two definitions with one id the first counts, as everywhere.
     """
@@ -57,7 +57,7 @@ def with_graph(document: JsonObject, path: Path, edit: Edit) -> JsonObject:
 
 
 def with_definition(document: JsonObject, definition: JsonObject) -> JsonObject:
-    """One more definition, behind all others: so the ids that those lead to stay as they are."""
+    """Adds a definition behind all others, so that the ids they lead to stay as they are."""
     return _with_subgraphs(document, [*_subgraphs(document), definition])
 
 
@@ -79,8 +79,9 @@ def _with_subgraphs(owner: JsonObject, entries: list[JsonObject]) -> JsonObject:
 
 
 def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[JsonObject, str]:
-    """For the instance at `index` of a graph: the document, and the id of the definition that is
-    now its alone."""
+    """Gives the instance at `index` a definition of its own; returns the document and that
+    definition's id.
+    """
     paths = graph_paths(document)
     instance = nodes_of(graph_at(document, paths[graph]))[index]
     shared: str = instance["type"]
@@ -99,8 +100,9 @@ def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[J
 def with_all_inside(
     document: JsonObject, graph: str, index: int, mode: Mode, definitions: Collection[str]
 ) -> JsonObject:
-    """Switches everything inside an instance, and inside inner ones if they are of one of the
-    `definitions`."""
+    """Sets the mode of everything inside an instance, and inside inner ones of one of the
+    `definitions`.
+    """
     pending = [(graph, index, 0)]
     while pending:
         around, at, depth = pending.pop()
@@ -119,7 +121,7 @@ def with_all_inside(
 
 
 def count_instances(document: JsonObject, definition: str, paths: dict[str, Path]) -> int:
-    """In the root graph and in every definition that it leads to."""
+    """Counts instances in the root graph and in every definition that it leads to."""
     reached, pending, count = {""}, [""], 0
     while pending:
         for node in nodes_of(graph_at(document, paths[pending.pop()])):
@@ -132,7 +134,7 @@ def count_instances(document: JsonObject, definition: str, paths: dict[str, Path
 
 
 def _free_id(shared: str, instance: str, taken: dict[str, Path]) -> str:
-    """The same for the same document: nothing here is random. Editors want it to be a UUID."""
+    """Returns an unused id, the same for the same document: nothing is random. Editors want a UUID."""
     candidates = (
         str(uuid5(NAMESPACE_OID, f"{shared} {instance} {number}"))
         for number in range(len(taken) + 1)  # one more than can be taken
@@ -141,7 +143,7 @@ def _free_id(shared: str, instance: str, taken: dict[str, Path]) -> str:
 
 
 def with_links_moved(graph: JsonObject, moves: Mapping[int, InputSource]) -> JsonObject:
-    """Each link, by id, starts at the given output from now on and ends where it ended."""
+    """Makes each link, by id, start at the given output and end where it ended."""
     if not moves:
         return graph
     raw_ids = {node_id(node.get("id", -1), "node"): node.get("id") for node in nodes_of(graph)}
@@ -165,7 +167,7 @@ def without_links(graph: JsonObject, gone: Collection[int]) -> JsonObject:
 
 
 def _link_id(link: Any) -> int:
-    """-1 for a hole in the list, as very old files have them."""
+    """Returns a link's id; -1 for a hole in the list, as very old files have them."""
     value = link.get("id") if isinstance(link, dict) else link and link[0]
     return -1 if value is None else int(value)
 
@@ -251,7 +253,7 @@ def _is_in(link: Any, gone: Collection[int]) -> bool:
 
 
 def _without_bends(graph: JsonObject, gone: Collection[int]) -> JsonObject:
-    """Bends are drawn on the way from the old start: the link goes straight from now on."""
+    """Removes the bends of moved links, which are drawn on the way from the old start."""
     if isinstance(graph.get("reroutes"), list):
         graph = {**graph, "reroutes": _without(graph["reroutes"], "linkIds", gone)}
     extra = graph.get("extra")

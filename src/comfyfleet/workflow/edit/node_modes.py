@@ -31,7 +31,7 @@ from comfyfleet.workflow.subgraphs import innermost_first
 
 
 class Switched(NamedTuple):
-    """A new document; what was done, and what a person should know about it, in words."""
+    """A new document, what was done, and notes for the person."""
 
     document: dict[str, Any]
     done: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Switched(NamedTuple):
 
 
 class DeadShell(NamedTuple):
-    """An instance that can make nothing, for everything in its definition is switched off."""
+    """An instance that can make nothing, because everything in its definition is switched off."""
 
     id: str  # as in a prompt: `57`, or `57:3` inside instance 57
     title: str
@@ -75,7 +75,7 @@ class Chain(NamedTuple):
 def dead_shells(
     document: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[DeadShell, ...]:
-    """Whether the instance itself is on doesn't matter: it can make nothing either way."""
+    """Returns dead instances; whether an instance itself is on doesn't matter."""
     workflow = parse(document, limits=limits)
     dead = dead_definitions(workflow)
     worth_entering = _leading_to(dead, workflow)
@@ -99,8 +99,10 @@ def dead_shells(
 
 
 def dead_definitions(workflow: Workflow) -> frozenset[str]:
-    """Ids of definitions with nodes to execute, all of which are muted or bypassed. An inner
-    instance is as dead as its own definition."""
+    """Returns ids of definitions whose executable nodes are all muted or bypassed.
+
+    An inner instance is as dead as its own definition.
+    """
     dead: set[str] = set()
     for graph in innermost_first(workflow):
         nodes = [node for node in graph.nodes if not is_virtual(node.type)]
@@ -110,7 +112,7 @@ def dead_definitions(workflow: Workflow) -> frozenset[str]:
 
 
 def _leading_to(dead: frozenset[str], workflow: Workflow) -> frozenset[str]:
-    """Living definitions that have a dead instance somewhere inside."""
+    """Returns living definitions that have a dead instance somewhere inside."""
     leading: set[str] = set()
     for graph in innermost_first(workflow):
         if graph.id not in dead and any(_is_in(node, dead, leading) for node in graph.nodes):

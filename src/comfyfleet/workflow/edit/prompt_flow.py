@@ -70,7 +70,7 @@ class Flow:
         return [name for name in names if side_of(name) == side] or names if side else names
 
     def chain(self, start: Origin | None, *kinds: str) -> Iterator[Origin]:
-        """The start and what feeds it with the same, the nearest first."""
+        """Returns the start and what feeds it with the same, the nearest first."""
         waiting = [start] if start else []
         seen = {(origin.entry.id, origin.slot) for origin in waiting}
         for origin in waiting:
@@ -82,7 +82,7 @@ class Flow:
                     waiting.append(above)
 
     def ends(self, start: Origin | None, *kinds: str) -> list[Origin]:
-        """Where it comes from in the end."""
+        """Returns where it comes from in the end."""
         return [one for one in self.chain(start, *kinds) if not self.carriers(one, *kinds)]
 
     def is_linked(self, place: Place) -> bool:
@@ -166,7 +166,7 @@ class Flow:
 
 
 def side_of(name: str) -> str:
-    """`positive`, `negative`, or nothing of the kind."""
+    """Returns `positive`, `negative`, or neither."""
     lower = name.lower()
     for side, sign in (("negative", "-"), ("positive", "+")):
         if side in lower or lower.endswith(sign):
@@ -175,7 +175,7 @@ def side_of(name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """`width` of `resize_type.width`."""
+    """Returns `width` of `resize_type.width`."""
     return name.rsplit(".", 1)[-1]
 
 
@@ -222,7 +222,7 @@ def _above(flow: Flow, origin: Origin, *, scaled: bool) -> Place | None:
 
 
 def _calculates(flow: Flow, entry: PromptEntry) -> bool:
-    """Something beside the number that comes in says what comes out; the formula `a` does not."""
+    """Whether another input also decides what comes out; the formula `a` does not."""
     beside = [
         entry.inputs.get(name)
         for name in flow.inputs_of(entry, *_NUMBERS, "STRING", "COMBO")

@@ -20,7 +20,7 @@ class SamplerRole(NamedTuple):
 
 
 def conditioned(flow: Flow) -> list[PromptEntry]:
-    """Where conditioning ends: samplers and guiders; if there are none, whatever else takes it."""
+    """Returns where conditioning ends: samplers and guiders, or else whatever takes it."""
     # A prompt that shows something on the way but saves nothing needs no sampler, and yet has one.
     ends = _takers(flow, flow.needed.values()) or _takers(flow, flow.entries.values())
     sampling = [
@@ -36,7 +36,7 @@ def conditioned(flow: Flow) -> list[PromptEntry]:
 
 
 def encoders(flow: Flow, end: PromptEntry) -> Iterator[PromptEntry]:
-    """Where the conditioning of a sampler or guider comes from."""
+    """Returns where the conditioning of a sampler or guider comes from."""
     for name in flow.linked(end, "CONDITIONING"):
         yield from (one.entry for one in flow.ends(flow.origin(end, name), "CONDITIONING"))
 
@@ -65,7 +65,7 @@ def samplers(flow: Flow) -> list[PromptEntry]:
 
 
 def parts(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
-    """The sampler and what gives it noise, guidance, steps and method."""
+    """Returns the sampler and the nodes that give it noise, guidance, steps and method."""
     yield sampler
     for kind in PART_TYPES:
         for name in flow.linked(sampler, kind):
@@ -73,7 +73,7 @@ def parts(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
 
 
 def models(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
-    """What its model comes from and passes through."""
+    """Returns the nodes that its model comes from and passes through."""
     for part in parts(flow, sampler):
         for name in flow.linked(part, "MODEL"):
             yield from (origin.entry for origin in flow.chain(flow.origin(part, name), "MODEL"))
@@ -88,7 +88,7 @@ def places_in(flow: Flow, entry: PromptEntry, role: SamplerRole) -> list[Place]:
 
 
 def role_of_samplers(flow: Flow, role: SamplerRole) -> list[Place]:
-    """In samplers and their parts; else wherever an input is called so."""
+    """Finds a role in samplers and their parts; else wherever an input has such a name."""
     found = [
         place
         for sampler in samplers(flow)
@@ -103,7 +103,7 @@ def role_anywhere(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def latent_origins(flow: Flow, sampler: PromptEntry) -> Iterator[Origin]:
-    """What makes the latents that the sampler starts from, however many samplers lie between."""
+    """Returns what makes the latents that the sampler starts from, through any samplers between."""
     for name in flow.linked(sampler, "LATENT"):
         yield from flow.ends(flow.origin(sampler, name), "LATENT")
 
@@ -135,7 +135,7 @@ def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def seeds(flow: Flow, role: SamplerRole) -> list[Place]:
-    """A sampler that goes on where another stopped adds no noise: its seed doesn't matter."""
+    """Returns the seeds that matter: a sampler that continues another's work adds no noise."""
     found = role_of_samplers(flow, role)
     noisy = [
         place
@@ -180,7 +180,7 @@ def _size_of(flow: Flow, entry: PromptEntry) -> LatentSize | None:
 
 
 def _image_size(flow: Flow, entry: PromptEntry) -> LatentSize | None:
-    """Of the nearest node that gives the image its size; None if another sampler made the image."""
+    """Returns the size of the nearest node that sets it; None if another sampler made the image."""
     images = list(_images_behind(flow, entry, "IMAGE"))
     if any(flow.linked(image, "LATENT") for image in images):
         return None
@@ -210,7 +210,7 @@ def _sources(flow: Flow, size: LatentSize) -> LatentSize:
 
 
 def _mates(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
-    """Schedulers and model settings that are told the size, too."""
+    """Returns schedulers and model settings that take the size, too."""
     told = (*parts(flow, sampler), *models(flow, sampler))
     for entry in {entry.id: entry for entry in told}.values():
         size = _size_of(flow, entry)
@@ -227,7 +227,7 @@ def _value(flow: Flow, place: Place) -> object:
 
 
 def _only_size(flow: Flow) -> list[LatentSize]:
-    """Without a sampler: the one node that has a size and makes its picture from nothing, or the one that has."""
+    """Returns the only size without a sampler, preferably of a node that takes no image."""
     sized = {
         size: entry for entry in flow.needed.values() if (size := _size_of(flow, entry)) is not None
     }
@@ -256,14 +256,14 @@ class Texts(NamedTuple):
 
 
 def prompt_texts(flow: Flow) -> Texts:
-    """Where to write the positive and the negative prompt."""
+    """Returns where to write the positive and the negative prompt."""
     context = [_encoded(flow, entry) for entry in conditioned(flow)]
     positive = unique([place for one in context for place in one.positive])
     negative = unique([place for one in context for place in one.negative])
     return Texts(
-        positive or _asked(flow, POSITIVE),
+        positive or _service_texts(flow, POSITIVE),
         # A negative that is made from the positive text (zeroed out) has no text of its own.
-        [place for place in negative if place not in positive] or _asked(flow, NEGATIVE),
+        [place for place in negative if place not in positive] or _service_texts(flow, NEGATIVE),
     )
 
 
@@ -326,7 +326,7 @@ def _most_textual(flow: Flow, entry: PromptEntry, names: Sequence[str]) -> Seque
 
 
 def text_sources(flow: Flow, place: Place) -> list[Place]:
-    """Where the text is written that comes in there: behind a link, the piece that is the person's own."""
+    """Returns where an incoming text is written: behind a link, the piece that is the person's own."""
     if not flow.is_linked(place):
         return [place]
     entry = flow.entries[place.node_id]
@@ -357,8 +357,8 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
     return [named[-1]]
 
 
-def _asked(flow: Flow, side: str) -> list[Place]:
-    """Without a sampler: services that are given a text and make something of it."""
+def _service_texts(flow: Flow, side: str) -> list[Place]:
+    """Without a sampler, returns the texts of services that make something of a text."""
     for pattern in _ASKED[side]:
         found = [
             (entry, Place(entry.id, name))

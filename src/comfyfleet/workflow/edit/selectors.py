@@ -72,7 +72,7 @@ def _collapsed_width(node: Mapping[str, Any], width: float) -> float:
 
 
 def _pair(value: Any) -> tuple[float, float] | None:
-    """Positions and sizes are saved as a list, by older editors as an object with keys 0 and 1."""
+    """Parses a position or size: a list, or in older files an object with keys 0 and 1."""
     if isinstance(value, dict):
         value = [value.get("0"), value.get("1")]
     if not isinstance(value, list) or len(value) < 2:
@@ -140,7 +140,7 @@ class SelectorIndex:
                 self._groups.setdefault(group.title, []).append((graph.id, group))
 
     def select(self, selector: str) -> Selection:
-        """Raises InvalidInput where that is nothing, or two things."""
+        """Returns what a selector names; raises InvalidInput if that is nothing, or two things."""
         prefix, _, name = selector.partition(":")
         if prefix == "title":
             spots = _named(self._titles, name) or _named(self._titles, name, fold=_folded)
@@ -269,7 +269,7 @@ def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
 
 
 def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
-    """Of two nodes with one id in a definition only the first is shown."""
+    """Returns the indices that are shown: of two nodes with one id in a definition only the first."""
     if len(saved.nodes) == len(shown.nodes):
         return range(len(saved.nodes))
     first: dict[str, int] = {}
@@ -281,7 +281,7 @@ def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
 def _named(
     names: Mapping[str, Sequence[T]], wanted: str, *, fold: Callable[[str], str] = str
 ) -> list[T]:
-    """Everything of that name, as written; or as folded, for other capitals."""
+    """Returns everything whose folded name is the wanted one."""
     wanted = fold(wanted)
     return [thing for name, things in names.items() if fold(name) == wanted for thing in things]
 

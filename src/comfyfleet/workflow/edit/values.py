@@ -35,7 +35,9 @@ _OPEN_CHOICES = (
 
 
 def problem_with(declared: Any, value: Any) -> str | None:
-    """`declared` is an entry of `input.required` or `input.optional`: `[type or choices, options]`."""
+    """Returns what is wrong with a value; `declared` is an entry of `input.required` or
+    `input.optional`: `[type or choices, options]`.
+    """
     spec = input_spec("", declared)
     value = unwrapped(value)
     coerce = _COERCIONS.get(spec.type)
@@ -47,12 +49,12 @@ def problem_with(declared: Any, value: Any) -> str | None:
 
 
 def unwrapped(value: Any) -> Any:
-    """Lists stand wrapped in a prompt, lest they be taken for links."""
+    """Unwraps a list, which a prompt holds wrapped so that it isn't taken for a link."""
     return value["__value__"] if isinstance(value, dict) and "__value__" in value else value
 
 
 def choices_of(spec: InputSpec) -> list[Any] | None:
-    """What can be chosen, or None if it is no choice or the list doesn't settle it."""
+    """Returns the choices, or None if it is no choice or other values are allowed, too."""
     if spec.type == DYNAMIC_COMBO:
         options = spec.options.get("options")
         branches = options if isinstance(options, list) else []
@@ -128,9 +130,9 @@ _TYPES_OF_VALUES: Mapping[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLO
 
 
 def read_value(declared: Any, value: Any, current: Any = None) -> Any:
-    """A text becomes a value of the declared type; any other value only has to be JSON.
+    """Converts a text to a value of the declared type; any other value only has to be JSON.
 
-    `current` is the value until now, which tells the type where the declaration doesn't.
+    `current` is the present value, which gives the type where the declaration doesn't.
     """
     spec = input_spec("", declared if declared is not None else [ANY_TYPE])
     if spec.type in (ANY_TYPE, MATCH_TYPE):
@@ -145,7 +147,7 @@ def read_value(declared: Any, value: Any, current: Any = None) -> Any:
 
 
 def wrapped(value: Any) -> Any:
-    """A list would be taken for a link; the server unwraps it."""
+    """Wraps a list, which would be taken for a link; the server unwraps it."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -307,7 +309,7 @@ def change_input(
 
 
 def declared_at(entry: PromptEntry, name: str) -> Any:
-    """As the server declares the input; None if it doesn't."""
+    """Returns the server's declaration of the input; None if there is none."""
     if entry.class_name == CUSTOM_COMBO and name == "choice":
         # Its choices are inputs that stand beside it.
         return [[value for key, value in entry.inputs.items() if key.startswith("option")]]
@@ -325,7 +327,7 @@ def with_entries(
 
 
 def _fitting(entry: PromptEntry, name: str, declared: Any, value: Any, *, check: bool) -> Any:
-    """The value as it may stand in the prompt."""
+    """Returns the value as it may stand in the prompt."""
     where = f"{entry.name}: {name}"
     if check and _is_socket(entry, name, declared):
         kind = input_spec(name, declared).type
@@ -350,7 +352,7 @@ def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
 
 
 def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:
-    """Neither drawn as a widget in the editor nor given a value so far."""
+    """Whether it is neither drawn as a widget in the editor nor given a value so far."""
     if declared is None or (name in entry.inputs and entry.link(name) is None):
         return False
     spec = input_spec(name, declared)
@@ -418,7 +420,7 @@ class Assignment(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A prompt after values were set, and in words what was done."""
+    """A prompt after values were set, and a description of what was done."""
 
     prompt: Prompt
     done: tuple[str, ...] = ()
@@ -426,7 +428,9 @@ class Edit(NamedTuple):
 
 
 def parse_assignment(text: str) -> Assignment:
-    """`node.input=value`; everything behind the first `=` is the value, so a title can't hold one."""
+    """Parses `node.input=value`; everything behind the first `=` is the value, so a title can't
+    hold one.
+    """
     target, equals, value = text.partition("=")
     if not equals:
         raise InvalidInput(f"{quoted(text)} sets nothing: {_EXAMPLE}")
@@ -441,7 +445,7 @@ def find_input(
     target: str,
     exposed: Sequence[ExposedInput] = (),
 ) -> tuple[Place, ...]:
-    """The input that `node.input` means in this prompt; several if a subgraph feeds several by it."""
+    """Returns the inputs that `node.input` means; several if a subgraph feeds several by it."""
     entries = read_entries(prompt, object_info)
     return find_places(Directory(entries, exposed), entries, target)
 
@@ -454,8 +458,10 @@ def set_values(
     check: bool = True,
     exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """All of them or none: what is wrong with several is said together. With `exposed`, inputs can
-    also be named as the subgraphs of the workflow show them."""
+    """Sets all values or none; all errors are raised together.
+
+    With `exposed`, inputs can also be named as the subgraphs of the workflow show them.
+    """
     if len(assignments) > ASSIGNMENTS_MAX:
         raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")
     entries = read_entries(prompt, object_info)

@@ -68,7 +68,7 @@ MEDIA_WORDS: tuple[tuple[Media, frozenset[str]], ...] = (
 
 
 def is_model_file(value: Any) -> bool:
-    """A prompt that ends with the name of an embedding is none."""
+    """Whether a value names a model file; a prompt that ends with the name of an embedding doesn't."""
     return _has_suffix(value, MODEL_SUFFIXES) and not _EMBEDDING.search(value)
 
 
@@ -129,7 +129,7 @@ def taken_inputs(nodes: Iterable[SeenNode], shorthands: Shorthands) -> Iterator[
 
 
 def _unnamed(node: SeenNode) -> Iterator[TakenInput]:
-    """Values of an old file, of which only their place is known."""
+    """Returns the values of an old file, of which only the position is known."""
     values = node.unnamed_values
     for index, value in enumerate(values):
         followed_by = values[index + 1] if index + 1 < len(values) else None
@@ -222,7 +222,7 @@ def _role_of_number(label: str) -> Role | None:
 
 
 def _type_of(value: Any) -> str:
-    """A type in the server's words for a value of which only the value is known."""
+    """Returns the server's name for the type of a value without a declaration."""
     names: dict[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
     return names.get(type(value), "UNKNOWN")
 
@@ -275,7 +275,7 @@ def _files_in(value: Any, widget: Widget | None) -> Iterator[NamedFile]:
 
 
 def _models_inside(value: Any, depth_left: int) -> Iterator[str]:
-    """Only models: a picture inside a value is what some node showed last."""
+    """Returns models only: a picture inside a value is what some node showed last."""
     if is_model_file(value):
         yield value
     elif isinstance(value, dict | list) and depth_left > 0:
@@ -311,7 +311,7 @@ def _merged(one: NamedFile, other: NamedFile) -> NamedFile:
 
 
 def _described_models(entries: Any) -> Iterator[NamedFile]:
-    """Templates say where their models can be had."""
+    """Yields the models that a template describes, with where to get them."""
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             yield NamedFile(
@@ -384,7 +384,7 @@ def made_outputs(nodes: Iterable[SeenNode]) -> Iterator[MadeOutput]:
 
 
 def _is_output(node: SeenNode) -> bool:
-    """Without a server's word: what is called an output, or is fed and feeds nothing."""
+    """Whether it is an output node; guessed without a server, by its name and links."""
     if node.type is not None:
         return node.type.is_output
     return bool(words_of(node.ref.class_type) & OUTPUT_WORDS) or (
@@ -401,7 +401,7 @@ def _is_saved(node: SeenNode) -> bool:
 
 
 def media_of(node: SeenNode) -> Media:
-    """By the name of the class, else by what comes in."""
+    """Returns the kind of media by the name of the class, else by the inputs."""
     types = [slot.type for slot in node.type.inputs] if node.type else []
     guesses = (
         media_named(node.ref.class_type),

@@ -138,7 +138,7 @@ CUSTOM_MODULES = "custom_nodes."
 
 
 def used_types(nodes: Iterable[SeenNode], *, server_known: bool) -> tuple[UsedType, ...]:
-    """The most used first. Nodes that are switched off need nothing."""
+    """Counts node types, the most used first. Nodes that are switched off need nothing."""
     active = [node for node in nodes if node.is_active]
     counts = Counter(node.ref.class_type for node in active)
     packs: dict[str, str | None] = {}
@@ -154,7 +154,9 @@ def used_types(nodes: Iterable[SeenNode], *, server_known: bool) -> tuple[UsedTy
 
 
 def used_packs(nodes: Iterable[SeenNode]) -> tuple[UsedPack, ...]:
-    """ComfyUI's own nodes first, then by name; what no one names the pack of is left out."""
+    """Returns packs: ComfyUI's own nodes first, then by name; nodes without a known pack are left
+    out.
+    """
     names: dict[str, str] = {}
     versions: dict[str, set[str]] = {}
     types: dict[str, set[str]] = {}
@@ -173,7 +175,9 @@ def used_packs(nodes: Iterable[SeenNode]) -> tuple[UsedPack, ...]:
 
 
 def pack_of(node: SeenNode) -> str | None:
-    """What the file says of the node, else where the server has its type from."""
+    """Returns the pack that the file names for the node, else the one by which the server has its
+    type.
+    """
     for key in ("cnr_id", "aux_id"):
         value = node.properties.get(key)
         if isinstance(value, str) and value:
@@ -285,7 +289,7 @@ TOLD_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
 
 
 class _Server(NamedTuple):
-    """What is known of a server, if anything is."""
+    """What is known of a server, if anything."""
 
     object_info: Mapping[str, Any] | None
     remote_choices: Mapping[str, list[Any]] | None
@@ -343,7 +347,7 @@ def inspect(
 
 
 def _rank(taken: TakenInput) -> int:
-    """What has a shorthand comes first, in the order of the shorthands: most people set no more."""
+    """Sorts inputs with a shorthand first, in the order of the shorthands: most people set no more."""
     return SHORTHAND_ORDER[taken.shorthands[0]] if taken.shorthands else len(SHORTHAND_ORDER)
 
 
@@ -363,7 +367,9 @@ def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
 def _prompt_of(
     opened: Opened, server: _Server, limits: Limits
 ) -> tuple[Prompt | None, tuple[str, ...]]:
-    """Without a server, a prompt that was saved beside the workflow knows the names of its values."""
+    """Returns the prompt. Without a server, one saved beside the workflow gives the names of its
+    values.
+    """
     if opened.workflow is None or server.object_info is None:
         return opened.prompt, ()
     try:

@@ -103,7 +103,7 @@ class SeenNode(NamedTuple):
 
 
 def is_link(value: Any) -> bool:
-    """As ComfyUI sees it: a list of two is a link, whatever is in it."""
+    """Whether ComfyUI takes it for a link: any list of two is one."""
     return isinstance(value, list) and len(value) == 2
 
 
@@ -116,7 +116,7 @@ def is_node(entry: Any) -> bool:
 
 
 def seen_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[SeenNode]:
-    """Entries that are no nodes are passed over: some tools put notes of their own beside the nodes."""
+    """Returns the nodes of a prompt; other entries are skipped, as some tools put notes there."""
     entries = {key: entry for key, entry in prompt.items() if is_node(entry)}
     origins = _origins(entries)
     return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
@@ -206,7 +206,7 @@ def _inputs_of(
 
 
 def _from_group(instance: Node, node: Node) -> SeenNode:
-    """A node inside a group node that was not expanded, as a server's node types are needed for it."""
+    """Returns a node inside a group node that was not expanded, which needs a server's node types."""
     return SeenNode(
         NodeRef(node.id, node.type, node.title or node.type, (instance.title or instance.type,)),
         values={},
