@@ -8,6 +8,8 @@ EXTRAS := dev
 # Many tests wait for processes: four at a time keep two cores busy. In the order of the folders:
 # what takes longest (acceptance) begins first, what takes least (unit) ends.
 SIDE_BY_SIDE := -q -n 4 --dist loadfile --no-loadscope-reorder --durations=30
+# Tests start many processes: without bytecode each of them compiles the sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-pipeline test test-all check format docs bench constraints clean
