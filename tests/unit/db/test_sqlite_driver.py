@@ -1,4 +1,4 @@
-"""What `db/sqlite.py` uses inside of aiosqlite, and the bounds that promise it."""
+"""What `server/db/database.py` uses inside of aiosqlite, and the bounds that promise it."""
 
 import inspect
 import threading
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def bounds() -> Requirement:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = [Requirement(each) for each in project["dependencies"]]
+    named = [Requirement(each) for each in project["optional-dependencies"]["server"]]
     return next(each for each in named if each.name == "aiosqlite")
 
 

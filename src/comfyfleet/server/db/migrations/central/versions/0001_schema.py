@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from comfyfleet.server.db.central_tables import NAMING_CONVENTION
 from comfyfleet.server.db.dialect import Json, Moment, RowId, partial_index
 
-revision = "0001"
+revision = "schema_1"
 down_revision = None
 branch_labels = None
 depends_on = None
