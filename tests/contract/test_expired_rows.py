@@ -104,7 +104,7 @@ async def test_a_job_without_its_prompt_is_told_of_and_not_retried(scene: Scene)
     await delete_expired_rows(scene.context)
     job = await submit.get_job(scene.context, scene.tenant_id, scene.jobs[100])
     assert job.status == "failed"
-    with pytest.raises(Refused, match="prompt was removed"):
+    with pytest.raises(Refused, match="prompt was deleted"):
         await submit.retry_job(scene.context, scene.tenant_id, job.id)
     again = await submit.retry_job(scene.context, scene.tenant_id, scene.jobs[40])
     assert again.asked.prompt == PROMPT

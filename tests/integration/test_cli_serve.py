@@ -87,7 +87,7 @@ async def test_postgres_is_upgraded_first_and_then_serves_two(
         early.hears("hint: comfyfleet db upgrade")
         assert early.process.wait(60) == 1
     with started("db", "upgrade", folder=tmp_path, **environ) as upgrade:
-        upgrade.hears(r"central: \d+ \(was empty\)")
+        upgrade.hears(r"central: schema_1 \(was empty\)")
         upgrade.hears(r"pool main: \d+ \(was empty\)")
         assert upgrade.process.wait(60) == 0
     with (
