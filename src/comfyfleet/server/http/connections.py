@@ -3,6 +3,7 @@ its socket but none of the memory that the server had made for it."""
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -260,7 +261,7 @@ class _JoinedWrites:
             self._transport.write(head)
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol, ABC):
     """What both kinds have in common: limits, admission, and a place to wait."""
 
     header_seconds_max = HEADER_SECONDS_MAX
@@ -398,24 +399,24 @@ class HttpConnection(asyncio.Protocol):
             self.on_lost()
 
     @property
+    @abstractmethod
     def _is_unused(self) -> bool:
         """No request is under way, and nothing of the next has come."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _is_reading_headers(self) -> bool:
         """Some of the next request has come, and not all of its headers."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _is_lingering(self) -> bool:
         """It has been answered, and still sends its body."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _early(self) -> bytes | None:
         """What came of the next request. None: it has been parsed already."""
-        raise NotImplementedError
 
     @property
     def _is_answered(self) -> bool:
