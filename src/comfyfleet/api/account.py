@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.api.values import OPEN_ENUM, Response
+from comfyfleet.api.values import OPEN_ENUM, Page, Response
 
 
 class Scope(StrEnum):
@@ -59,7 +59,7 @@ class TransactionAnswer(Response):
     created_at: datetime
 
 
-class Transactions(Response):
+class Transactions(Page):
     transactions: tuple[TransactionAnswer, ...] = Field(description="The newest first.")
     next: int | None = Field(default=None, description="The next page: before=next; null: no more.")
 
@@ -118,7 +118,7 @@ class DeliveryAnswer(Response):
     ended_at: datetime | None = None
 
 
-class Deliveries(Response):
+class Deliveries(Page):
     deliveries: tuple[DeliveryAnswer, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."

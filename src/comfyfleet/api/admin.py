@@ -9,7 +9,7 @@ from pydantic import Field
 
 from comfyfleet.api.account import Scope, TransactionType
 from comfyfleet.api.jobs import JobStatus
-from comfyfleet.api.values import Message, ShownValue
+from comfyfleet.api.values import Message, Page, ShownValue
 from comfyfleet.api.worker import BackendFacts, Progress, Reading
 
 PropertyType: TypeAlias = Literal[
@@ -162,7 +162,7 @@ class WorkerAnswer(Message):
     created_at: datetime
 
 
-class Workers(Message):
+class Workers(Page):
     workers: list[WorkerAnswer]
     next: str | None = Field(description="The next page: after=next; null: no more.")
 
@@ -297,7 +297,7 @@ class UserAnswer(Message):
     created_at: datetime
 
 
-class Users(Message):
+class Users(Page):
     users: list[UserAnswer] = Field(description="The oldest first.")
     next: UUID | None = Field(description="The next page: after=next; null: no more.")
 
@@ -340,7 +340,7 @@ class AdminTransactionAnswer(Message):
     created_at: datetime
 
 
-class AdminTransactions(Message):
+class AdminTransactions(Page):
     transactions: list[AdminTransactionAnswer] = Field(description="The newest first.")
     next: int | None = Field(description="The next page: before=next; null: no more.")
 
@@ -372,7 +372,7 @@ class DispatchSeen(Message):
     ended_at: datetime | None
 
 
-class DispatchPage(Message):
+class DispatchPage(Page):
     dispatches: list[DispatchSeen]
     next: int | None = Field(
         description="For older ones, repeat the call with `before` set to this."
@@ -446,7 +446,7 @@ class JobListed(Message):
     completed_at: datetime | None
 
 
-class JobPage(Message):
+class JobPage(Page):
     jobs: list[JobListed] = Field(description="The newest first.")
     next: str | None = Field(description="The next page: after=next; null: no more.")
     pools_left_out: list[str] = Field(description="Pools that are down: their jobs are not listed.")
@@ -486,7 +486,7 @@ class EntryAnswer(Message):
     details: dict[str, Any]
 
 
-class Entries(Message):
+class Entries(Page):
     entries: list[EntryAnswer] = Field(description="The newest first.")
     next: int | None = Field(description="The next page: before=next; null: no more.")
 

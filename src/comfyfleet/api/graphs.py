@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.api.values import OPEN_ENUM, Message, Response
+from comfyfleet.api.values import OPEN_ENUM, Message, Page, Response
 
 
 class GraphRunStatus(StrEnum):
@@ -130,7 +130,7 @@ class GraphSummary(Response):
     created_at: datetime
 
 
-class GraphPage(Response):
+class GraphPage(Page):
     graphs: tuple[GraphSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."
@@ -249,7 +249,7 @@ class GraphRunSummary(Response):
     ended_at: datetime | None = None
 
 
-class GraphRunSummaries(Response):
+class GraphRunSummaries(Page):
     runs: tuple[GraphRunSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."

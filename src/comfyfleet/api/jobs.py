@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.api.values import Message, Response
+from comfyfleet.api.values import Message, Page, Response
 
 # Of a batch; the others are held.
 ADMITTED_AT_ONCE_MAX = 5
@@ -64,7 +64,7 @@ class EffectAnswer(Response):
     )
 
 
-class PublicEffects(Response):
+class PublicEffects(Page):
     effects: tuple[EffectAnswer, ...] = Field(description="By slug.")
     next: str | None = Field(default=None, description="The next page: after=next; null: no more.")
 
@@ -139,7 +139,7 @@ class JobAnswer(JobSummary):
     )
 
 
-class Jobs(Response):
+class Jobs(Page):
     jobs: tuple[JobSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."

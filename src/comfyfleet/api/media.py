@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from comfyfleet.api.jobs import TEXT, VALUES, JobStatus, Value
-from comfyfleet.api.values import OPEN_ENUM, Response
+from comfyfleet.api.values import OPEN_ENUM, Page, Response
 
 MediaKind: TypeAlias = Literal["image", "video", "audio"]
 RESULTS_MAX = 100
@@ -84,7 +84,7 @@ class Video(VideoSummary):
     text: str | None = TEXT
 
 
-class Videos(Response):
+class Videos(Page):
     videos: tuple[VideoSummary, ...] = Field(description="The newest first.")
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field, PlainSerializer
 
-from comfyfleet.api.values import Message, Response
+from comfyfleet.api.values import Message, Page, Response
 
 # Reasons that time alone does not change.
 _RESTING = frozenset(
@@ -42,7 +42,7 @@ class PipelineAnswer(Response):
     created_at: datetime
 
 
-class PipelinePage(Response):
+class PipelinePage(Page):
     pipelines: tuple[PipelineAnswer, ...]
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."
@@ -114,7 +114,7 @@ class PipelineRunAnswer(PipelineRunSummary):
         return not is_busy and (self.status != "active" or self.reason in _RESTING)
 
 
-class PipelineRunSummaries(Response):
+class PipelineRunSummaries(Page):
     runs: tuple[PipelineRunSummary, ...]
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."
@@ -163,7 +163,7 @@ class CandidateAnswer(Response):
     created_at: datetime
 
 
-class CandidatePage(Response):
+class CandidatePage(Page):
     candidates: tuple[CandidateAnswer, ...] = Field(description="The oldest first.")
     next: UUID | None = Field(default=None, description="The next page: after=next; null: no more.")
 

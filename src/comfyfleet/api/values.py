@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,13 @@ class Response(Message):
     clients: entries of lists have fewer fields, and an older server may not know all of them."""
 
     model_config = ConfigDict(json_schema_extra=_require_all)
+
+
+class Page(Response):
+    """A part of a list. `next`, which each kind declares after its entries, names where the next part begins."""
+
+    if TYPE_CHECKING:
+        next: Any
 
 
 def _parse_or_keep(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:

@@ -16,7 +16,7 @@ from comfyfleet.api.jobs import Jobs, PublicEffects
 from comfyfleet.api.media import Upload, Videos
 from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
 from comfyfleet.client.admin import AdminApi
-from comfyfleet.client.files import Transferred, upload_file, upload_source
+from comfyfleet.client.files import upload_file, upload_source
 from comfyfleet.client.graphs import GraphsApi
 from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
 from comfyfleet.client.model import (
@@ -33,6 +33,7 @@ from comfyfleet.client.model import (
 from comfyfleet.client.pipelines import PipelinesApi
 from comfyfleet.client.transport import PAGE, ApiCalls, fetch_pages, parse_answer
 from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.retry import RetryPolicy
 

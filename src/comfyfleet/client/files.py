@@ -1,13 +1,9 @@
 """Files uploaded and downloaded in pieces: no file is ever held in memory as a whole."""
 
-import asyncio
 import mimetypes
-import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
 
 import httpx
 
@@ -15,14 +11,12 @@ from comfyfleet.api.media import UploadSlot
 from comfyfleet.client.transport import ApiCalls
 from comfyfleet.errors import InvalidInput, ServerUnavailable
 from comfyfleet.transport.error_decoder import error_from_response
-from comfyfleet.transport.files import read_chunks
+from comfyfleet.transport.files import Transferred, read_chunks, save_body
 from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES
 
 CHUNK_BYTES = 256 * 1024
 TRANSFER_TIMEOUT = httpx.Timeout(300.0, connect=CONNECT_SECONDS)
 ANYTHING = "application/octet-stream"
-# Bytes that went, and how many there are in all if that is known.
-Transferred: TypeAlias = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,46 +92,20 @@ async def download_file(
     calls: ApiCalls, url: str, path: Path, told: Transferred | None = None
 ) -> Path:
     """Under another name until it is whole, so that what is there is never half a file."""
-    part = path.with_name(f".{path.name}.part")
-    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-    try:
-        for attempt in range(1, calls.retry.attempts_max + 1):
-            try:
-                await _fetch_once(calls, url, part, told)
-                break
-            except httpx.TransportError as error:
-                if attempt == calls.retry.attempts_max:
-                    raise _connection_lost(error) from error
-            await calls.retry.back_off(attempt)
-        os.replace(part, path)
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()
-    return path
-
-
-async def _fetch_once(calls: ApiCalls, url: str, part: Path, told: Transferred | None) -> None:
-    async with calls.client.stream("GET", url, timeout=TRANSFER_TIMEOUT) as response:
-        if not response.is_success:
-            await response.aread()
-            raise error_from_response(response)
-        with part.open("wb") as file:
-            await _write(response, file, told)
-
-
-async def _write(response: httpx.Response, file: IO[bytes], told: Transferred | None) -> None:
-    total = _length(response.headers)
-    got = 0
-    async for piece in response.aiter_bytes(CHUNK_BYTES):
-        await asyncio.to_thread(file.write, piece)
-        got += len(piece)
-        if told:
-            told(got, total)
-
-
-def _length(headers: Mapping[str, str]) -> int | None:
-    text = headers.get("content-length", "")
-    return int(text) if text.isdigit() else None
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            async with calls.client.stream("GET", url, timeout=TRANSFER_TIMEOUT) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise error_from_response(response)
+                await save_body(response, path, told)
+                return path
+        except httpx.TransportError as error:
+            if attempt >= calls.retry.attempts_max:
+                raise _connection_lost(error) from error
+        await calls.retry.back_off(attempt)
 
 
 def _connection_lost(error: httpx.TransportError) -> ServerUnavailable:

@@ -22,7 +22,7 @@ from comfyfleet.api.graphs import (
     WorkflowOffer,
     WorkflowOffers,
 )
-from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.files import download_file
 from comfyfleet.client.jobs import free_path
 from comfyfleet.client.model import (
     Graph,
@@ -38,6 +38,7 @@ from comfyfleet.client.transport import (
     parse_answer,
 )
 from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 

@@ -11,10 +11,11 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from comfyfleet.api.jobs import JobEvent, JobWaitAnswer
-from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.files import download_file
 from comfyfleet.client.model import Batch, Job
 from comfyfleet.client.transport import ApiCalls, ResumableStream, parse_answer
 from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 

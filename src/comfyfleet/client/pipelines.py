@@ -24,7 +24,7 @@ from comfyfleet.api.pipelines import (
     RetriedJobs,
     TreeAnswer,
 )
-from comfyfleet.client.files import Transferred, download_file
+from comfyfleet.client.files import download_file
 from comfyfleet.client.model import Candidate, Judgement, Pipeline, PipelineRun, Vote
 from comfyfleet.client.transport import (
     PAGE,
@@ -35,6 +35,7 @@ from comfyfleet.client.transport import (
     parse_answer,
 )
 from comfyfleet.errors import InvalidInput, NotFound, RunTimedOut, ServerUnavailable
+from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from comfyfleet.api.values import Message
+from comfyfleet.api.values import Message, Page
 from comfyfleet.errors import LimitExceeded, UnexpectedAnswer
 from comfyfleet.transport.error_decoder import BEGINNING_CHARACTERS, error_from_response
 from comfyfleet.transport.http import RETRYABLE_STATUSES, Call, HttpClient, open_client
@@ -18,6 +18,7 @@ from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.transport.sse import EventParser, ServerEvent
 
 Answer = TypeVar("Answer", bound=Message)
+Pages = TypeVar("Pages", bound=Page)
 
 
 def parse_answer(kind: type[Answer], response: httpx.Response) -> Answer:
@@ -58,17 +59,17 @@ PAGE = 100
 async def fetch_pages(
     calls: ApiCalls,
     path: str,
-    kind: type[Answer],
+    kind: type[Pages],
     query: Mapping[str, Any],
     *,
     by: str = "before",
-) -> AsyncIterator[Answer]:
+) -> AsyncIterator[Pages]:
     """Each names where the next one begins; the last names nothing."""
     begin = None
     while True:
         page = parse_answer(kind, await calls.ask(Call("GET", path, params={**query, by: begin})))
         yield page
-        begin = page.model_dump(include={"next"})["next"]
+        begin = page.next
         if begin is None:
             return
 

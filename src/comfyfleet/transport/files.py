@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     import httpx  # takes long, and those who only open files need none of it
 
 CHUNK_BYTES = 1024 * 1024
+# Bytes that went, and how many there are in all if that is known.
+Transferred: TypeAlias = Callable[[int, int | None], None]
 T = TypeVar("T")
 
 
@@ -38,11 +40,11 @@ async def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AsyncIterat
             yield chunk
 
 
-async def save_body(response: "httpx.Response", to: Path) -> int:
+async def save_body(response: "httpx.Response", to: Path, told: Transferred | None = None) -> int:
     """Streams a body to a file, which appears under its name when it is whole. Returns its size."""
     part = to.with_name(f".{to.name}.part")
     try:
-        async with aclosing(_gathered(response)) as gathered:
+        async with aclosing(_gathered(response, told)) as gathered:
             size = await _save(gathered, part, to)
     except BaseException:
         await asyncio.to_thread(part.unlink, missing_ok=True)
@@ -81,13 +83,19 @@ def _make(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
-async def _gathered(response: "httpx.Response") -> AsyncGenerator[list[bytes], None]:
+async def _gathered(
+    response: "httpx.Response", told: Transferred | None
+) -> AsyncGenerator[list[bytes], None]:
     """As they came, without being copied together, but enough at once to be worth a thread."""
     chunks: list[bytes] = []
-    gathered = 0
+    gathered = received = 0
+    length = response.headers.get("content-length", "") if told else ""
     async for chunk in response.aiter_bytes():
         chunks.append(chunk)
         gathered += len(chunk)
+        if told:
+            received += len(chunk)
+            told(received, int(length) if length.isdigit() else None)
         if gathered >= CHUNK_BYTES:
             yield chunks
             chunks, gathered = [], 0

@@ -1,7 +1,8 @@
 """When the client asks again, and when it must not."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -256,3 +257,29 @@ async def test_a_url_with_a_right_of_its_own_never_gets_the_key() -> None:
     assert puts[1].headers["content-length"] == "600000"
     assert "transfer-encoding" not in puts[1].headers
     assert told[-1] == (600_000, 600_000)
+
+
+async def test_a_download_that_was_cut_is_made_again_and_leaves_one_whole_file(
+    tmp_path: Path,
+) -> None:
+    made = {"name": "out", "filename": "a.png", "url": "http://store.test/a"}
+    done = {"id": JOB, "status": "completed", "submitted_at": AT, "outputs": [made]}
+
+    async def cut() -> AsyncIterator[bytes]:
+        yield b"x" * 100
+        raise httpx.ReadError("cut")
+
+    script = Script(
+        httpx.Response(200, json=done),
+        httpx.Response(200, json=done),
+        httpx.Response(200, content=cut()),
+        httpx.Response(200, content=b"x" * 300),
+    )
+    told: list[tuple[int, int | None]] = []
+    async with script.client as client:
+        handle = await client.job(JOB)
+        (path,) = await handle.download(tmp_path / "new", progress=lambda *each: told.append(each))
+    assert path.read_bytes() == b"x" * 300
+    assert list(path.parent.iterdir()) == [path]
+    assert told == [(100, None), (300, 300)]
+    assert all("authorization" not in each.headers for each in script.heard[2:])
