@@ -42,10 +42,10 @@ async def a_workflow(tx: Tx, slug: str = "photo") -> RegisteredWorkflow:
 
 
 async def make(
-    tx: Tx, workflow: RegisteredWorkflow, slug: str = "photo", face: EffectSettings = FACE
+    tx: Tx, workflow: RegisteredWorkflow, slug: str = "photo", settings: EffectSettings = FACE
 ) -> EffectDefinition:
     return await catalog.create_effect(
-        tx, effect_id=uuid4(), slug=slug, workflow=workflow, face=face, now=NOW
+        tx, effect_id=uuid4(), slug=slug, workflow=workflow, settings=settings, now=NOW
     )
 
 
@@ -56,7 +56,7 @@ async def test_an_effect_is_found_as_it_was_made(central: Database) -> None:
         assert await catalog.get_effect(tx, made.id) == made
         assert await catalog.effect_by_slug(tx, "photo") == made
         assert await catalog.list_effects(tx, workflow=workflow) == [made]
-    assert (made.face, made.workflow_id) == (FACE, workflow.id)
+    assert (made.settings, made.workflow_id) == (FACE, workflow.id)
 
 
 async def test_a_slug_is_taken_once_even_at_once(central: Database) -> None:
@@ -76,10 +76,10 @@ async def test_a_slug_is_taken_once_even_at_once(central: Database) -> None:
 
 async def test_without_a_title_the_slug_is_shown(central: Database) -> None:
     async with central.transaction() as tx:
-        made = await make(tx, await a_workflow(tx), face=EffectSettings(title=" "))
+        made = await make(tx, await a_workflow(tx), settings=EffectSettings(title=" "))
         changed = await catalog.update_effect(tx, made, replace(FACE, title=""))
-    assert (made.face.title, changed.face.title) == ("photo", "photo")
-    assert changed.face.price_tokens == 12
+    assert (made.settings.title, changed.settings.title) == ("photo", "photo")
+    assert changed.settings.price_tokens == 12
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_what_makes_no_sense_is_refused(
 ) -> None:
     async with central.transaction() as tx:
         with pytest.raises(InvalidInput) as refused:
-            await make(tx, await a_workflow(tx), face=replace(FACE, **change))
+            await make(tx, await a_workflow(tx), settings=replace(FACE, **change))
     assert refused.value.details["field"] == field
 
 
@@ -133,7 +133,7 @@ async def test_the_catalogue_has_what_is_published_and_active(central: Database)
 async def test_what_is_not_for_sale_can_not_be_picked(central: Database) -> None:
     async with central.transaction() as tx:
         workflow = await a_workflow(tx)
-        made = await make(tx, workflow, face=EffectSettings())
+        made = await make(tx, workflow, settings=EffectSettings())
         for effect_id in (made.id, UUID(int=5)):
             with pytest.raises(NotFound):
                 await catalog.resolve(tx, effect_id)
@@ -153,8 +153,8 @@ async def test_a_version_that_would_break_a_published_effect_is_told(central: Da
         workflow = await a_workflow(tx)
         made = await make(tx, workflow)
         await make(tx, workflow, "draft", replace(FACE, is_published=False))
-        assert await catalog.broken_by(tx, workflow, drafted(*PROPERTIES).properties) == []
-        [(broken, why)] = await catalog.broken_by(tx, workflow, [WHAT])
+        assert await catalog.broken_effects(tx, workflow, drafted(*PROPERTIES).properties) == []
+        [(broken, why)] = await catalog.broken_effects(tx, workflow, [WHAT])
     assert broken == made
     assert why == "the workflow has no property 'steps'"
 

@@ -31,12 +31,12 @@ async def vip(shop: Shop) -> Shop:
     )
     assert made.status_code == 201, made.text
     await shop.yard.assign("invert", "draw", "vip")
-    face: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "overrides": {"prefix": "locked"},
         "locked": ("prefix",),
         "price_tokens": PRICE,
     }
-    await shop.publish("vip", **face, is_published=False)
+    await shop.publish("vip", **settings, is_published=False)
     return shop
 
 

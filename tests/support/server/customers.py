@@ -126,24 +126,24 @@ class Shop:
             await self.publish(slug)
 
     async def publish(
-        self, slug: str, workflow: str | None = None, **face: Any
+        self, slug: str, workflow: str | None = None, **settings: Any
     ) -> EffectDefinition:
-        given = {"price_tokens": PRICE, "is_published": True, **face}
+        given = {"price_tokens": PRICE, "is_published": True, **settings}
         async with self.plane.central.transaction() as tx:
             made = await catalog.create_effect(
                 tx,
                 effect_id=uuid4(),
                 slug=slug,
                 workflow=await catalog.workflow_by_slug(tx, workflow or slug),
-                face=EffectSettings(**given),
+                settings=EffectSettings(**given),
                 now=self.plane.clock(),
             )
         self.effects[slug] = made
         return made
 
-    async def change(self, effect: EffectDefinition, **face: Any) -> None:
+    async def change(self, effect: EffectDefinition, **settings: Any) -> None:
         async with self.plane.central.transaction() as tx:
-            await catalog.update_effect(tx, effect, replace(effect.face, **face))
+            await catalog.update_effect(tx, effect, replace(effect.settings, **settings))
 
     async def customer(
         self, tenant_id: UUID | None = None, *, tokens: int = TOKENS, **key: Any

@@ -53,13 +53,14 @@ def check_properties(
     object_info: Mapping[str, Any],
     hidden: Collection[int] = (),
 ) -> tuple[Property, ...]:
-    """With choices and ranges filled in as the node declares them; `prompt` has marks.
+    """Checks properties against the marked prompt; returns them with choices and ranges filled in
+    as the node declares them.
 
-    `hidden` marks stand in nodes of types that nobody knows, so it can't be said where.
+    `hidden` are marks inside nodes of unknown types, whose place in the prompt can't be determined.
     """
     if len(properties) > PROPERTIES_MAX:
         raise InvalidInput(f"at most {PROPERTIES_MAX} properties", field="properties")
-    _refuse_twice(properties)
+    _refuse_duplicates(properties)
     numbers = {
         each.name: number
         for number, each in enumerate(each for each in properties if each.placeholder)
@@ -72,7 +73,7 @@ def check_properties(
         else:
             number = numbers[each.name]
             place = _placeholder_place(each, number, prompt, is_hidden=number in hidden)
-        checked.append(_completed_at(each, place, prompt, object_info))
+        checked.append(_complete_at_input(each, place, prompt, object_info))
     return tuple(checked)
 
 
@@ -81,7 +82,7 @@ def property_error(each: Property, problem: str, *, node: str | None = None) -> 
     return InvalidInput(f"the property {each.name}: {problem}", **details)
 
 
-def _refuse_twice(properties: Sequence[Property]) -> None:
+def _refuse_duplicates(properties: Sequence[Property]) -> None:
     seen: set[tuple[str, str | None]] = set()
     for each in properties:
         for what, value in (
@@ -94,7 +95,7 @@ def _refuse_twice(properties: Sequence[Property]) -> None:
             seen.add((what, value))
 
 
-def _completed_at(
+def _complete_at_input(
     each: Property,
     place: InputPlace | None,
     prompt: Mapping[str, Any],
@@ -105,14 +106,15 @@ def _completed_at(
         node_id = place.node_id
         declared = declared_at(read_entry(node_id, prompt[node_id], object_info), place.input)
     _refuse_file_name(each, declared, node_id)
-    each = _completed(each, declared, is_bound=each.binding is not None)
+    each = _complete(each, declared, is_bound=each.binding is not None)
     _check_choices(each, node_id)
     _check_default(each, node_id)
     return each
 
 
 def _refuse_file_name(each: Property, declared: Any, node_id: str | None) -> None:
-    """What is typed there would name any file of the backend, other customers' among them."""
+    """Refuses a text property for an input that names a file: it could name any file of the
+    backend, including other customers' files."""
     if each.is_media or declared is None:
         return
     options = input_spec("", declared).options
@@ -197,7 +199,7 @@ def _refuse_socket(each: Property, entry: PromptEntry, place: InputPlace) -> Non
 
 
 def _socket_at(entry: PromptEntry, name: str) -> str | None:
-    """What an input takes from another node, if it takes no value."""
+    """Returns the type that an input takes from another node; None if it takes a value."""
     declared = declared_at(entry, name)
     current = entry.inputs.get(name)
     if declared is None or (name in entry.inputs and as_link(current) is None):
@@ -221,8 +223,9 @@ def _placeholder_place(
     return InputPlace(node_id, name)
 
 
-def _completed(each: Property, declared: Any, *, is_bound: bool) -> Property:
-    """Choices and ranges as the node has them, where the property says nothing; and who must be given."""
+def _complete(each: Property, declared: Any, *, is_bound: bool) -> Property:
+    """Fills in choices, ranges and `required`, where the property leaves them out, as the node
+    declares them."""
     spec = input_spec("", declared) if declared is not None else None
     if each.type == "choice" and each.choices is None and spec is not None:
         each = replace(each, choices=tuple(choices_of(spec) or ()) or None)
@@ -269,7 +272,7 @@ def _check_default(each: Property, node_id: str | None) -> None:
     if each.default is None:
         return
     try:
-        check_value(each, each.default, is_ours=True)
+        check_value(each, each.default, is_operator_value=True)
     except InvalidValue as error:
         at = f" ({each.place})"
         raise property_error(each, f"its default: {error.message}{at}", node=node_id) from None
@@ -290,14 +293,15 @@ def draft_workflow(
     object_info: Mapping[str, Any],
     is_reported: bool = True,
 ) -> WorkflowDraft:
-    """`document` is a workflow, a prompt, or whatever holds one. Raises InvalidInput and its kin.
+    """Checks a new version as a whole; `document` is a workflow, a prompt, or a file that contains
+    one.
 
-    Node types that `object_info` lacks are no reason to refuse: the fleet that has them may come later.
-    `is_reported`: a worker has told it, so that what is missing there is worth a warning.
+    Node types that `object_info` lacks don't prevent it, as a fleet that has them may be added
+    later. If a worker has reported `object_info` (`is_reported`), they cause a warning.
     """
     check_slug(slug)
     kind, found = find_document(document)
-    data = _written(found)
+    data = _serialise(found)
     prompt = marked_prompt_of(
         kind, found, object_info, placeholders_of(properties), keep_unknown=True
     )
@@ -325,7 +329,8 @@ def draft_workflow(
 def best_object_info(
     document: Any, candidates: Iterable[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """The one that knows the most of the document's node types; the first of equals."""
+    """Returns the object_info that knows the most of the document's node types; the first of
+    equals."""
     kind, found = find_document(document)
     types = _types_named(kind, found)
     return max(candidates, key=lambda known: len(types & known.keys()), default=None)
@@ -338,7 +343,7 @@ def _types_named(kind: Kind, document: Mapping[str, Any]) -> set[str]:
     return {used.class_type for used in inspect(opened).node_types}
 
 
-def _written(document: Mapping[str, Any]) -> bytes:
+def _serialise(document: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -381,10 +386,10 @@ def _with_unknown_types(
     properties: Sequence[Property],
     object_info: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[ModelUse, ...], set[int]]:
-    """A node whose type isn't known is emitted without it, and without the names of its values.
+    """Completes nodes of unknown types, which the conversion emits without type and value names.
 
-    So all is looked for in the workflow: the type, which values look like a model's file, and which
-    placeholders stand anywhere.
+    Their types, model files and placeholders are taken from the workflow. Returns the prompt, the
+    models, and the marks whose place is unknown.
     """
     if all("class_type" in node for node in prompt.values()):
         return dict(prompt), (), set()

@@ -33,7 +33,8 @@ Kind: TypeAlias = Literal["workflow", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A named, typed input, bound to `node.input` or to a text that stands in the document."""
+    """A named, typed input of a workflow, bound to `node.input` or to a placeholder text in the
+    document."""
 
     name: str
     type: PropertyType
@@ -58,7 +59,7 @@ class Property:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """Where the value goes, for messages."""
         return f"binding {self.binding}" if self.binding else f"placeholder {self.placeholder!r}"
 
 
@@ -87,7 +88,7 @@ class RegisteredWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowVersion:
-    """Never changed once it is there: jobs name it."""
+    """One version of a workflow; never changed, as jobs refer to it."""
 
     workflow_id: int
     version: int
@@ -103,7 +104,7 @@ class WorkflowVersion:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTerms:
-    """What is said of a workflow as a whole; None: as before, or the default."""
+    """Terms of all versions of a workflow; None leaves a term as it is, or at its default."""
 
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
@@ -113,7 +114,7 @@ class WorkflowTerms:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowDraft:
-    """A version that was checked and is not yet registered."""
+    """A version that was checked and is not registered yet."""
 
     slug: str
     kind: Kind
@@ -128,13 +129,14 @@ class WorkflowDraft:
 
     @property
     def document_key(self) -> str:
-        """Named by content, and so written before any number is known or row exists."""
+        """The object key, derived from the content, so the document can be stored before its row
+        exists."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class AssetRef:
-    """A file that the worker must hand to its backend, and where the name that it gets goes."""
+    """A file that the worker uploads to its backend, and the input that gets the resulting name."""
 
     name: str
     file_id: UUID
@@ -146,7 +148,7 @@ class AssetRef:
 
 @dataclass(frozen=True, slots=True)
 class JobPayload:
-    """All that a job keeps of its workflow: later versions don't touch it."""
+    """What a job keeps of its workflow version; later versions don't change it."""
 
     prompt: dict[str, Any]
     assets: tuple[AssetRef, ...]
@@ -190,7 +192,7 @@ VALUE_DEPTH_MAX = 4
 
 
 def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
-    """In the order of the prompt, each once."""
+    """Returns the model files that a prompt names, in its order and without duplicates."""
     found = (
         ModelUse(f"{node.get('class_type', '')}.{name}", file)
         for node in prompt.values()
@@ -203,7 +205,8 @@ def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Files that properties put into inputs; of an input its name alone is known here."""
+    """Returns the model files that property values name; the node class of their inputs is not
+    known here."""
     given = (
         (each.binding.rpartition(".")[2], _first_text(values.get(each.name), each.default))
         for each in properties
@@ -213,7 +216,8 @@ def models_chosen(
 
 
 def model_key(models: Iterable[ModelUse]) -> str | None:
-    """The heavy model: what is worth not to be loaded twice."""
+    """Returns the largest model of a job, as far as input names tell; workers avoid loading it
+    twice."""
     uses = list(models)
     heavy = next((use for tier in HEAVY_INPUTS for use in uses if _is_heavy(use, tier)), None)
     chosen = heavy or next(iter(uses), None)
@@ -224,13 +228,15 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
 
 
 def model_set(models: Iterable[ModelUse]) -> str | None:
-    """Equal for prompts that name the same files for the same inputs, in whatever order."""
+    """Returns a hash that is equal for prompts with the same files for the same inputs, in any
+    order."""
     uses = sorted(set(models))
     return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
 
 
 def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:
-    """A model whose input the backend doesn't list is not held against it: nobody can tell."""
+    """Returns what the backend lacks. A model counts as present if its input is not in the
+    backend's lists."""
     return backend_offer(facts).lacks(version.node_types, version.models)
 
 
@@ -266,29 +272,33 @@ def resolve_values(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Each property that has a value, with it: checked, files as UUIDs. None means: not given."""
+    """Returns the checked value of each property that has one, with files as UUIDs; None is the
+    same as no value."""
     named = {each.name: each for each in properties}
     for given in (values, overrides):
         _refuse_unknown(named, given)
     resolved: dict[str, Any] = {}
     for name, each in named.items():
-        value = _first(values.get(name), overrides.get(name), each.default)
+        value = _first_given(values.get(name), overrides.get(name), each.default)
         if value is None and each.type == "seed":
             value = seed_within(each, seed)
         if value is not None:
-            is_ours = values.get(name) is None
-            resolved[name] = check_value(each, value, is_ours=is_ours)
+            is_operator_value = values.get(name) is None
+            resolved[name] = check_value(each, value, is_operator_value=is_operator_value)
         elif each.required:
             raise InvalidValue(f"the property {name} needs a value", property=name)
     return resolved
 
 
-def check_value(each: Property, value: Any, *, is_ours: bool = False) -> Any:
-    """The value as it goes into the prompt. `is_ours`: the operator's own, so it may name a file that
-    the backend has, where a user's must be an upload."""
-    problem_free = _CHECKS[each.type](each, value, is_ours)
-    _check_range(each, problem_free)
-    return problem_free
+def check_value(each: Property, value: Any, *, is_operator_value: bool = False) -> Any:
+    """Returns the value as it goes into the prompt.
+
+    `is_operator_value` marks an operator's value, which may name a file on the backend; a customer's must be
+    an upload.
+    """
+    checked = _CHECKS[each.type](each, value, is_operator_value)
+    _check_range(each, checked)
+    return checked
 
 
 def seed_within(each: Property, seed: int) -> int:
@@ -305,7 +315,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
-def _first(*values: Any) -> Any:
+def _first_given(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
@@ -318,7 +328,7 @@ def _refuse_unknown(named: Mapping[str, Property], given: Mapping[str, Any]) -> 
             )
 
 
-def _text(each: Property, value: Any, _is_ours: bool) -> str:
+def _text(each: Property, value: Any, _is_operator_value: bool) -> str:
     if not isinstance(value, str):
         raise value_error(each, f"{shown(value)} is no text")
     if len(value) > TEXT_CHARACTERS_MAX:
@@ -329,7 +339,7 @@ def _text(each: Property, value: Any, _is_ours: bool) -> str:
     return value
 
 
-def _number(each: Property, value: Any, _is_ours: bool) -> int | float:
+def _number(each: Property, value: Any, _is_operator_value: bool) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not _is_finite(value):
         raise value_error(each, f"{shown(value)} is no number")
@@ -344,21 +354,22 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _integer(each: Property, value: Any, is_ours: bool) -> int:
-    number = _number(each, value, is_ours)
+def _integer(each: Property, value: Any, is_operator_value: bool) -> int:
+    number = _number(each, value, is_operator_value)
     if number != int(number):
         raise value_error(each, f"{shown(value)} is no whole number")
     return int(number)
 
 
-def _boolean(each: Property, value: Any, _is_ours: bool) -> bool:
+def _boolean(each: Property, value: Any, _is_operator_value: bool) -> bool:
     if not isinstance(value, bool):
         raise value_error(each, f"{shown(value)} is neither true nor false")
     return value
 
 
-def _choice(each: Property, value: Any, _is_ours: bool) -> Any:
-    """True is not 1 here, though Python says so."""
+def _choice(each: Property, value: Any, _is_operator_value: bool) -> Any:
+    """Finds the value among the choices. Python treats True and 1 as equal, so their types are
+    compared too."""
     choices = each.choices or ()
     for choice in choices:
         if choice == value and isinstance(choice, bool) == isinstance(value, bool):
@@ -368,20 +379,25 @@ def _choice(each: Property, value: Any, _is_ours: bool) -> Any:
     raise value_error(each, f"{shown(value)} is not among the choices: {listed}")
 
 
-def _seed(each: Property, value: Any, is_ours: bool) -> int:
-    seed = _integer(each, value, is_ours)
+def _seed(each: Property, value: Any, is_operator_value: bool) -> int:
+    seed = _integer(each, value, is_operator_value)
     if not 0 <= seed <= SEED_MAX:
         raise value_error(each, f"a seed is 0 to {SEED_MAX}, not {shown(value)}")
     return seed
 
 
-def _file(each: Property, value: Any, is_ours: bool) -> UUID | str:
+def _file(each: Property, value: Any, is_operator_value: bool) -> UUID | str:
     if isinstance(value, UUID):
         return value
     try:
         return UUID(value)
     except (ValueError, TypeError, AttributeError):
-        if is_ours and isinstance(value, str) and value and problem_with_text(value) is None:
+        if (
+            is_operator_value
+            and isinstance(value, str)
+            and value
+            and problem_with_text(value) is None
+        ):
             return value
         raise value_error(each, f"{shown(value)} is no file's id") from None
 
@@ -416,22 +432,22 @@ def json_schema_of(
     overrides: Mapping[str, Any],
     locked: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What a customer may send as `properties`; an override is what they get if they send nothing.
+    """Returns a JSON Schema of the `properties` that customers may send.
 
-    What is locked is not theirs to send.
+    An override is shown as the default; locked properties are left out.
     """
     shown = [each for each in properties if not each.is_primary_input and each.name not in locked]
     return {
         "$schema": DIALECT,
         "type": "object",
-        "properties": {each.name: _one(each, overrides) for each in shown},
-        "required": [each.name for each in shown if _is_needed(each, overrides)],
+        "properties": {each.name: _property_schema(each, overrides) for each in shown},
+        "required": [each.name for each in shown if _is_required(each, overrides)],
         "additionalProperties": False,
     }
 
 
-def _one(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {"title": each.name.replace("_", " ").strip().capitalize(), **_shape(each)}
+def _property_schema(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"title": each.name.replace("_", " ").strip().capitalize(), **_type_schema(each)}
     if each.description:
         schema["description"] = each.description
     default = overrides.get(each.name)
@@ -443,7 +459,7 @@ def _one(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _shape(each: Property) -> dict[str, Any]:
+def _type_schema(each: Property) -> dict[str, Any]:
     if each.type == "choice":
         return {"enum": list(each.choices or ())}
     if each.is_media:
@@ -452,10 +468,10 @@ def _shape(each: Property) -> dict[str, Any]:
         return {"type": "string", "maxLength": TEXT_CHARACTERS_MAX}
     if each.type == "boolean":
         return {"type": "boolean"}
-    return _numeric(each)
+    return _number_schema(each)
 
 
-def _numeric(each: Property) -> dict[str, Any]:
+def _number_schema(each: Property) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "number" if each.type == "number" else "integer"}
     least, most = each.minimum, each.maximum
     if each.type == "seed":
@@ -467,7 +483,7 @@ def _numeric(each: Property) -> dict[str, Any]:
     return schema
 
 
-def _is_needed(each: Property, overrides: Mapping[str, Any]) -> bool:
+def _is_required(each: Property, overrides: Mapping[str, Any]) -> bool:
     has_value = overrides.get(each.name) is not None or each.default is not None
     return bool(each.required) and not has_value and each.type != "seed"
 
@@ -484,7 +500,7 @@ PROVIDERS = ("self_hosted", "cloud")
 
 @dataclass(frozen=True, slots=True)
 class EffectSettings:
-    """All of an effect that an operator sets."""
+    """All fields of an effect that an operator sets."""
 
     title: str = ""  # empty: the slug
     description: str = ""
@@ -505,7 +521,7 @@ class EffectDefinition:
     id: UUID
     slug: str
     workflow_id: int
-    face: EffectSettings
+    settings: EffectSettings
     last_processing_time_seconds: float | None
     typical_seconds: float | None
     created_at: datetime
@@ -517,7 +533,7 @@ class EffectDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEffect:
-    """An effect with what stands behind it at this moment."""
+    """An effect with its workflow and the version that new jobs get."""
 
     effect: EffectDefinition
     workflow: RegisteredWorkflow
@@ -525,39 +541,40 @@ class ResolvedEffect:
 
     @property
     def is_open(self) -> bool:
-        """Whether a customer may pick it."""
-        return self.effect.face.is_published and self.workflow.is_active
+        """Whether customers may use it."""
+        return self.effect.settings.is_published and self.workflow.is_active
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """As customers may set them: without those that are locked, and with the effect's defaults."""
-        face = self.effect.face
+        """The properties that customers may set, with the effect's defaults; locked ones are left
+        out."""
+        settings = self.effect.settings
         return tuple(
-            replace(each, default=face.overrides[each.name])
-            if face.overrides.get(each.name) is not None
+            replace(each, default=settings.overrides[each.name])
+            if settings.overrides.get(each.name) is not None
             else each
             for each in self.version.properties
-            if each.name not in face.locked
+            if each.name not in settings.locked
         )
 
     @property
     def takes(self) -> PropertyType | None:
-        """The kind of media that it is applied to, if to any."""
+        """The kind of media that the effect is applied to; None if it takes none."""
         return primary_kind(self.version.properties)
 
     def check_upload(self, media_type: str, size_bytes: int, *, at_most_bytes: int) -> None:
-        """Before the first byte is sent: is it something that this effect would take?"""
+        """Refuses an upload of the wrong type or size before any byte is sent."""
         wanted = self.takes
         if wanted is None:
             raise InvalidInput("this effect takes no media", field="content_type")
-        allowed = self.effect.face.media_types
+        allowed = self.effect.settings.media_types
         fits = media_type in allowed if allowed else media_type.startswith(f"{wanted}/")
         if not fits:
             names = ", ".join(allowed) or f"{wanted}/*"
             raise InvalidInput(
                 f"this effect takes {names}, not {shown(media_type)}", field="content_type"
             )
-        limit = min(self.effect.face.max_upload_bytes or at_most_bytes, at_most_bytes)
+        limit = min(self.effect.settings.max_upload_bytes or at_most_bytes, at_most_bytes)
         if size_bytes > limit:
             raise LimitExceeded(
                 f"this effect takes at most {limit:,} bytes, not {size_bytes:,}",
@@ -571,107 +588,107 @@ def primary_kind(properties: Sequence[Property]) -> PropertyType | None:
     return next(found, None)
 
 
-def check_new_effect(slug: str, face: EffectSettings, properties: Sequence[Property]) -> None:
+def check_new_effect(slug: str, settings: EffectSettings, properties: Sequence[Property]) -> None:
     check_slug(slug, "an effect")
-    check_effect_settings(face, properties)
+    check_effect_settings(settings, properties)
 
 
-def check_effect_settings(face: EffectSettings, properties: Sequence[Property]) -> None:
-    _check_texts(face)
+def check_effect_settings(settings: EffectSettings, properties: Sequence[Property]) -> None:
+    _check_texts(settings)
     for name, value, most in (
-        ("price_tokens", face.price_tokens, PRICE_TOKENS_MAX),
-        ("max_upload_bytes", face.max_upload_bytes or 0, UPLOAD_BYTES_MAX),
+        ("price_tokens", settings.price_tokens, PRICE_TOKENS_MAX),
+        ("max_upload_bytes", settings.max_upload_bytes or 0, UPLOAD_BYTES_MAX),
     ):
         if not 0 <= value <= most:
             raise InvalidInput(f"{name} must be 0 to {most:,}, not {value}", field=name)
-    if not STAGE.fullmatch(face.stage):
+    if not STAGE.fullmatch(settings.stage):
         raise InvalidInput(
-            f"a stage is lower-case letters, digits, - and _, not {face.stage!r}", field="stage"
+            f"a stage is lower-case letters, digits, - and _, not {settings.stage!r}", field="stage"
         )
-    if face.provider not in PROVIDERS:
+    if settings.provider not in PROVIDERS:
         raise InvalidInput(
-            f"a provider is {' or '.join(PROVIDERS)}, not {face.provider!r}", field="provider"
+            f"a provider is {' or '.join(PROVIDERS)}, not {settings.provider!r}", field="provider"
         )
-    _check_media_types(face, properties)
-    _check_locked(face, properties)
-    for name in face.overrides:
-        problem = problem_with(name, face.overrides[name], properties)
+    _check_media_types(settings, properties)
+    _check_locked(settings, properties)
+    for name in settings.overrides:
+        problem = problem_with(name, settings.overrides[name], properties)
         if problem:
             raise InvalidValue(problem, field="overrides", property=name)
 
 
 def problems_of(
-    face: EffectSettings, properties: Sequence[Property], before: Sequence[Property]
+    settings: EffectSettings, properties: Sequence[Property], before: Sequence[Property]
 ) -> Iterator[str]:
-    """Why a version with these properties doesn't fit an effect that customers use."""
-    for name, value in face.overrides.items():
+    """Yields why a version with these properties doesn't fit a published effect."""
+    for name, value in settings.overrides.items():
         if problem := problem_with(name, value, properties):
             yield problem
-    known = {each.name for each in properties} | {*face.overrides}
-    for name in face.locked:
+    known = {each.name for each in properties} | {*settings.overrides}
+    for name in settings.locked:
         if name not in known:
             yield f"the workflow has no property {shown(name)}, which it locks"
     for each in before:
-        if each.name not in known and each.name not in face.locked:
+        if each.name not in known and each.name not in settings.locked:
             yield f"the workflow has no property {shown(each.name)}, which customers may set"
 
 
 def problem_with(name: str, override: Any, properties: Sequence[Property]) -> str | None:
-    """Why a property can't have this value of the effect's, if it can't."""
+    """Returns why an effect can't set this property to this value; None if it can."""
     found = next((each for each in properties if each.name == name), None)
     if found is None:
         return f"the workflow has no property {shown(name)}"
     try:
         if override is not None:
-            check_value(found, override, is_ours=True)
+            check_value(found, override, is_operator_value=True)
     except InvalidValue as error:
         return error.message
     return None
 
 
-def _check_texts(face: EffectSettings) -> None:
+def _check_texts(settings: EffectSettings) -> None:
     for name, text, most in (
-        ("title", face.title, TITLE_CHARACTERS_MAX),
-        ("description", face.description, DESCRIPTION_CHARACTERS_MAX),
-        ("preview_url", face.preview_url or "", PREVIEW_URL_CHARACTERS_MAX),
+        ("title", settings.title, TITLE_CHARACTERS_MAX),
+        ("description", settings.description, DESCRIPTION_CHARACTERS_MAX),
+        ("preview_url", settings.preview_url or "", PREVIEW_URL_CHARACTERS_MAX),
     ):
         if len(text) > most or not is_storable(text):
             raise InvalidInput(f"{name} must have at most {most:,} characters", field=name)
-    if face.preview_url and not face.preview_url.startswith(("https://", "http://")):
+    if settings.preview_url and not settings.preview_url.startswith(("https://", "http://")):
         raise InvalidInput("preview_url must be an http or https URL", field="preview_url")
 
 
-def _check_locked(face: EffectSettings, properties: Sequence[Property]) -> None:
+def _check_locked(settings: EffectSettings, properties: Sequence[Property]) -> None:
     known = {each.name: each for each in properties}
-    for name in face.locked:
+    for name in settings.locked:
         found = known.get(name)
         if found is None:
             raise InvalidInput(f"the workflow has no property {shown(name)}", field="locked")
         if found.is_primary_input:
             raise InvalidInput("what the effect is applied to can't be locked", field="locked")
-        has_value = face.overrides.get(name) is not None or found.default is not None
+        has_value = settings.overrides.get(name) is not None or found.default is not None
         if found.required and not has_value and found.type != "seed":
             raise InvalidInput(
                 f"{shown(name)} is locked, and has no value: set it in overrides", field="locked"
             )
 
 
-def _check_media_types(face: EffectSettings, properties: Sequence[Property]) -> None:
+def _check_media_types(settings: EffectSettings, properties: Sequence[Property]) -> None:
     kind = primary_kind(properties)
-    if face.media_types and kind is None:
+    if settings.media_types and kind is None:
         raise InvalidInput(
             "media_types are named, and the workflow has no media property named input",
             field="media_types",
         )
-    if len(face.media_types) > MEDIA_TYPES_MAX:
+    if len(settings.media_types) > MEDIA_TYPES_MAX:
         raise InvalidInput(f"at most {MEDIA_TYPES_MAX} media types", field="media_types")
-    for each in face.media_types:
+    for each in settings.media_types:
         if not MEDIA_TYPE.fullmatch(each) or not each.startswith(f"{kind}/"):
             raise InvalidInput(f"{shown(each)} is no type of {kind}", field="media_types")
 
 
 class RunTerms(NamedTuple):
-    """What a worker is told of a run, by the job's workflow and effect."""
+    """What a worker is told about a run: from the job's workflow and effect."""
 
     run_limit_seconds: int
     keeps_metadata: bool  # false: its outputs lose their prompt and workflow

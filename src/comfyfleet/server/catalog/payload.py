@@ -31,26 +31,28 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 
 def mark_text(number: int) -> str:
-    """Of characters for private use, which nobody types."""
+    """Returns the mark of a placeholder; made of private-use characters, which no user text
+    contains."""
     return f"\ue000comfyfleet-{number}\ue001"
 
 
 def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]:
-    """Only values of inputs: class names and ids stay, whatever the placeholder is."""
+    """Replaces placeholders by marks, in input values only; class names and ids are not changed."""
     return {
-        node_id: {**node, "inputs": _inputs_mapped(node, _marker(placeholders))}
+        node_id: {**node, "inputs": _map_input_texts(node, _marker(placeholders))}
         for node_id, node in prompt.items()
     }
 
 
 def marked_workflow(workflow: Mapping[str, Any], placeholders: Sequence[str]) -> dict[str, Any]:
-    """Only saved values, those inside of subgraphs too."""
-    marked = _in_saved_values(workflow, _marker(placeholders), VALUE_DEPTH_MAX)
+    """Replaces placeholders by marks, in saved widget values only, including those of subgraphs."""
+    marked = _map_saved_values(workflow, _marker(placeholders), VALUE_DEPTH_MAX)
     return dict(marked)
 
 
 def places_of(prompt: Prompt, number: int) -> list[tuple[str, str, bool]]:
-    """Node, input, and whether the input is nothing but the mark; in the order of the prompt."""
+    """Returns (node id, input, whether the input is only the mark) of each place, in the order of
+    the prompt."""
     wanted = mark_text(number)
     found = []
     for node_id, node in prompt.items():
@@ -69,12 +71,13 @@ def marks_in(value: Any) -> set[int]:
         found.update(int(match[1]) for match in _MARK.finditer(text))
         return text
 
-    _mapped(value, look)
+    _map_texts(value, look)
     return found
 
 
 def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
-    """A mark alone becomes the value itself; one inside a longer text becomes the value as a text."""
+    """Replaces marks by values; a mark that is the whole input keeps the value's type, one inside a
+    text becomes text."""
 
     def fill(text: str) -> Any:
         whole = _MARK.fullmatch(text)
@@ -83,12 +86,13 @@ def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
         return _MARK.sub(lambda match: as_text(values[int(match[1])]), text)
 
     return {
-        node_id: {**node, "inputs": _inputs_mapped(node, fill)} for node_id, node in prompt.items()
+        node_id: {**node, "inputs": _map_input_texts(node, fill)}
+        for node_id, node in prompt.items()
     }
 
 
 def as_input(value: Any) -> Any:
-    """A list would be taken for a link; the server unwraps it."""
+    """Wraps a list, which ComfyUI would take for a link; it unwraps this form."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -108,16 +112,17 @@ def _marker(placeholders: Sequence[str]) -> Callable[[str], str]:
     return lambda text: pattern.sub(lambda match: mark_text(numbers[match[0]]), text)
 
 
-def _inputs_mapped(node: Mapping[str, Any], change: Callable[[str], Any]) -> dict[str, Any]:
-    """Links stay: the id of a node may well look like a placeholder."""
+def _map_input_texts(node: Mapping[str, Any], change: Callable[[str], Any]) -> dict[str, Any]:
+    """Maps the texts of a node's inputs. Links are not changed, as a node id may look like a
+    placeholder."""
     return {
-        name: value if as_link(value) else _mapped(value, change)
+        name: value if as_link(value) else _map_texts(value, change)
         for name, value in node.get("inputs", {}).items()
     }
 
 
-def _mapped(value: Any, change: Callable[[str], Any], depth: int = VALUE_DEPTH_MAX) -> Any:
-    """A new value with every text in it changed; keys stay."""
+def _map_texts(value: Any, change: Callable[[str], Any], depth: int = VALUE_DEPTH_MAX) -> Any:
+    """Returns the value with every text in it changed; keys are not changed."""
     if isinstance(value, str):
         return change(value)
     if not isinstance(value, dict | list):
@@ -127,19 +132,19 @@ def _mapped(value: Any, change: Callable[[str], Any], depth: int = VALUE_DEPTH_M
             f"a value is nested deeper than {VALUE_DEPTH_MAX}", limit=VALUE_DEPTH_MAX
         )
     if isinstance(value, dict):
-        return {key: _mapped(inner, change, depth - 1) for key, inner in value.items()}
-    return [_mapped(inner, change, depth - 1) for inner in value]
+        return {key: _map_texts(inner, change, depth - 1) for key, inner in value.items()}
+    return [_map_texts(inner, change, depth - 1) for inner in value]
 
 
-def _in_saved_values(value: Any, change: Callable[[str], Any], depth: int) -> Any:
+def _map_saved_values(value: Any, change: Callable[[str], Any], depth: int) -> Any:
     if depth == 0 or not isinstance(value, dict | list):
         return value
     if isinstance(value, list):
-        return [_in_saved_values(inner, change, depth - 1) for inner in value]
+        return [_map_saved_values(inner, change, depth - 1) for inner in value]
     return {
-        key: _mapped(inner, change)
+        key: _map_texts(inner, change)
         if key == "widgets_values"
-        else _in_saved_values(inner, change, depth - 1)
+        else _map_saved_values(inner, change, depth - 1)
         for key, inner in value.items()
     }
 
@@ -148,7 +153,7 @@ BINDING_DOTS_MAX = 50
 
 
 class RandomSource(NamedTuple):
-    """What the editor takes from the world when it queues a workflow: the date and the dice."""
+    """The time and the random generator that the conversion uses, for dates and wildcards in texts."""
 
     now: datetime | None = None
     rng: Random | None = None
@@ -160,7 +165,8 @@ class InputPlace(NamedTuple):
 
 
 def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
-    """The workflow in whatever was given, else the prompt; a workflow can be fitted to a fleet."""
+    """Finds the workflow in a document, else the prompt; a workflow is preferred, as it can be
+    converted for any fleet."""
     pieces = find_pieces(value, DEFAULT_LIMITS)
     if pieces.workflow is not None:
         return "workflow", pieces.workflow
@@ -170,7 +176,7 @@ def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
 
 
 def placeholders_of(properties: Iterable[Property]) -> list[str]:
-    """In the order of their numbers."""
+    """Returns the placeholders in the order of their mark numbers."""
     return [each.placeholder for each in properties if each.placeholder]
 
 
@@ -183,9 +189,10 @@ def marked_prompt_of(
     keep_unknown: bool = False,
     chance: RandomSource = RandomSource(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """`keep_unknown`: nodes of types that nobody knows yet stay; otherwise they are refused."""
+    """Converts a document to a marked prompt; nodes of unknown types are refused unless
+    `keep_unknown`."""
     if kind == "prompt":
-        return marked_prompt(_sound(document), placeholders)
+        return marked_prompt(_check_prompt(document), placeholders)
     return dict(
         convert(
             marked_workflow(document, placeholders),
@@ -199,7 +206,8 @@ def marked_prompt_of(
 
 
 def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
-    """Both ids and names of inputs may hold dots: the prompt tells where the id ends."""
+    """Splits a binding into node and input. Both may contain dots, so the prompt decides where the
+    id ends."""
     end = -1
     for _ in range(BINDING_DOTS_MAX):
         end = binding.find(".", end + 1)
@@ -213,7 +221,7 @@ def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
 def with_value(
     prompt: Mapping[str, Any], place: InputPlace, value: Any, object_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A new prompt. A choice that brings inputs of its own brings them here, too."""
+    """Returns the prompt with a value set; a choice that has inputs of its own adds them."""
     node = prompt[place.node_id]
     entry = read_entry(place.node_id, node, object_info)
     declared = declared_at(entry, place.input)
@@ -224,7 +232,7 @@ def with_value(
     return {**prompt, place.node_id: {**node, "inputs": inputs}}
 
 
-def _sound(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_prompt(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     for node_id, node in prompt.items():
         if not isinstance(node, dict) or not isinstance(node.get("class_type"), str):
             raise InvalidWorkflow(f"node {node_id!r} of the prompt has no class_type")
@@ -244,13 +252,13 @@ def build_payload(
     seed: int,
     chance: RandomSource = RandomSource(),  # noqa: B008 - frozen
 ) -> JobPayload:
-    """`values` are the user's, `overrides` the effect's; `files` are more values, by property.
+    """Builds a payload from the user's `values`, the effect's `overrides`, and `files` by property.
 
-    `seed` is for every property of that type without a value, so it is drawn anew for each job.
+    `seed` is used for seed properties without a value, so callers draw it anew for each job.
     """
     resolved = resolved_for(version, values, overrides, files=files, seed=seed)
     return fill_payload(
-        version, marked(version, document, object_info, chance), object_info, resolved
+        version, build_marked_prompt(version, document, object_info, chance), object_info, resolved
     )
 
 
@@ -265,13 +273,14 @@ def resolved_for(
     return resolve_values(version.properties, {**values, **(files or {})}, overrides, seed=seed)
 
 
-def marked(
+def build_marked_prompt(
     version: WorkflowVersion,
     document: Mapping[str, Any],
     object_info: Mapping[str, Any],
     chance: RandomSource,
 ) -> dict[str, Any]:
-    """The prompt before anybody's values: the same for all jobs that are given the same chance."""
+    """Returns the prompt without values, which is the same for all jobs with the same random
+    source."""
     placeholders = placeholders_of(version.properties)
     return marked_prompt_of(version.kind, document, object_info, placeholders, chance=chance)
 
@@ -282,14 +291,14 @@ def fill_payload(
     object_info: Mapping[str, Any],
     resolved: Mapping[str, Any],
 ) -> JobPayload:
-    """A marked prompt with values."""
+    """Fills values into a marked prompt."""
     properties = version.properties
     placeholders = placeholders_of(properties)
     assets = tuple(
         asset for each in properties for asset in _assets(each, resolved, prompt, placeholders)
     )
     _refuse_overlap(properties, resolved, assets)
-    whole = _filled(prompt, properties, resolved, object_info)
+    whole = _fill_values(prompt, properties, resolved, object_info)
     uses = model.models_of(whole)
     return JobPayload(
         prompt=whole,
@@ -303,26 +312,27 @@ def fill_payload(
 def with_defaults(
     prompt: Mapping[str, Any], properties: Sequence[Property], object_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A marked prompt as it would be if nobody said anything; what has no default stays as it stands."""
+    """Fills only default values into a marked prompt; other inputs keep what the document has."""
     defaults = {each.name: each.default for each in properties if each.default is not None}
-    return _filled(prompt, properties, defaults, object_info)
+    return _fill_values(prompt, properties, defaults, object_info)
 
 
-def _filled(
+def _fill_values(
     prompt: Mapping[str, Any],
     properties: Sequence[Property],
     resolved: Mapping[str, Any],
     object_info: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Files keep their placeholder, or the input its value, until the worker knows the name."""
+    """Fills all values but files: those keep their placeholder or value until the worker knows the
+    name."""
     texts = [each for each in properties if each.placeholder]
     marks = {
-        number: each.placeholder if _is_open(each, resolved) else resolved[each.name]
+        number: each.placeholder if _is_unfilled(each, resolved) else resolved[each.name]
         for number, each in enumerate(texts)
     }
     result = fill_marks(prompt, marks)
     for each in properties:
-        if each.binding is None or _is_open(each, resolved):
+        if each.binding is None or _is_unfilled(each, resolved):
             continue
         place = place_of(each.binding, result)
         if place is None:
@@ -335,7 +345,7 @@ def _filled(
     return result
 
 
-def _is_open(each: Property, resolved: Mapping[str, Any]) -> bool:
+def _is_unfilled(each: Property, resolved: Mapping[str, Any]) -> bool:
     return each.name not in resolved or isinstance(resolved[each.name], UUID)
 
 
@@ -373,7 +383,7 @@ def _assets(
 def _refuse_overlap(
     properties: Sequence[Property], resolved: Mapping[str, Any], assets: Sequence[AssetRef]
 ) -> None:
-    """The worker replaces a file's placeholder wherever it reads it, in what a user wrote as well."""
+    """Refuses a text that contains a file's placeholder, as the worker would replace it there, too."""
     waiting = [asset.placeholder for asset in assets if asset.placeholder]
     for each in properties:
         value = resolved.get(each.name)

@@ -40,7 +40,8 @@ from comfyfleet.workflow.edit.addresses import hint
 
 
 async def store_document(objects: DocumentStore, draft: WorkflowDraft) -> None:
-    """Before its row is written: a document without a row harms nobody, a row without one would."""
+    """Stores the document. Call it before the row is written: a document without a row is harmless,
+    a row without a document is not."""
     await objects.put(draft.document_key, draft.document, JSON_TYPE)
 
 
@@ -61,8 +62,11 @@ async def object_info_for(objects: DocumentStore, fleet: Fleet | None) -> Mappin
 
 @cache
 def engine_object_info() -> Mapping[str, Any]:
-    """As it was written down: a control plane does not import the engine, which takes half a second
-    and 36 MB. Only where the engine is installed, since nothing else could run what it describes."""
+    """Reads the engine's object_info from a file, as importing the engine takes half a second and
+    36 MB.
+
+    Raises Refused if the engine is not installed, because nothing could then run those nodes.
+    """
     missing = next((each for each in ENGINE_PACKAGES if find_spec(each) is None), None)
     if missing is not None:
         raise Refused(
@@ -85,10 +89,10 @@ async def register_workflow(
     now: datetime,
     run_limit_seconds: int = RUN_LIMIT_SECONDS,
 ) -> tuple[RegisteredWorkflow, WorkflowVersion]:
-    """A new workflow, or the next version of one, which new jobs get from now on.
+    """Registers a workflow or its next version, which new jobs use from now on.
 
-    Its document must be in the object store already: `documents.keep`. `run_limit_seconds` is for a
-    new one whose terms name none.
+    Its document must be stored already (`store_document`). `run_limit_seconds` is the default for a
+    new workflow.
     """
     check_terms(terms)
     if draft.slug.startswith(OPEN_PREFIX):
@@ -96,9 +100,11 @@ async def register_workflow(
             f"slugs that begin with {OPEN_PREFIX} are those of open workflows", field="slug"
         )
     usual = {"run_limit_seconds": run_limit_seconds}
-    workflow = await store.add_workflow(tx, {**_new_row(draft.slug, now), **usual, **_said(terms)})
+    workflow = await store.add_workflow(
+        tx, {**_new_row(draft.slug, now), **usual, **_given_values(terms)}
+    )
     if workflow is None:
-        workflow = await store.raise_version(tx, draft.slug, _said(terms))
+        workflow = await store.increment_version(tx, draft.slug, _given_values(terms))
     if workflow is None:
         raise Conflict(f"the workflow {draft.slug} is just being changed; try again")
     version = WorkflowVersion(
@@ -128,7 +134,7 @@ async def workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow:
 
 
 async def find_workflow(tx: Tx, slug: str) -> RegisteredWorkflow:
-    """For operators: one that isn't there is refused with the names that were probably meant."""
+    """Finds a workflow for operators; the error for an unknown one suggests similar names."""
     found = await store.workflow_by_slug(tx, slug) if is_storable(slug) else None
     if found is not None:
         return found
@@ -141,14 +147,14 @@ async def list_workflows(tx: Tx, *, with_open: bool = False) -> list[RegisteredW
 
 
 async def offered_slugs(tx: Tx) -> list[str]:
-    """Of workflows that customers may name in graphs and pipelines."""
+    """Returns the workflows that customers may name in graphs and pipelines."""
     return [each.slug for each in await store.all_workflows(tx, with_open=False) if each.is_offered]
 
 
 async def get_version(
     tx: Tx, workflow: RegisteredWorkflow, version: int | None = None
 ) -> WorkflowVersion:
-    """The one that new jobs get, unless another is asked for."""
+    """Returns a version; by default the one that new jobs get."""
     number = workflow.version if version is None else version
     found = await store.get_version(tx, workflow.id, number)
     if found is None:
@@ -157,7 +163,8 @@ async def get_version(
 
 
 async def properties_in_use(tx: Tx, slug: str) -> tuple[Property, ...]:
-    """Of the version that new jobs get; none if there is no such workflow, or it is not active."""
+    """Returns the properties of the version that new jobs get; none if the workflow is missing or
+    inactive."""
     workflow = await store.workflow_by_slug(tx, slug) if is_storable(slug) else None
     if workflow is None or workflow.is_open or not workflow.is_active:
         return ()
@@ -165,44 +172,47 @@ async def properties_in_use(tx: Tx, slug: str) -> tuple[Property, ...]:
 
 
 async def versions_of(tx: Tx, workflow: RegisteredWorkflow) -> list[WorkflowVersion]:
-    """The newest first."""
+    """Returns all versions, the newest first."""
     return await store.versions_of(tx, workflow.id)
 
 
 async def activate_version(
     tx: Tx, workflow: RegisteredWorkflow, *, version: int | None = None
 ) -> RegisteredWorkflow:
-    """Also with another of its versions for new jobs: the way back from a bad one."""
+    """Activates a workflow; `version` sets the version that new jobs get, for example to go back to
+    an older one."""
     values: dict[str, Any] = {"is_active": True}
     if version is not None:
         values["version"] = (await get_version(tx, workflow, version)).version
-    return await _changed(tx, workflow, values)
+    return await _update_workflow(tx, workflow, values)
 
 
 async def deactivate_version(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
-    """No new jobs, and those that wait are not run until it is active again."""
-    return await _changed(tx, workflow, {"is_active": False})
+    """Deactivates a workflow: no new jobs are accepted, and queued jobs wait until it is active
+    again."""
+    return await _update_workflow(tx, workflow, {"is_active": False})
 
 
 async def pause_workflow(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
-    """Jobs are taken and wait."""
-    return await _changed(tx, workflow, {"is_paused": True})
+    """Pauses a workflow: jobs are accepted and wait."""
+    return await _update_workflow(tx, workflow, {"is_paused": True})
 
 
 async def resume_workflow(tx: Tx, workflow: RegisteredWorkflow) -> RegisteredWorkflow:
-    return await _changed(tx, workflow, {"is_paused": False})
+    return await _update_workflow(tx, workflow, {"is_paused": False})
 
 
 async def change_terms(
     tx: Tx, workflow: RegisteredWorkflow, terms: WorkflowTerms
 ) -> RegisteredWorkflow:
     check_terms(terms)
-    values = _said(terms)
-    return await _changed(tx, workflow, values) if values else workflow
+    values = _given_values(terms)
+    return await _update_workflow(tx, workflow, values) if values else workflow
 
 
 async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> RegisteredWorkflow:
-    """The fleet's own, for prompts that match no registered workflow; made at the first call."""
+    """Returns the fleet's open workflow, which runs prompts of no registered workflow; creates it
+    at the first call."""
     if fleet.open_workflow_id is not None:
         return await get_workflow(tx, fleet.open_workflow_id)
     # A dot, which neither slugs nor stages of fleets hold: a-b/c and a/b-c are two fleets.
@@ -230,7 +240,7 @@ def _new_row(slug: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _said(terms: WorkflowTerms) -> dict[str, Any]:
+def _given_values(terms: WorkflowTerms) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         name: value for name, value in asdict(terms).items() if value is not None
     }
@@ -243,7 +253,7 @@ def _said(terms: WorkflowTerms) -> dict[str, Any]:
     return values
 
 
-async def _changed(
+async def _update_workflow(
     tx: Tx, workflow: RegisteredWorkflow, values: Mapping[str, Any]
 ) -> RegisteredWorkflow:
     return _require_workflow(await store.update_workflow(tx, workflow.id, values), workflow.slug)
@@ -256,12 +266,12 @@ def _require_workflow(workflow: RegisteredWorkflow | None, name: str) -> Registe
 
 
 UNABLE_NAMED_MAX = 5
-NOTHING_TOLD = BackendFacts()
+UNKNOWN_FACTS = BackendFacts()
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLack:
-    """What keeps one worker from running a workflow; nothing: it can."""
+class MissingForWorker:
+    """What one worker lacks to run a workflow; false if it lacks nothing."""
 
     missing: MissingRequirements = field(default_factory=MissingRequirements)
     capabilities: tuple[str, ...] = ()
@@ -288,31 +298,34 @@ class WorkerLack:
 async def assign_workflows(
     tx: Tx, fleet: Fleet, slugs: Collection[str], *, now: datetime
 ) -> tuple[FleetAssignment, list[str]]:
-    """These workflows and no others; also says what could not be checked, and who can't run what.
+    """Sets the workflows of a fleet; returns the change, and warnings about workers that can't run
+    one of them.
 
-    Refused if none of the workers that have told what they have can run a workflow that is new here.
+    Refused if workers have reported what they have and none of them can run a newly assigned
+    workflow.
     """
     wanted = await fleets.workflow_ids(tx, slugs)
     before = {each.slug for each in await fleets.assigned_to(tx, fleet)}
     warnings = []
     for slug in sorted(wanted.keys() - before):
-        lacks = await lacks_of(tx, fleet, await workflow_by_slug(tx, slug))
+        lacks = await missing_in_fleet(tx, fleet, await workflow_by_slug(tx, slug))
         if not lacks:
             warnings.append(
                 f"No worker of {fleet.name} has told what its backend has: nobody knows whether "
                 f"{slug} can be run there."
             )
         elif all(lacks.values()):
-            raise _nobody_can(slug, fleet, lacks)
+            raise _none_can_error(slug, fleet, lacks)
         elif any(lacks.values()):
-            warnings.append(_some_can(slug, fleet, lacks))
+            warnings.append(_partial_warning(slug, fleet, lacks))
     return await fleets.assign(tx, fleet, set(wanted.values()), now=now), warnings
 
 
-async def lacks_of(
+async def missing_in_fleet(
     tx: Tx, fleet: Fleet, workflow: RegisteredWorkflow, version: WorkflowVersion | None = None
-) -> dict[str, WorkerLack]:
-    """By worker, of those of the fleet that serve the workflow and of which something is known."""
+) -> dict[str, MissingForWorker]:
+    """Returns what each worker of the fleet lacks to run a workflow; workers without any known
+    facts are left out."""
     workers = [
         worker
         for worker in await fleets.workers_of(tx, fleet)
@@ -322,19 +335,20 @@ async def lacks_of(
         return {}
     if version is None:
         version = await get_version(tx, workflow)
-    return lacks(workflow, version, workers, await fleets.facts_of(tx, workers))
+    return missing_by_worker(workflow, version, workers, await fleets.facts_of(tx, workers))
 
 
-def lacks(
+def missing_by_worker(
     workflow: RegisteredWorkflow,
     version: WorkflowVersion,
     workers: Iterable[FleetWorker],
     facts: Mapping[str, BackendFacts],
-) -> dict[str, WorkerLack]:
-    """Capabilities are known of every worker; what its backend has, of those that have told it."""
+) -> dict[str, MissingForWorker]:
+    """Returns what each worker lacks; capabilities are known of all workers, backend facts only of
+    those that reported."""
     found = {
-        worker.worker_id: WorkerLack(
-            missing_on_backend(version, facts.get(worker.worker_id, NOTHING_TOLD)),
+        worker.worker_id: MissingForWorker(
+            missing_on_backend(version, facts.get(worker.worker_id, UNKNOWN_FACTS)),
             tuple(sorted(workflow.required_capabilities - worker.capabilities)),
         )
         for worker in workers
@@ -342,22 +356,24 @@ def lacks(
     return {name: lack for name, lack in found.items() if lack or name in facts}
 
 
-async def doubts(tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion) -> list[str]:
-    """Where a workflow is assigned and somebody, or nobody, can't run this version of it."""
+async def capability_warnings(
+    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion
+) -> list[str]:
+    """Returns warnings about fleets in which some or all workers can't run this version."""
     found = []
     for fleet in await fleets.fleets_with(tx, workflow.id):
-        known = await lacks_of(tx, fleet, workflow, version)
+        known = await missing_in_fleet(tx, fleet, workflow, version)
         if known and all(known.values()):
             found.append(
                 f"No worker of {fleet.name} can run version {version.version}: it lacks "
-                f"{least_lacking(known.values()).in_words()}."
+                f"{fewest_missing(known.values()).in_words()}."
             )
         elif any(known.values()):
-            found.append(_some_can(workflow.slug, fleet, known))
+            found.append(_partial_warning(workflow.slug, fleet, known))
     return found
 
 
-def _some_can(slug: str, fleet: Fleet, lacks: Mapping[str, WorkerLack]) -> str:
+def _partial_warning(slug: str, fleet: Fleet, lacks: Mapping[str, MissingForWorker]) -> str:
     unable = {name: lack for name, lack in sorted(lacks.items()) if lack}
     some = [f"{name} lacks {lack.in_words()}" for name, lack in unable.items()][:UNABLE_NAMED_MAX]
     more = f"; and {len(unable) - len(some)} more" if len(unable) > len(some) else ""
@@ -367,12 +383,12 @@ def _some_can(slug: str, fleet: Fleet, lacks: Mapping[str, WorkerLack]) -> str:
     )
 
 
-def least_lacking(lacks: Iterable[WorkerLack]) -> WorkerLack:
+def fewest_missing(lacks: Iterable[MissingForWorker]) -> MissingForWorker:
     return min(lacks, key=lambda lack: lack.size)
 
 
-def _nobody_can(slug: str, fleet: Fleet, lacks: Mapping[str, WorkerLack]) -> Refused:
-    nearest = least_lacking(lacks.values())
+def _none_can_error(slug: str, fleet: Fleet, lacks: Mapping[str, MissingForWorker]) -> Refused:
+    nearest = fewest_missing(lacks.values())
     workers: Sequence[str] = sorted(lacks)
     return Refused(
         f"none of the {len(workers)} workers of {fleet.name} can run {slug}: missing "
@@ -394,7 +410,7 @@ async def create_effect(
     effect_id: UUID,
     slug: str,
     workflow: RegisteredWorkflow,
-    face: EffectSettings,
+    settings: EffectSettings,
     now: datetime,
 ) -> EffectDefinition:
     if workflow.is_open:
@@ -402,8 +418,8 @@ async def create_effect(
             "an open workflow has no properties and can't be an effect", field="workflow_slug"
         )
     version = await get_version(tx, workflow)
-    check_new_effect(slug, face, version.properties)
-    titled = replace(face, title=face.title.strip() or slug)
+    check_new_effect(slug, settings, version.properties)
+    titled = replace(settings, title=settings.title.strip() or slug)
     effect = EffectDefinition(effect_id, slug, workflow.id, titled, None, None, now)
     made = await store.add_effect(tx, effect)
     if made is None:
@@ -411,24 +427,26 @@ async def create_effect(
     return made
 
 
-async def update_effect(tx: Tx, effect: EffectDefinition, face: EffectSettings) -> EffectDefinition:
-    """Jobs keep what they were submitted with: their price, their prompt."""
+async def update_effect(
+    tx: Tx, effect: EffectDefinition, settings: EffectSettings
+) -> EffectDefinition:
+    """Changes the settings; submitted jobs keep their price and prompt."""
     workflow = await get_workflow(tx, effect.workflow_id)
     version = await get_version(tx, workflow)
-    check_effect_settings(face, version.properties)
-    titled = replace(face, title=face.title.strip() or effect.slug)
+    check_effect_settings(settings, version.properties)
+    titled = replace(settings, title=settings.title.strip() or effect.slug)
     return _require_effect(
         await store.update_effect(tx, effect.id, store.settings_row(titled)), effect.slug
     )
 
 
 async def publish_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
-    """Checked again: the workflow may have a new version since."""
-    return await update_effect(tx, effect, replace(effect.face, is_published=True))
+    """Publishes an effect after checking it against the workflow's current version."""
+    return await update_effect(tx, effect, replace(effect.settings, is_published=True))
 
 
 async def withdraw_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
-    """No new jobs; those that were submitted go on."""
+    """Withdraws an effect; submitted jobs continue."""
     return _require_effect(
         await store.update_effect(tx, effect.id, {"is_published": False}), effect.slug
     )
@@ -455,16 +473,18 @@ async def list_effects(
 async def list_published(
     tx: Tx, *, after_slug: str | None = None, limit: int
 ) -> list[ResolvedEffect]:
-    """What customers can pick, by slug; go on with `after_slug` = the last one's."""
+    """Returns a page of effects that customers may use, ordered by slug; `after_slug` is the last
+    page's last."""
     found = await store.published_effects(
         tx, after_slug=after_slug, limit=min(limit, EFFECTS_PER_PAGE_MAX)
     )
-    behind = await store.in_use(tx, {each.workflow_id for each in found})
+    behind = await store.current_versions(tx, {each.workflow_id for each in found})
     return [ResolvedEffect(each, *behind[each.workflow_id]) for each in found]
 
 
 async def resolve(tx: Tx, effect_id: UUID) -> ResolvedEffect:
-    """What a customer picked; NotFound unless it is published and its workflow active."""
+    """Returns the effect with its workflow; NotFound unless it is published and the workflow
+    active."""
     offer = await store.resolve_effect(tx, effect_id)
     if offer is None or not offer.is_open:
         raise NotFound(f"there is no effect {effect_id}")
@@ -472,7 +492,7 @@ async def resolve(tx: Tx, effect_id: UUID) -> ResolvedEffect:
 
 
 async def resolve_with_fleet(tx: Tx, effect_id: UUID) -> tuple[ResolvedEffect, Fleet | None]:
-    """The same, and the fleet whose node types decide how it becomes a prompt."""
+    """Like `resolve`; also returns the fleet whose object_info the workflow is converted with."""
     found = await store.resolve_effect_with_fleet(tx, effect_id)
     if found is None or not found[0].is_open:
         raise NotFound(f"there is no effect {effect_id}")
@@ -480,46 +500,47 @@ async def resolve_with_fleet(tx: Tx, effect_id: UUID) -> tuple[ResolvedEffect, F
 
 
 async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
-    """How long it takes, from its history; None also if there is no such effect."""
+    """Returns the typical duration; None without history, or if there is no such effect."""
     return await store.typical_seconds(tx, effect_id)
 
 
 async def published_slugs(tx: Tx) -> list[str]:
-    """Of the effects that a customer may pick."""
     return await store.published_slugs(tx)
 
 
 async def find_published(tx: Tx, slug: str) -> ResolvedEffect | None:
-    """None unless it is published and its workflow active: a customer can't tell those apart."""
+    """Finds an effect that customers may use; None if it is missing, unpublished or its workflow
+    inactive."""
     effect = await store.effect_by_slug(tx, slug) if is_storable(slug) else None
     offer = await store.resolve_effect(tx, effect.id) if effect else None
     return offer if offer and offer.is_open else None
 
 
-async def broken_by(
+async def broken_effects(
     tx: Tx,
     workflow: RegisteredWorkflow,
     properties: Sequence[Property],
     before: Sequence[Property] = (),
 ) -> list[tuple[EffectDefinition, str]]:
-    """Published effects that a version with these properties would not fit, and why.
+    """Returns the published effects that a version with these properties would break, and why.
 
-    `before` are those of the version that customers are offered now: what they may set stays.
+    `before` are the properties of the current version: customers may set those, so they must
+    remain.
     """
     found = await list_effects(tx, workflow=workflow)
     return [
         (each, problem)
         for each in found
-        if each.face.is_published
-        for problem in problems_of(each.face, properties, before)
+        if each.settings.is_published
+        for problem in problems_of(each.settings, properties, before)
     ]
 
 
-async def require_unbroken(
+async def require_no_broken_effects(
     tx: Tx, workflow: RegisteredWorkflow, properties: Sequence[Property], before: Sequence[Property]
 ) -> None:
-    """A version is what new jobs get at once: it must not close what customers are offered."""
-    broken = await broken_by(tx, workflow, properties, before)
+    """Raises Conflict if a version would break published effects, as new jobs use it at once."""
+    broken = await broken_effects(tx, workflow, properties, before)
     if broken:
         says = "; ".join(f"{effect.slug}: {problem}" for effect, problem in broken)
         raise Conflict(
@@ -530,7 +551,7 @@ async def require_unbroken(
 
 
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms:
-    """An effect that is gone, or none, keeps no metadata."""
+    """Returns the terms of a run; without an effect, no metadata is kept."""
     found = await store.run_terms(tx, workflow_id, effect_id)
     if found is None:
         raise NotFound(f"there is no workflow {workflow_id}")
@@ -538,7 +559,8 @@ async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerm
 
 
 async def note_duration(tx: Tx, effect_id: UUID, seconds: float) -> None:
-    """After each success; nothing happens to an effect that is gone."""
+    """Updates the effect's typical duration after a success; does nothing if the effect was
+    deleted."""
     await store.note_duration(tx, effect_id, max(seconds, 0.0), weight=NEW_DURATION_WEIGHT)
 
 

@@ -42,13 +42,15 @@ from comfyfleet.server.fleets.model import Fleet, ModelUse
 
 
 async def add_workflow(tx: Tx, row: Mapping[str, Any]) -> RegisteredWorkflow | None:
-    """None: there is one of that slug."""
+    """Adds a workflow; None if the slug exists."""
     found = (await tx.execute(insert_if_new(tx, workflows, [row]).returning(workflows))).first()
     return _workflow(found) if found else None
 
 
-async def raise_version(tx: Tx, slug: str, values: Mapping[str, Any]) -> RegisteredWorkflow | None:
-    """Past the highest that there is; also locks the row, so that two get two numbers."""
+async def increment_version(
+    tx: Tx, slug: str, values: Mapping[str, Any]
+) -> RegisteredWorkflow | None:
+    """Increments the version; the row lock makes sure that two callers get two numbers."""
     locked = update(workflows).where(workflows.c.slug == slug).values(slug=slug)
     workflow_id = await tx.scalar(locked.returning(workflows.c.id))
     if workflow_id is None:
@@ -111,10 +113,10 @@ async def versions_of(tx: Tx, workflow_id: int) -> list[WorkflowVersion]:
     return [_version(row) for row in await tx.execute(query)]
 
 
-async def in_use(
+async def current_versions(
     tx: Tx, workflow_ids: Collection[int]
 ) -> dict[int, tuple[RegisteredWorkflow, WorkflowVersion]]:
-    """Each with the version that new jobs get."""
+    """Returns workflows by id, each with the version that new jobs get."""
     query = select(workflows).where(is_one_of(tx, workflows.c.id, workflow_ids))
     found = {row.id: _workflow(row) for row in await tx.execute(query)}
     is_current = and_(
@@ -127,7 +129,7 @@ async def in_use(
 
 
 def property_row(each: Property) -> dict[str, Any]:
-    """Only what is said: a field that comes later is then absent in older rows."""
+    """Converts a property to JSON without None fields, so fields added later need no migration."""
     return {name: value for name, value in asdict(each).items() if value is not None}
 
 
@@ -161,15 +163,15 @@ def _property(row: Mapping[str, Any]) -> Property:
     return Property(**{**row, "choices": None if choices is None else tuple(choices)})
 
 
-_FACE = tuple(each.name for each in fields(EffectSettings))
-_REST = tuple(each.name for each in fields(EffectDefinition) if each.name != "face")
+_SETTINGS_COLUMNS = tuple(each.name for each in fields(EffectSettings))
+_OTHER_COLUMNS = tuple(each.name for each in fields(EffectDefinition) if each.name != "settings")
 # Columns of several tables in one row, told apart by the names that they get.
-_BEHIND = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
-_WITH_FLEET = (*_BEHIND, (fleets, "fleet_"))
-_COLUMNS = [[each.name for each in table.c] for table, _ in _WITH_FLEET]
+_EFFECT_TABLES = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
+_EFFECT_AND_FLEET_TABLES = (*_EFFECT_TABLES, (fleets, "fleet_"))
+_COLUMNS = [[each.name for each in table.c] for table, _ in _EFFECT_AND_FLEET_TABLES]
 
 
-def _offer_of(*tables: tuple[Table, str]) -> Select[Any]:
+def _resolved_query(*tables: tuple[Table, str]) -> Select[Any]:
     return (
         select(*(each.label(prefix + each.name) for table, prefix in tables for each in table.c))
         .select_from(effects)
@@ -185,7 +187,8 @@ def _offer_of(*tables: tuple[Table, str]) -> Select[Any]:
 
 
 def _fleet_for() -> ScalarSelect[int]:
-    """Of those that have the workflow, the first whose node types are known; else the first."""
+    """Selects the fleet for an effect: the first with known node types among those that have the
+    workflow, else the first."""
     assigned = fleets.alias("assigned")
     return (
         select(assigned.c.id)
@@ -198,30 +201,32 @@ def _fleet_for() -> ScalarSelect[int]:
     )
 
 
-_OFFER = PreparedStatement(lambda tx: _offer_of(*_BEHIND))
-_OFFER_WITH_FLEET = PreparedStatement(
-    lambda tx: _offer_of(*_WITH_FLEET).outerjoin(fleets, fleets.c.id == _fleet_for())
+_RESOLVED = PreparedStatement(lambda tx: _resolved_query(*_EFFECT_TABLES))
+_RESOLVED_WITH_FLEET = PreparedStatement(
+    lambda tx: _resolved_query(*_EFFECT_AND_FLEET_TABLES).outerjoin(
+        fleets, fleets.c.id == _fleet_for()
+    )
 )
 
 
 async def resolve_effect(tx: Tx, effect_id: UUID) -> ResolvedEffect | None:
-    """An effect with its workflow, and the version that new jobs get."""
-    found = await _OFFER.tuples(tx, {"of_id": effect_id})
-    return _offer(*in_parts(found[0], *_COLUMNS[:-1])) if found else None
+    """Reads an effect with its workflow and the version that new jobs get."""
+    found = await _RESOLVED.tuples(tx, {"of_id": effect_id})
+    return _resolved_effect(*in_parts(found[0], *_COLUMNS[:-1])) if found else None
 
 
 async def resolve_effect_with_fleet(
     tx: Tx, effect_id: UUID
 ) -> tuple[ResolvedEffect, Fleet | None] | None:
-    """The same, and the fleet whose node types decide how it becomes a prompt."""
-    found = await _OFFER_WITH_FLEET.tuples(tx, {"of_id": effect_id})
+    """Like `resolve_effect`; also reads the fleet whose object_info the workflow is converted with."""
+    found = await _RESOLVED_WITH_FLEET.tuples(tx, {"of_id": effect_id})
     if not found:
         return None
     *behind, fleet = in_parts(found[0], *_COLUMNS)
-    return _offer(*behind), None if fleet["id"] is None else Fleet(**fleet)
+    return _resolved_effect(*behind), None if fleet["id"] is None else Fleet(**fleet)
 
 
-def _offer(
+def _resolved_effect(
     effect: Mapping[str, Any], workflow: Mapping[str, Any], version: Mapping[str, Any]
 ) -> ResolvedEffect:
     return ResolvedEffect(_effect_of(effect), workflow_of(workflow), version_of(version))
@@ -233,7 +238,6 @@ _TYPICAL = PreparedStatement(
 
 
 async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
-    """None also if there is no such effect."""
     found = await _TYPICAL.first(tx, {"of_id": effect_id})
     return found["typical_seconds"] if found else None
 
@@ -248,19 +252,19 @@ _RUN_TERMS = PreparedStatement(
 
 
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
-    """None: there is no such workflow."""
+    """Reads the terms of a run; None if there is no such workflow."""
     found = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
     return RunTerms(found[0][0], bool(found[0][1])) if found else None
 
 
 async def add_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition | None:
-    """None: there is one of that slug."""
+    """Adds an effect; None if the slug exists."""
     row = {
         "id": effect.id,
         "slug": effect.slug,
         "workflow_id": effect.workflow_id,
         "created_at": effect.created_at,
-        **settings_row(effect.face),
+        **settings_row(effect.settings),
     }
     found = (await tx.execute(insert_if_new(tx, effects, [row]).returning(effects))).first()
     return _effect(found) if found else None
@@ -296,7 +300,7 @@ async def all_effects(tx: Tx, *, workflow_id: int | None, limit: int) -> list[Ef
 async def published_effects(
     tx: Tx, *, after_slug: str | None, limit: int
 ) -> list[EffectDefinition]:
-    """Those that are for sale: of workflows that are active."""
+    """Returns a page of published effects whose workflows are active."""
     query = (
         select(effects)
         .join(workflows, effects.c.workflow_id == workflows.c.id)
@@ -330,12 +334,12 @@ async def note_duration(tx: Tx, effect_id: UUID, seconds: float, *, weight: floa
     )
 
 
-def settings_row(face: EffectSettings) -> dict[str, Any]:
+def settings_row(settings: EffectSettings) -> dict[str, Any]:
     return {
-        **asdict(face),
-        "overrides": dict(face.overrides),
-        "media_types": list(face.media_types),
-        "locked": list(face.locked),
+        **asdict(settings),
+        "overrides": dict(settings.overrides),
+        "media_types": list(settings.media_types),
+        "locked": list(settings.locked),
     }
 
 
@@ -344,7 +348,7 @@ def _effect(row: Row[Any]) -> EffectDefinition:
 
 
 def _effect_of(values: Mapping[Any, Any]) -> EffectDefinition:
-    face = {name: values[name] for name in _FACE}
-    rest = {name: values[name] for name in _REST}
-    tuples = {name: tuple(face[name]) for name in ("media_types", "locked")}
-    return EffectDefinition(face=EffectSettings(**{**face, **tuples}), **rest)
+    settings = {name: values[name] for name in _SETTINGS_COLUMNS}
+    rest = {name: values[name] for name in _OTHER_COLUMNS}
+    tuples = {name: tuple(settings[name]) for name in ("media_types", "locked")}
+    return EffectDefinition(settings=EffectSettings(**{**settings, **tuples}), **rest)

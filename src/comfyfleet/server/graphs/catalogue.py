@@ -190,25 +190,26 @@ def facts_of(
 def facts_of_effect(
     offer: ResolvedEffect, *, typical_seconds: float | None = None
 ) -> WorkflowFacts:
-    face = offer.effect.face
+    settings = offer.effect.settings
     return WorkflowFacts(
         offer.workflow.slug,
         offer.version.version,
         offer.properties,
-        face.price_tokens,
+        settings.price_tokens,
         offer.effect.typical_seconds or typical_seconds,
         offer.workflow.required_capabilities,
         effect=EffectTerms(
             offer.effect.id,
             offer.effect.slug,
-            face.overrides,
-            face.locked,
-            face.stage,
-            face.provider,
-            face.media_types,
-            face.max_upload_bytes,
+            settings.overrides,
+            settings.locked,
+            settings.stage,
+            settings.provider,
+            settings.media_types,
+            settings.max_upload_bytes,
         ),
         locked_choices=models_chosen(
-            [each for each in offer.version.properties if each.name in face.locked], face.overrides
+            [each for each in offer.version.properties if each.name in settings.locked],
+            settings.overrides,
         ),
     )

@@ -107,21 +107,21 @@ async def build_request(
     """Checks all that can be checked before anything is written."""
     offer = offered.offer
     given = await _files(context, tenant_id, user_id, offer, wanted)
-    face = offer.effect.face
+    settings = offer.effect.settings
     order = JobRequest(
         slug=offer.workflow.slug,
         values=wanted.properties,
-        overrides=face.overrides,
-        locked=face.locked,
+        overrides=settings.overrides,
+        locked=settings.locked,
         files=given,
-        stage=face.stage,
-        provider=face.provider,
+        stage=settings.stage,
+        provider=settings.provider,
         priority=wanted.priority,
         user_id=user_id,
         effect_id=offer.effect.id,
         idempotency_key=wanted.idempotency_key,
         request_hash=wanted.request_hash if wanted.idempotency_key else None,
-        price_tokens=face.price_tokens,
+        price_tokens=settings.price_tokens,
         video_id=wanted.video_id,
     )
     return await resolve(context, tenant_id, order, known=offered.registered)
@@ -232,7 +232,7 @@ async def _current_price(context: JobContext, job: Job) -> int:
     if job.asked.effect_id is None:
         return job.reserved_tokens
     async with context.central.read() as tx:
-        return (await catalog.get_effect(tx, job.asked.effect_id)).face.price_tokens
+        return (await catalog.get_effect(tx, job.asked.effect_id)).settings.price_tokens
 
 
 async def explain_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> str:

@@ -340,7 +340,7 @@ async def _build_payload(
     )
     prompt = context.caches.prompts.get(
         f"{version.workflow_id}/{version.version}/{of_fleet}",
-        lambda chance: payload.marked(version, document, object_info, chance),
+        lambda chance: payload.build_marked_prompt(version, document, object_info, chance),
         # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
         RandomSource(context.clock(), _random),
     )

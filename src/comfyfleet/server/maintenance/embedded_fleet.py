@@ -11,7 +11,7 @@ from comfyfleet.errors import NotFound, Unauthenticated
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RegisteredWorkflow
-from comfyfleet.server.catalog.service import lacks, least_lacking
+from comfyfleet.server.catalog.service import fewest_missing, missing_by_worker
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
@@ -123,12 +123,12 @@ async def _can_run(
 ) -> bool:
     """One of them is enough: only those that can run a job get it."""
     version = await catalog.get_version(tx, workflow)
-    known = lacks(workflow, version, workers, facts)
+    known = missing_by_worker(workflow, version, workers, facts)
     if all(known.values()):
         logger.warning(
             "workflow %s is not assigned: it lacks %s",
             workflow.slug,
-            least_lacking(known.values()).in_words(),
+            fewest_missing(known.values()).in_words(),
         )
         return False
     return True

@@ -186,9 +186,9 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             run_limit_seconds=plane.settings.run_limit_seconds,
         )
         if not body.break_effects:
-            await catalog.require_unbroken(tx, workflow, version.properties, before)
-        doubts = [
-            *await service.doubts(tx, workflow, version),
+            await catalog.require_no_broken_effects(tx, workflow, version.properties, before)
+        capability_warnings = [
+            *await service.capability_warnings(tx, workflow, version),
             *await _broken(tx, workflow, version, before),
         ]
         await record_audit(
@@ -204,7 +204,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
     return RegisteredVersion(
         slug=workflow.slug,
         version=version.version,
-        warnings=[*told, *made.warnings, *doubts],
+        warnings=[*told, *made.warnings, *capability_warnings],
         notes=list(made.notes),
     )
 
@@ -212,7 +212,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
 async def _broken(
     tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, before: Sequence[Property]
 ) -> list[str]:
-    found = await catalog.broken_by(tx, workflow, version.properties, before)
+    found = await catalog.broken_effects(tx, workflow, version.properties, before)
     return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
 
 
@@ -333,7 +333,7 @@ async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = No
         rows = [
             AbleWorker(worker_id=name, fleet=fleet.name, can_run=not lack, missing=lack.as_json())
             for fleet in await fleets.fleets_with(tx, workflow.id)
-            for name, lack in (await service.lacks_of(tx, fleet, workflow, found)).items()
+            for name, lack in (await service.missing_in_fleet(tx, fleet, workflow, found)).items()
         ]
     return AbleWorkers(workers=rows)
 
@@ -366,7 +366,7 @@ async def activate(
         if body and version is not None and not body.break_effects:
             wanted = await catalog.get_version(tx, workflow, version)
             before = await catalog.properties_in_use(tx, workflow.slug)
-            await catalog.require_unbroken(tx, workflow, wanted.properties, before)
+            await catalog.require_no_broken_effects(tx, workflow, wanted.properties, before)
         return await catalog.activate_version(tx, workflow, version=version)
 
     return await _workflow_acted(plane, slug, "activate", change, operator, now, version=version)
@@ -466,7 +466,7 @@ class FaceBody(Body):
         description="Whether results keep the prompt and workflow; default: false.",
     )
 
-    def face(self, before: EffectSettings) -> EffectSettings:
+    def settings(self, before: EffectSettings) -> EffectSettings:
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "published"}
         # These can be taken back; for the others null says no more than leaving them out.
         kept = ("preview_url", "max_upload_bytes")
@@ -491,17 +491,17 @@ async def create_effect(
     body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeEffect:
     """Creates an effect. Creates an effect. Overrides are checked against the workflow's properties; customers see it once published."""
-    face = body.face(EffectSettings())
+    settings = body.settings(EffectSettings())
     async with plane.central.transaction() as tx:
         effect = await catalog.create_effect(
             tx,
             effect_id=uuid4(),
             slug=body.slug,
             workflow=await _workflow(tx, body.workflow_slug),
-            face=face,
+            settings=settings,
             now=now,
         )
-        details = {"workflow": body.workflow_slug, **asdict(face)}
+        details = {"workflow": body.workflow_slug, **asdict(settings)}
         await record_audit(tx, operator, "create_effect", effect.subject, now, **details)
     return MadeEffect(id=effect.id, slug=effect.slug)
 
@@ -532,7 +532,7 @@ async def change(
     """Changes an effect. Submitted jobs keep their price and their prompt."""
 
     async def changed(tx: Tx, effect: EffectDefinition) -> EffectDefinition:
-        return await catalog.update_effect(tx, effect, body.face(effect.face))
+        return await catalog.update_effect(tx, effect, body.settings(effect.settings))
 
     details = body.model_dump(exclude_unset=True)
     return await _effect_acted(plane, slug, "change_effect", changed, operator, now, **details)
@@ -581,13 +581,13 @@ async def _answered(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:
 
 
 def _effect_answer(effect: EffectDefinition, workflow_slug: str) -> AdminEffectAnswer:
-    face = asdict(effect.face)
+    settings = asdict(effect.settings)
     return AdminEffectAnswer(
-        **{name: face[name] for name in face if name in AdminEffectAnswer.model_fields},
+        **{name: settings[name] for name in settings if name in AdminEffectAnswer.model_fields},
         id=effect.id,
         slug=effect.slug,
         workflow_slug=workflow_slug,
-        published=effect.face.is_published,
+        published=effect.settings.is_published,
         last_processing_time_seconds=effect.last_processing_time_seconds,
         typical_seconds=effect.typical_seconds,
         created_at=effect.created_at,

@@ -503,17 +503,17 @@ async def show_effect(effect_id: UUID, plane: PlaneDep, _: Reader) -> EffectAnsw
 
 
 def _effect_answer(plane: ControlPlane, offer: ResolvedEffect) -> EffectAnswer:
-    effect, face = offer.effect, offer.effect.face
+    effect, settings = offer.effect, offer.effect.settings
     return EffectAnswer(
         id=effect.id,
         slug=effect.slug,
-        title=face.title or effect.slug,
-        description=face.description,
-        preview_url=face.preview_url,
-        price_tokens=face.price_tokens,
+        title=settings.title or effect.slug,
+        description=settings.description,
+        preview_url=settings.preview_url,
+        price_tokens=settings.price_tokens,
         typical_seconds=effect.typical_seconds,
         takes=_takes(plane, offer),
-        properties=json_schema_of(offer.version.properties, face.overrides, face.locked),
+        properties=json_schema_of(offer.version.properties, settings.overrides, settings.locked),
     )
 
 
@@ -523,6 +523,6 @@ def _takes(plane: ControlPlane, offer: ResolvedEffect) -> Takes | None:
     most = plane.settings.max_upload_bytes
     return Takes(
         kind=offer.takes,
-        media_types=tuple(offer.effect.face.media_types),
-        max_bytes=min(offer.effect.face.max_upload_bytes or most, most),
+        media_types=tuple(offer.effect.settings.media_types),
+        max_bytes=min(offer.effect.settings.max_upload_bytes or most, most),
     )
