@@ -280,7 +280,7 @@ async def compared(scene: Scene, seed: int) -> Pair:
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         database = await ours.prepare(f"sqlite:///{folder}/a.sqlite3", 0)
         async with database.transaction() as tx:
-            fleet = await fleets.create(
+            fleet = await fleets.create_fleet(
                 tx, slug="a", stage="production", secret_hash="", max_workers=None, now=START
             )
         later = START + timedelta(days=1)

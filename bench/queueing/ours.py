@@ -75,7 +75,7 @@ async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
     for table in (worker_workflows, workers_table, workflow_fleets, fleets_table):
         await tx.execute(delete(table))
     now = utc_now()
-    fleet = await fleets.create(
+    fleet = await fleets.create_fleet(
         tx, slug="a", stage="production", secret_hash="", max_workers=None, now=now
     )
     await fleets.assign(tx, fleet, range(1, WORKFLOWS + 1), now=now)

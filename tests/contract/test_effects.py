@@ -121,7 +121,7 @@ async def test_a_fleet_has_one_open_workflow_of_its_own(central: Database) -> No
         one, two = await a_fleet(tx, "a-b", "c"), await a_fleet(tx, "a", "b-c")
         opened = await catalog.open_workflow_of(tx, one, now=NOW)
         other = await catalog.open_workflow_of(tx, two, now=NOW)
-        fleet = await fleets.get(tx, "a-b", "c")
+        fleet = await fleets.get_fleet(tx, "a-b", "c")
         assert await catalog.open_workflow_of(tx, fleet, now=NOW) == opened
         assert [each.slug for each in await fleets.assigned_to(tx, fleet)] == [opened.slug]
         assert await catalog.list_workflows(tx) == []

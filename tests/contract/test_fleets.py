@@ -13,11 +13,11 @@ async def test_a_fleet_is_found_by_slug_and_stage(central: Database) -> None:
     async with central.transaction() as tx:
         made = await a_fleet(tx, "gpus", "production")
         other = await a_fleet(tx, "gpus", "staging")
-        assert await fleets.get(tx, "gpus", "production") == made
-        assert await fleets.by_id(tx, other.id) == other
-        assert await fleets.all_of(tx) == [made, other]
+        assert await fleets.get_fleet(tx, "gpus", "production") == made
+        assert await fleets.fleet_by_id(tx, other.id) == other
+        assert await fleets.list_fleets(tx) == [made, other]
         with pytest.raises(NotFound, match="gpus/elsewhere"):
-            await fleets.get(tx, "gpus", "elsewhere")
+            await fleets.get_fleet(tx, "gpus", "elsewhere")
 
 
 async def test_two_fleets_cannot_have_one_name(central: Database) -> None:
@@ -102,7 +102,7 @@ async def test_the_object_info_of_a_fleet_is_the_last_reported(central: Database
         fleet = await a_fleet(tx)
         assert fleet.object_info_hash is None
         await fleets.set_object_info(tx, fleet, key="central/object_info/a.json", content_hash="a")
-        found = await fleets.get(tx, "gpus", "production")
+        found = await fleets.get_fleet(tx, "gpus", "production")
     assert (found.object_info_key, found.object_info_hash) == ("central/object_info/a.json", "a")
 
 

@@ -56,7 +56,7 @@ async def test_another_tenants_file_is_not_there(pool: Database) -> None:
             service.get_file(tx, BOB, file.id),
             service.get_files(tx, BOB, [file.id]),
             service.confirm_file(tx, BOB, file.id, size=3),
-            service.delete_files(tx, BOB, file.id),
+            service.delete_file(tx, BOB, file.id),
         ):
             with pytest.raises(NotFound, match=str(file.id)):
                 await asking
@@ -129,12 +129,12 @@ async def test_the_same_content_is_found_by_its_hash(pool: Database) -> None:
 async def test_a_deleted_file_is_gone_and_tells_where_its_bytes_are(pool: Database) -> None:
     file = await added(pool)
     async with pool.transaction() as tx:
-        assert await service.delete_files(tx, ADA, file.id) == file
+        assert await service.delete_file(tx, ADA, file.id) == file
     async with pool.transaction() as tx:
         with pytest.raises(NotFound):
             await service.get_file(tx, ADA, file.id)
         with pytest.raises(NotFound):
-            await service.delete_files(tx, ADA, file.id)
+            await service.delete_file(tx, ADA, file.id)
 
 
 async def used(pool: Database) -> int:
@@ -158,7 +158,7 @@ async def test_what_a_tenant_stores_is_the_same_before_and_after_its_files_are_c
         await check(pool, file)
         assert await used(pool) == 730
     async with pool.transaction() as tx:
-        await service.delete_files(tx, ADA, first.id)
+        await service.delete_file(tx, ADA, first.id)
     assert await used(pool) == 630
     async with pool.transaction() as tx:
         await upkeep.remove_files(tx, ADA, [second.id, third.id])
@@ -182,7 +182,7 @@ async def test_files_of_which_one_is_being_removed_are_checked_without_waiting(
 ) -> None:
     kept, removed = await added(pool, size=1), await added(pool, size=2)
     async with asyncio.timeout(10), pool.transaction() as tx:
-        await service.delete_files(tx, ADA, removed.id)
+        await service.delete_file(tx, ADA, removed.id)
         if not pool.is_sqlite:  # there, only one transaction writes at a time
             await check(pool, kept, removed)
         assert (await service.get_file(tx, ADA, kept.id)).checked_at == (
@@ -199,7 +199,7 @@ async def test_files_that_are_checked_and_removed_at_once_are_counted_exactly(
 
     async def remove(file: File) -> None:
         async with pool.transaction() as tx:
-            await service.delete_files(tx, ADA, file.id)
+            await service.delete_file(tx, ADA, file.id)
 
     sums = [used(pool) for _ in range(5)]
     await asyncio.gather(*(check(pool, each) for each in made), *map(remove, made[:5]), *sums)

@@ -56,7 +56,7 @@ async def test_it_is_signed_so_that_the_customer_can_tell() -> None:
     answer = await send_delivery(
         PublicHttpClient(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
     )
-    assert answer.is_taken
+    assert answer.is_success
     [request] = customer.got
     at = int(NOW.timestamp())
     assert is_signature_valid("whsec_1", request.content, request.headers[HEADER], now=at)
@@ -71,7 +71,7 @@ async def test_what_is_no_success_is_not_taken_for_one(status: int) -> None:
     answer = await send_delivery(
         PublicHttpClient(resolver=public, transport=customer), HOOK, DELIVERY, key="", now=NOW
     )
-    assert (answer.status, answer.is_taken) == (status, False)
+    assert (answer.status, answer.is_success) == (status, False)
     assert len(customer.got) == 1
 
 

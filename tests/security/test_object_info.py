@@ -49,7 +49,7 @@ async def put(yard: Yard, slot: dict[str, Any], data: bytes) -> httpx.Response:
 
 async def fleet_of(yard: Yard, slug: str = "gpu") -> Fleet:
     async with yard.plane.central.read() as tx:
-        return await fleets.get(tx, slug, "production")
+        return await fleets.get_fleet(tx, slug, "production")
 
 
 async def known(yard: Yard) -> dict[str, Any] | None:
@@ -71,7 +71,7 @@ async def test_a_forged_object_info_is_not_believed_of_its_own_fleet_either(yard
     await sync_object_infos(yard.plane)
     rogue = await fleet_of(yard, "rogue")
     assert rogue.object_info_hash is None
-    assert await yard.plane.store.head(object_info.incoming_key_of(rogue, wanted)) is None
+    assert await yard.plane.store.head(object_info.incoming_key(rogue, wanted)) is None
 
 
 @pytest.mark.parametrize(

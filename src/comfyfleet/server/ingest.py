@@ -86,7 +86,7 @@ async def create_upload(
     )
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         most = quota_of(plane, caller)
-        await media.require_room(tx, caller.tenant.id, announced.size, most=most)
+        await media.require_quota(tx, caller.tenant.id, announced.size, most=most)
         await media.add_file(tx, file)
     return file, put
 
@@ -133,7 +133,7 @@ async def _inspect(
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         try:
             # Whoever links the same file at the same time waits here, and then finds the media.
-            await media.lock(tx, file.tenant_id, file.id)
+            await media.lock_file(tx, file.tenant_id, file.id)
         except NotFound:
             return await media.get_media(tx, caller.tenant.id, caller.user_id, media_id), False
         known = await _known(tx, caller, media_id)
@@ -141,7 +141,7 @@ async def _inspect(
             return known, False
         twin = await _find_duplicate(tx, file) if is_fresh else None
         if twin is not None:
-            await media.delete_files(tx, file.tenant_id, file.id)
+            await media.delete_file(tx, file.tenant_id, file.id)
         return await _create(tx, plane, caller, twin or file, media_id), True
 
 
@@ -186,7 +186,7 @@ async def fetch_from_url(plane: ControlPlane, caller: Caller, url: str) -> Media
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         if twin is None:
             most = quota_of(plane, caller)
-            await media.require_room(tx, caller.tenant.id, file.size or 0, most=most)
+            await media.require_quota(tx, caller.tenant.id, file.size or 0, most=most)
             await media.add_file(tx, file)
         return await _create(tx, plane, caller, twin or file, plane.context.new_id())
 

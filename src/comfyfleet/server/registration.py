@@ -70,9 +70,9 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
 
 async def _fleet(tx: Tx, message: Register, secret: str) -> Fleet:
     if message.fleet_slug is None:
-        return await fleets.by_secret(tx, secret)
+        return await fleets.fleet_by_secret(tx, secret)
     try:
-        return await fleets.get(tx, message.fleet_slug, message.stage)
+        return await fleets.get_fleet(tx, message.fleet_slug, message.stage)
     except NotFound:
         raise InvalidInput(
             f"there is no fleet {message.fleet_slug}/{message.stage}", field="fleet_slug"

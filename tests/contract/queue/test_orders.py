@@ -20,7 +20,7 @@ Order = Callable[[Tx, FleetWorker], Awaitable[object]]
 
 
 async def _unassign(tx: Tx, worker: FleetWorker) -> None:
-    await fleets.assign(tx, await fleets.by_id(tx, worker.fleet_id), [2], now=NOW)
+    await fleets.assign(tx, await fleets.fleet_by_id(tx, worker.fleet_id), [2], now=NOW)
 
 
 async def _rotate(tx: Tx, worker: FleetWorker) -> None:

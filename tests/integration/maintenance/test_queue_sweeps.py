@@ -139,7 +139,7 @@ async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(yard: Ya
     await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
     await sync_object_infos(yard.plane)
     async with yard.plane.central.read() as tx:
-        fleet = await fleets.get(tx, "gpu", "production")
+        fleet = await fleets.get_fleet(tx, "gpu", "production")
     assert (fleet.object_info_hash, fleet.object_info_key) == (
         content_hash,
         object_info_key(content_hash),
@@ -155,7 +155,7 @@ async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(yar
     await yard.admin.put(slot["url"], content=b"{}", headers=slot["headers"])
     await sync_object_infos(yard.plane)
     async with yard.plane.central.read() as tx:
-        assert (await fleets.get(tx, "gpu", "production")).object_info_hash is None
+        assert (await fleets.get_fleet(tx, "gpu", "production")).object_info_hash is None
 
 
 async def test_a_job_outlives_its_files(yard: Yard, clock: Ahead) -> None:

@@ -19,7 +19,7 @@ SECRET = "the fleet's secret"
 async def a_fleet(
     tx: Tx, slug: str = "gpus", stage: str = "production", *, max_workers: int | None = None
 ) -> Fleet:
-    return await fleets.create(
+    return await fleets.create_fleet(
         tx, slug=slug, stage=stage, secret_hash=hash_key(SECRET), max_workers=max_workers, now=NOW
     )
 

@@ -16,7 +16,7 @@ PREFIX = "i-"
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
 # AWS's words for "there is no such thing, or not of that shape"; all others mean: not now.
-NO_SUCH_THING = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
+NOT_FOUND_CODES = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
 
 
 class InstanceStatus(StrEnum):
@@ -27,7 +27,8 @@ class InstanceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceCheck:
-    """`reason` is for the one who is refused, and for the audit of what could not be checked."""
+    """The result of a check; `reason` is shown to a refused worker, and written to the audit if AWS
+    could not be asked."""
 
     outcome: InstanceStatus
     reason: str
@@ -35,7 +36,8 @@ class InstanceCheck:
 
     @property
     def is_allowed(self) -> bool:
-        """AWS being away must not keep a fleet from growing: the fleet's secret was right."""
+        """Whether the worker may register. If AWS can't be reached it may, as it knows the fleet's
+        secret."""
         return self.outcome is not InstanceStatus.UNKNOWN
 
     @property
@@ -48,7 +50,7 @@ def is_instance(worker_id: str) -> bool:
 
 
 async def check_instance(worker_id: str) -> InstanceCheck:
-    """Of the instance that the worker's id names. Never raises."""
+    """Checks the instance that the worker's id names. Never raises."""
     found = WORKER_ID.fullmatch(worker_id)
     if not found:
         # Not asked for: an id that AWS chokes on must not pass as one that it could not be asked.
@@ -61,10 +63,10 @@ async def check_instance(worker_id: str) -> InstanceCheck:
     try:
         answer = await asyncio.to_thread(_describe, instance_id)
     except botocore.exceptions.ClientError as error:
-        return _check_of_error(instance_id, error.response.get("Error", {}), str(error))
+        return _parse_error(instance_id, error.response.get("Error", {}), str(error))
     except botocore.exceptions.BotoCoreError as error:
         return _unchecked(instance_id, str(error))
-    return _check_of(instance_id, answer)
+    return _parse_answer(instance_id, answer)
 
 
 def _describe(instance_id: str) -> Any:
@@ -84,7 +86,7 @@ def _describe(instance_id: str) -> Any:
         client.close()
 
 
-def _check_of(instance_id: str, answer: Any) -> InstanceCheck:
+def _parse_answer(instance_id: str, answer: Any) -> InstanceCheck:
     for found in answer["AutoScalingInstances"]:
         if found["InstanceId"] == instance_id:
             group = found["AutoScalingGroupName"]
@@ -96,8 +98,8 @@ def _check_of(instance_id: str, answer: Any) -> InstanceCheck:
     )
 
 
-def _check_of_error(instance_id: str, error: Any, text: str) -> InstanceCheck:
-    if error.get("Code") in NO_SUCH_THING:
+def _parse_error(instance_id: str, error: Any, text: str) -> InstanceCheck:
+    if error.get("Code") in NOT_FOUND_CODES:
         return InstanceCheck(InstanceStatus.UNKNOWN, f"{instance_id} is not known to AWS: {text}")
     return _unchecked(instance_id, text)
 

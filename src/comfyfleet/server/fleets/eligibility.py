@@ -23,25 +23,27 @@ from comfyfleet.server.fleets.model import (
 Value = TypeVar("Value")
 OFFERS_KEPT_MAX = 1_000
 NEEDS_KEPT_MAX = 10_000
-VERDICTS_KEPT_MAX = 100_000
+RESULTS_KEPT_MAX = 100_000
 
 
 class EligibilityCache:
-    """Offers and versions never change under their keys, so both are kept at hand."""
+    """Caches offers, requirements, and what is missing. Nothing is ever outdated, as keys contain
+    hashes and versions."""
 
     def __init__(self) -> None:
         self._offers: _BoundedCache[BackendOffer] = _BoundedCache(OFFERS_KEPT_MAX)
         self._needs: _BoundedCache[WorkflowRequirements] = _BoundedCache(NEEDS_KEPT_MAX)
-        self._lacks: _BoundedCache[MissingRequirements] = _BoundedCache(VERDICTS_KEPT_MAX)
+        self._lacks: _BoundedCache[MissingRequirements] = _BoundedCache(RESULTS_KEPT_MAX)
 
     async def offer(self, tx: Tx, worker: FleetWorker, *, now: datetime) -> BackendOffer | None:
-        """None if nothing is known of its backend: it is then believed to be able."""
+        """Returns what a worker's backend offers; None if unknown, and then it counts as able to
+        run everything."""
         return (await self.offers(tx, [worker], now=now)).get(worker.worker_id)
 
     async def offers(
         self, tx: Tx, workers: Iterable[FleetWorker], *, now: datetime
     ) -> dict[str, BackendOffer]:
-        """By worker, of those whose backends have told something."""
+        """Returns the offers by worker; workers whose backends have reported nothing are left out."""
         found: dict[str, BackendOffer] = {}
         unread: dict[str, list[FleetWorker]] = {}
         for worker in workers:
@@ -62,7 +64,7 @@ class EligibilityCache:
     async def able(
         self, tx: Tx, offer: BackendOffer | None, workflows: Sequence[AssignedWorkflow]
     ) -> list[AssignedWorkflow]:
-        """The workflows of which a backend lacks nothing."""
+        """Returns the workflows that a backend lacks nothing for."""
         if offer is None:
             return list(workflows)
         await self._read_needs(tx, workflows)
@@ -99,7 +101,7 @@ def _offer_key(worker: FleetWorker, now: datetime) -> str | None:
 
 
 class _BoundedCache(Generic[Value]):
-    """The newest of values that never change under their keys."""
+    """A cache without expiry that drops its oldest entries."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -18,7 +18,7 @@ REFUSALS_KEPT = timedelta(minutes=15)
 
 
 class ModelUse(NamedTuple):
-    """A model file that a prompt names; `input` is `Class.input`, or empty where it isn't known."""
+    """A model file that a prompt names; `input` is `Class.input`, or empty if unknown."""
 
     input: str
     file: str
@@ -26,7 +26,7 @@ class ModelUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MissingRequirements:
-    """What a backend lacks of what is needed."""
+    """The node types and models that a backend lacks."""
 
     node_types: tuple[str, ...] = ()
     models: tuple[ModelUse, ...] = ()
@@ -41,7 +41,7 @@ class MissingRequirements:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRequirements:
-    """What a version of a workflow needs, whatever its jobs choose."""
+    """What every job of a workflow version needs."""
 
     node_types: tuple[str, ...] = ()
     models: tuple[ModelUse, ...] = ()
@@ -49,7 +49,7 @@ class WorkflowRequirements:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What a backend has refused although its lists did not rule it out."""
+    """Node types and models that a backend has refused although it lists them, or lists nothing."""
 
     node_types: frozenset[str] = frozenset()
     models: frozenset[ModelUse] = frozenset()
@@ -60,7 +60,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class BackendOffer:
-    """Node types and model files of a backend. Two with the same key offer the same."""
+    """Node types and model files of a backend; two offers with the same key are equal."""
 
     key: str
     node_types: frozenset[str] = frozenset()
@@ -68,14 +68,16 @@ class BackendOffer:
     refusals: Refusals = field(default_factory=Refusals)
 
     def lacks(self, node_types: Iterable[str], models: Iterable[ModelUse]) -> MissingRequirements:
-        """What is not listed at all is not held against the backend: nobody can tell."""
+        """Returns what is missing. Without a list of node types, or for an input without a list of
+        files, nothing is missing."""
         return MissingRequirements(
             tuple(name for name in node_types if self._lacks_type(name)),
             tuple(use for use in models if self._lacks_model(use)),
         )
 
     def lacks_choice(self, choice: ModelUse) -> bool:
-        """Of a file for an input that is known by its name alone, whichever class has it."""
+        """Whether a file is missing for an input of which only the name is known, in any node
+        class."""
 
         def is_meant(name: str) -> bool:
             return name.rpartition(".")[2] == choice.input
@@ -95,11 +97,11 @@ class BackendOffer:
         return is_unlisted or use in self.refusals.models
 
 
-NONE_REFUSED = Refusals()
+NO_REFUSALS = Refusals()
 
 
 def backend_offer(
-    facts: BackendFacts | None, refusals: Refusals = NONE_REFUSED, key: str = ""
+    facts: BackendFacts | None, refusals: Refusals = NO_REFUSALS, key: str = ""
 ) -> BackendOffer:
     if facts is None:
         return BackendOffer(key, refusals=refusals)
@@ -108,14 +110,15 @@ def backend_offer(
 
 
 def facts_hash(facts: BackendFacts) -> str:
-    """Equal for backends that offer the same: lists of uploaded files and versions don't count."""
+    """Returns a hash that is equal for backends with the same node types and models; versions and
+    uploads don't count."""
     files = {name: sorted(offered) for name, offered in facts.model_files.items()}
     told = json.dumps([sorted(facts.node_types), files], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()
 
 
 def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
-    """From the worker's row; those of long ago are forgotten."""
+    """Reads refusals from a worker's row; old ones are ignored."""
     if not kept or datetime.fromisoformat(kept["at"]) + REFUSALS_KEPT <= now:
         return Refusals()
     models = frozenset(ModelUse(*each) for each in kept["models"])
@@ -125,7 +128,7 @@ def refusals_in(kept: Mapping[str, Any] | None, now: datetime) -> Refusals:
 def with_refusal(
     kept: Mapping[str, Any] | None, missing: MissingRequirements, now: datetime
 ) -> dict[str, Any]:
-    """As it is kept in the worker's row."""
+    """Adds a refusal; returns the value for the worker's row."""
     before = refusals_in(kept, now)
     models = sorted({*before.models, *missing.models})[:REFUSED_NAMES_MAX]
     return {
@@ -140,7 +143,8 @@ def requirements_of(
     models: Iterable[Iterable[str]],
     properties: Iterable[Mapping[str, Any]],
 ) -> WorkflowRequirements:
-    """Without the models that a job may choose: those are looked at job by job."""
+    """Returns the requirements, without models that a job may choose; those are checked for each
+    job."""
     declared = list(properties)
     bound = {str(each["binding"]).rpartition(".")[2] for each in declared if each.get("binding")}
     filled = [str(each.get("default")) for each in declared if each.get("placeholder")]
@@ -164,7 +168,8 @@ FROM_FLEET = "fleet"  # the one registration source: workers can't be made by ha
 
 
 class FleetLane(NamedTuple):
-    """What the queue calls a lane; equal to its own as any tuple is."""
+    """A lane of the queue. As a tuple it equals the queue's own type, which this package doesn't
+    import."""
 
     workflow_id: int
     stage: str
@@ -173,7 +178,7 @@ class FleetLane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers that can stand in for each other."""
+    """A group of workers that run the same workflows."""
 
     id: int
     slug: str
@@ -197,7 +202,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class FleetWorker:
-    """One agent with its backend. What the backend has is read apart: it is large."""
+    """One worker with its backend. The backend's facts are read separately, as they are large."""
 
     id: int
     worker_id: str
@@ -234,7 +239,7 @@ class FleetWorker:
 
     @property
     def affinities(self) -> frozenset[str]:
-        """What a job can be bound to, and this worker fulfils."""
+        """The affinities of jobs that this worker can take."""
         return frozenset({self.subject, f"fleet:{self.fleet_name}"})
 
     @property
@@ -244,7 +249,7 @@ class FleetWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
-    """What a worker says of itself when it joins."""
+    """What a worker sends when it registers."""
 
     worker_id: str
     capabilities: frozenset[str] = frozenset()
@@ -257,7 +262,8 @@ class WorkerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a worker says of itself when it calls; None: not said this time."""
+    """What a worker reports when it polls or sends a heartbeat; None fields were not reported this
+    time."""
 
     load: int | None = None
     models_loaded: tuple[str, ...] | None = None
@@ -276,7 +282,7 @@ class StoredReading:
 
 @dataclass(frozen=True, slots=True)
 class AssignedWorkflow:
-    """A workflow that a fleet runs, with what decides who of the fleet may."""
+    """A workflow assigned to a fleet, with the conditions for workers that run it."""
 
     workflow_id: int
     slug: str
@@ -292,7 +298,7 @@ class AssignedWorkflow:
 
 
 class WorkerStanding(NamedTuple):
-    """What decides whether a worker gets a job, besides its own row."""
+    """What decides whether a worker gets a job, apart from its own row."""
 
     assigned: list[AssignedWorkflow]  # to its fleet
     held: tuple[int, ...]  # dispatches that are leased to it
@@ -301,7 +307,7 @@ class WorkerStanding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetAssignment:
-    """What changed when the workflows of a fleet were set."""
+    """The workflows of a fleet after a change, and which were added and removed."""
 
     workflow_ids: frozenset[int]
     added: frozenset[int] = field(default_factory=frozenset)
@@ -317,14 +323,14 @@ def check_fleet_name(slug: str, stage: str) -> None:
             )
 
 
-def own_id(fleet: Fleet, worker_id: str) -> str:
-    """Of a worker whose id another fleet's worker has."""
+def prefixed_worker_id(fleet: Fleet, worker_id: str) -> str:
+    """Prefixes a worker's id with its fleet, because a worker of another fleet has the same id."""
     name = f"{fleet.slug}.{fleet.stage}:"
     return name + worker_id[: WORKER_ID_CHARACTERS_MAX - len(name)]
 
 
-def fleet_in_id(worker_id: str) -> tuple[str, str] | None:
-    """Slug and stage that such an id begins with; None: it has not that form."""
+def fleet_prefix_of(worker_id: str) -> tuple[str, str] | None:
+    """Returns slug and stage of an id's prefix; None if it has none."""
     name, colon, _ = worker_id.partition(":")
     slug, dot, stage = name.partition(".")
     return (slug, stage) if colon and dot else None
@@ -355,7 +361,7 @@ def check_capabilities(capabilities: Iterable[str]) -> None:
 
 
 def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> FleetWorker:
-    """The worker as it is once it has been seen."""
+    """Returns the worker with what it reported."""
     said = {
         "current_load": sighting.load,
         "models_loaded": sighting.models_loaded,
@@ -374,7 +380,7 @@ READING_EVERY = timedelta(seconds=30)
 
 
 def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
-    """Of its fleet's workflows; a worker that drains or was revoked may none."""
+    """Whether a worker may run a workflow of its fleet; none if it is draining or revoked."""
     return (
         worker.takes_jobs
         and workflow.is_runnable
@@ -386,7 +392,7 @@ def may_run(worker: FleetWorker, workflow: AssignedWorkflow) -> bool:
 def lanes(
     worker: FleetWorker, workflows: Iterable[AssignedWorkflow], providers: Iterable[str]
 ) -> frozenset[FleetLane]:
-    """Never a lane for 'any' workflow: what is not assigned is not run."""
+    """Returns the lanes that a worker may take jobs from; only assigned workflows have one."""
     named = tuple(providers)
     return frozenset(
         FleetLane(workflow.workflow_id, worker.stage, provider)
@@ -397,7 +403,8 @@ def lanes(
 
 
 def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> str:
-    """The first reason, in the order in which an operator would look for it."""
+    """Returns the first reason why a worker gets no jobs, in the order in which an operator would
+    check."""
     mine = [
         each
         for each in workflows
@@ -417,7 +424,7 @@ def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> 
 def workers_by_lane(
     workers: Iterable[FleetWorker], assigned: Mapping[int, Iterable[AssignedWorkflow]]
 ) -> dict[FleetLane, frozenset[str]]:
-    """The workers of each lane; `assigned` has the workflows of each fleet."""
+    """Returns the workers of each lane; `assigned` are the workflows by fleet."""
     found: dict[FleetLane, set[str]] = {}
     for worker in workers:
         for lane in lanes(worker, assigned.get(worker.fleet_id, ()), worker.providers):
@@ -426,14 +433,16 @@ def workers_by_lane(
 
 
 def sighting_interval(unseen_seconds_max: float) -> timedelta:
-    """How long a wait may go unnoticed, and a sighting unwritten: both together keep it online."""
+    """Returns the longest delay before a waiting worker is noticed, and before a sighting is
+    written; both together stay below the limit after which a worker counts as offline."""
     return timedelta(seconds=unseen_seconds_max / 3)
 
 
 def is_worth_writing(
     worker: FleetWorker, sighting: Sighting, now: datetime, every: timedelta = SEEN_WRITE_EVERY
 ) -> bool:
-    """Its load and its models change all the time: they go along with the next write that is due."""
+    """Whether a report must be written now. Load and models change often, so alone they wait for
+    the next due write."""
     is_due = now - worker.last_seen_at >= min(every, SEEN_WRITE_EVERY)
     if sighting.backend is not None or is_due:
         return True

@@ -18,7 +18,7 @@ JSON_TYPE = "application/json"
 
 
 class DocumentStore(Protocol):
-    """What is needed of the object store for documents."""
+    """The part of the object store that documents need."""
 
     async def put(self, key: str, data: bytes, content_type: str) -> None: ...
 
@@ -29,8 +29,8 @@ def object_info_key(content_hash: str) -> str:
     return f"central/object_info/{content_hash}.json"
 
 
-def incoming_key_of(fleet: Fleet, content_hash: str) -> str:
-    """Where a worker may put it: each fleet has a place of its own until the content was checked."""
+def incoming_key(fleet: Fleet, content_hash: str) -> str:
+    """Returns the key for a worker's upload; one per fleet, until its content was checked."""
     return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
 
 
@@ -41,13 +41,13 @@ def has_content_hash(data: bytes, content_hash: str | None) -> bool:
 async def upload_slot(
     store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
 ) -> OutputSlot | None:
-    """Only if the backend's node types are others than the fleet's last known."""
+    """Returns an upload URL; None if the fleet already has this object_info."""
     if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
         return None
     if facts.object_info_hash == fleet.object_info_hash:
         return None
     put = await store.url_to_put(
-        incoming_key_of(fleet, facts.object_info_hash),
+        incoming_key(fleet, facts.object_info_hash),
         content_type=JSON_TYPE,
         seconds=seconds,
         size=facts.object_info_size,
@@ -56,12 +56,13 @@ async def upload_slot(
 
 
 async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
-    """The key under which all fleets find it, once its content was checked; None: not there yet.
+    """Checks an uploaded object_info and moves it to the key that all fleets use; None if it wasn't
+    uploaded yet.
 
-    What is not what was announced goes away, and changes nothing for anybody.
+    An upload with other content than announced is deleted.
     """
-    key, incoming = object_info_key(content_hash), incoming_key_of(fleet, content_hash)
-    if await _kept_before(store, key, content_hash):
+    key, incoming = object_info_key(content_hash), incoming_key(fleet, content_hash)
+    if await _is_stored(store, key, content_hash):
         await store.delete(incoming)
         return key
     try:
@@ -78,7 +79,7 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
     return key
 
 
-async def _kept_before(store: ObjectStore, key: str, content_hash: str) -> bool:
+async def _is_stored(store: ObjectStore, key: str, content_hash: str) -> bool:
     try:
         return has_content_hash(await store.get(key), content_hash)
     except NotFound:
@@ -86,7 +87,7 @@ async def _kept_before(store: ObjectStore, key: str, content_hash: str) -> bool:
 
 
 def parse_object_info(data: bytes) -> dict[str, Any]:
-    """By class; anything else was not sent by a ComfyUI."""
+    """Parses an object_info: node classes by name. Raises InvalidInput for anything else."""
     if len(data) > OBJECT_INFO_BYTES_MAX:
         raise InvalidInput(f"an object_info has at most {OBJECT_INFO_BYTES_MAX:,} bytes")
     try:
@@ -101,7 +102,8 @@ def parse_object_info(data: bytes) -> dict[str, Any]:
 async def store_object_info(
     objects: DocumentStore, object_info: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Key and hash, to be noted with the fleet afterwards: no transaction waits for the store."""
+    """Stores an object_info; returns its key and hash. The caller writes them to the fleet
+    afterwards, so no transaction waits for the object store."""
     data = json.dumps(object_info, ensure_ascii=False, separators=(",", ":")).encode()
     content_hash = blake3(data).hexdigest()
     key = object_info_key(content_hash)
@@ -110,7 +112,8 @@ async def store_object_info(
 
 
 async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, Any] | None:
-    """None: none of its workers has reported one, or what is stored is not what was reported."""
+    """Reads the fleet's object_info; None if no worker has reported one, or the stored one doesn't
+    match its hash."""
     if fleet.object_info_key is None:
         return None
     data = await objects.get(fleet.object_info_key)

@@ -38,16 +38,16 @@ from comfyfleet.server.fleets.model import (
     check_capabilities,
     check_fleet_name,
     facts_hash,
-    fleet_in_id,
-    own_id,
+    fleet_prefix_of,
+    prefixed_worker_id,
     with_refusal,
 )
 from comfyfleet.server.secrets import hash_key, is_key_of_hash
 from comfyfleet.workflow.edit.addresses import hint
 
 RETRY_FULL_FLEET_SECONDS = 60
-OTHERS_PAGE = 10
-OTHERS_PAGES_MAX = 100
+WORKERS_PAGE = 10
+WORKERS_PAGES_MAX = 100
 
 
 async def register_worker(
@@ -60,17 +60,18 @@ async def register_worker(
     now: datetime,
     unseen_since: datetime | None = None,
 ) -> FleetWorker:
-    """Approved at once, unless the fleet wants an operator to do it. `cap`: of a fleet without its own.
+    """Registers a worker; approved at once, unless the fleet requires an operator's approval.
 
-    The id of a worker of this fleet that was not seen since `unseen_since` is taken over, orders to
-    it included: it has lost its key. What it held is for the caller to requeue.
+    If a worker of this fleet with the same id was not seen since `unseen_since`, the new one
+    replaces it and keeps its approval and draining state; the caller requeues what it held. `cap`
+    applies to fleets without their own.
     """
     check_capabilities(registration.capabilities)
-    subset = await _subset(tx, registration.workflow_slugs)
+    subset = await _served_workflow_ids(tx, registration.workflow_slugs)
     # Counted while nobody else joins, or two would both be the last one in.
     await store.lock_fleet(tx, fleet.id)
-    registration = await _with_own_id(tx, fleet, registration)
-    before = await _taken_over(tx, fleet, registration, unseen_since)
+    registration = await _with_unique_id(tx, fleet, registration)
+    before = await _replace_stale(tx, fleet, registration, unseen_since)
     limit = cap if fleet.max_workers is None else fleet.max_workers
     if await store.count_workers(tx, fleet.id) >= limit:
         raise FleetFull(
@@ -79,88 +80,87 @@ async def register_worker(
         )
     row = _row(fleet, registration, key_hash, now) | (before or {})
     if await store.add_worker(tx, row, subset) is None:
-        raise _taken(registration)
+        raise _id_taken_error(registration)
     return await get_worker(tx, registration.worker_id)
 
 
-async def _with_own_id(
+async def _with_unique_id(
     tx: Tx, fleet: Fleet, registration: WorkerRegistration
 ) -> WorkerRegistration:
-    """An id that a worker of another fleet has keeps nobody out: here it gets the fleet's name.
-
-    So does one with the name of another fleet, which only that fleet's workers may have.
-    """
+    """Prefixes the id with the fleet if a worker of another fleet has it, or if it has another
+    fleet's prefix."""
     known = await find_worker(tx, registration.worker_id)
-    is_others = known is not None and known.fleet_id != fleet.id
-    if is_others or await _is_named_after_another(tx, fleet, registration.worker_id):
-        return replace(registration, worker_id=own_id(fleet, registration.worker_id))
+    is_of_another_fleet = known is not None and known.fleet_id != fleet.id
+    if is_of_another_fleet or await _has_other_fleets_prefix(tx, fleet, registration.worker_id):
+        return replace(registration, worker_id=prefixed_worker_id(fleet, registration.worker_id))
     return registration
 
 
-async def _is_named_after_another(tx: Tx, fleet: Fleet, worker_id: str) -> bool:
-    named = fleet_in_id(worker_id)
+async def _has_other_fleets_prefix(tx: Tx, fleet: Fleet, worker_id: str) -> bool:
+    named = fleet_prefix_of(worker_id)
     if named is None or named == (fleet.slug, fleet.stage):
         return False
     return await store.get_fleet(tx, *named) is not None
 
 
-async def _taken_over(
+async def _replace_stale(
     tx: Tx, fleet: Fleet, registration: WorkerRegistration, unseen_since: datetime | None
 ) -> dict[str, Any] | None:
-    """What of the worker that had this id goes over to the new one; None: nobody had it."""
+    """Deletes the stale worker that has this id; returns the state that the new one keeps, None if
+    there was none."""
     known = await find_worker(tx, registration.worker_id)
     if known is None:
         return None
     if known.fleet_id != fleet.id:
-        raise _taken(registration)
+        raise _id_taken_error(registration)
     if known.revoked_at is not None:
-        raise _revoked(known)
+        raise _revoked_error(known)
     if unseen_since is None or not await store.delete_worker(
         tx, known.id, unseen_since=unseen_since
     ):
-        raise _taken(registration)
+        raise _id_taken_error(registration)
     # By hand means each one: whoever knows the secret may have waited for this one to fall silent.
     is_approved = known.is_approved and fleet.approval == AUTO
     return {"is_approved": is_approved, "is_draining": known.is_draining}
 
 
 async def authenticate_worker(tx: Tx, key: str) -> FleetWorker:
-    """Whoever comes with the key that it was told of for the first time must `take_next_key`."""
-    return _let_in(await store.worker_by_key_hash(tx, hash_key(key)))
+    """Returns the worker of a key. If the key is its next one, the caller must `take_next_key`."""
+    return _require_valid(await store.worker_by_key_hash(tx, hash_key(key)))
 
 
 async def authenticate_with_standing(tx: Tx, key: str) -> tuple[FleetWorker, WorkerStanding]:
-    """The same for one that asks for a job, with what decides that: in one statement."""
-    worker, standing = await store.by_key_hash(tx, hash_key(key))
-    return _let_in(worker), standing
+    """Like `authenticate_worker`, with what a poll needs to know, in one statement."""
+    worker, standing = await store.worker_and_standing_by_key_hash(tx, hash_key(key))
+    return _require_valid(worker), standing
 
 
-def _let_in(worker: FleetWorker | None) -> FleetWorker:
+def _require_valid(worker: FleetWorker | None) -> FleetWorker:
     if worker is None:
         raise Unauthenticated("this is not a worker's key")
     if worker.revoked_at is not None:
-        raise _revoked(worker)
+        raise _revoked_error(worker)
     return worker
 
 
 async def take_next_key(tx: Tx, worker: FleetWorker, key_hash: str) -> FleetWorker:
-    """From now on it has this key, and the one before is dead."""
+    """Makes the next key the worker's key; the previous one is invalid from now on."""
     if not await store.take_next_key(tx, worker.id, key_hash):
         raise Unauthenticated("this is not a worker's key")
     return replace(worker, key_hash=key_hash, next_key=None, next_key_hash=None)
 
 
 async def reauthenticate(tx: Tx, worker_id: str, key_hash: str) -> FleetWorker:
-    """As it now is. Raises Unauthenticated if its key was revoked or replaced meanwhile."""
+    """Reads the worker again; raises Unauthenticated if its key was revoked or replaced meanwhile."""
     found = await store.worker_by_key_hash(tx, key_hash)
     if found is None or found.key_hash != key_hash:
         raise Unauthenticated(f"the key of the worker {worker_id} was replaced or removed")
     if found.revoked_at is not None:
-        raise _revoked(found)
+        raise _revoked_error(found)
     return found
 
 
-def _revoked(worker: FleetWorker) -> WorkerRevoked:
+def _revoked_error(worker: FleetWorker) -> WorkerRevoked:
     return WorkerRevoked(
         f"the worker {worker.worker_id} was revoked",
         hint="An operator can let it in again: comfyfleet admin workers approve",
@@ -186,7 +186,7 @@ async def workers_of(
     after_worker_id: str | None = None,
     limit: int | None = None,
 ) -> list[FleetWorker]:
-    """By their ids, of one fleet or of all."""
+    """Returns workers of one fleet or of all, ordered by id."""
     return await store.all_workers(
         tx,
         fleet_ids=None if fleet is None else [fleet.id],
@@ -197,7 +197,7 @@ async def workers_of(
 
 
 async def one_of_each_kind(tx: Tx, fleet: Fleet, *, seen_since: datetime) -> list[FleetWorker]:
-    """Workers of the fleet that stand for all: of those that can run the same, one is enough."""
+    """Returns one worker for each combination of backend facts and capabilities in the fleet."""
     return await store.one_of_each_kind(tx, fleet.id, seen_since=seen_since)
 
 
@@ -206,7 +206,7 @@ async def count_workers(tx: Tx, fleet: Fleet) -> int:
 
 
 async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWorker]:
-    """Those whose fleet has the workflow and that don't leave it out, whatever state they are in."""
+    """Returns the workers, in any state, whose fleet has the workflow and that serve it."""
     fleets = [fleet.id for fleet in await store.fleets_with(tx, workflow_id, stage)]
     return [
         worker
@@ -216,12 +216,12 @@ async def workers_for(tx: Tx, workflow_id: int, *, stage: str) -> list[FleetWork
 
 
 async def facts_of(tx: Tx, workers: Iterable[FleetWorker]) -> dict[str, BackendFacts]:
-    """What their backends are and have, by worker; one that has told nothing is not there."""
+    """Returns backend facts by worker id; workers that reported none are left out."""
     return await store.backend_facts_of(tx, [worker.id for worker in workers])
 
 
 async def reported_object_infos(tx: Tx) -> dict[int, str]:
-    """The hash of what each fleet's backends can do, as a worker of it says."""
+    """Returns by fleet the hash of the object_info that its workers report."""
     return await store.object_info_hashes(tx)
 
 
@@ -233,8 +233,10 @@ async def record_sighting(
     now: datetime,
     every: timedelta = model.SEEN_WRITE_EVERY,
 ) -> FleetWorker:
-    """The worker as it now is. Written only when that is due or something of weight changed: by one
-    statement, unless it tells of its backend."""
+    """Returns the worker as reported; written only when due or when something important changed.
+
+    It is one statement, two if backend facts are reported.
+    """
     known = apply_sighting(worker, sighting, now)
     if not model.is_worth_writing(worker, sighting, now, every):
         return known
@@ -243,26 +245,28 @@ async def record_sighting(
     reading = None
     if sighting.reading is not None:
         told = sighting.reading.model_dump(mode="json", exclude_none=True)
-        reading = store.due(worker.worker_id, told, now=now, none_since=now - model.READING_EVERY)
-    if not await store.note_sighting(tx, worker.id, _sighted(known), reading):
+        reading = store.add_reading_call(
+            worker.worker_id, told, now=now, none_since=now - model.READING_EVERY
+        )
+    if not await store.note_sighting(tx, worker.id, _sighting_row(known), reading):
         raise Unauthenticated(f"the worker {worker.worker_id} was removed")
     if sighting.backend is not None:
-        await store.update_worker(tx, worker.id, _facts(sighting.backend))
+        await store.update_worker(tx, worker.id, _facts_row(sighting.backend))
     return known
 
 
 async def with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWorker]:
-    """Those whose key it is, without those that were revoked."""
+    """Returns the workers with these keys, without revoked ones."""
     return await store.workers_with_keys(tx, key_hashes)
 
 
 async def note_seen(tx: Tx, workers: Iterable[FleetWorker], *, now: datetime) -> None:
-    """They are there, and have nothing new to tell."""
+    """Marks waiting workers as seen."""
     await store.update_seen(tx, [worker.id for worker in workers], now)
 
 
 async def get_standing(tx: Tx, worker: FleetWorker) -> WorkerStanding:
-    return await store.of_worker(tx, worker.fleet_id, worker.worker_id)
+    return await store.standing_of_worker(tx, worker.fleet_id, worker.worker_id)
 
 
 async def lanes_of(
@@ -274,8 +278,10 @@ async def lanes_of(
     abilities: EligibilityCache | None = None,
     offer: BackendOffer | None = None,
 ) -> frozenset[FleetLane]:
-    """What it may and can run just now: nothing while it drains, or was revoked. `assigned`: the
-    workflows of its fleet, if they are known."""
+    """Returns the lanes that a worker may and can run now; none if it is draining or revoked.
+
+    `assigned` are the fleet's workflows, if the caller has read them already.
+    """
     if assigned is None:
         assigned = (await get_standing(tx, worker)).assigned
     if abilities is not None:
@@ -286,7 +292,7 @@ async def lanes_of(
 async def lanes_of_all(
     tx: Tx, workers: Collection[FleetWorker], *, abilities: EligibilityCache, now: datetime
 ) -> dict[str, frozenset[FleetLane]]:
-    """The same for each of many, by the hash of its key; what is alike in them is decided once."""
+    """Returns the lanes of many workers by key hash; computed once for workers that are alike."""
     assigned = await store.assigned(tx, {worker.fleet_id for worker in workers})
     offers = await abilities.offers(tx, workers, now=now)
     alike: dict[Hashable, frozenset[FleetLane]] = {}
@@ -309,7 +315,7 @@ async def lanes_of_all(
 
 
 async def workflows_of(tx: Tx, worker: FleetWorker) -> list[str]:
-    """The slugs of what it may run as far as it depends on assignments, sorted."""
+    """Returns the slugs of the workflows assigned to a worker, sorted."""
     assigned = await store.assigned(tx, [worker.fleet_id])
     return [
         each.slug
@@ -319,7 +325,7 @@ async def workflows_of(tx: Tx, worker: FleetWorker) -> list[str]:
 
 
 async def live_workers_by_lane(tx: Tx, *, seen_since: datetime) -> dict[FleetLane, frozenset[str]]:
-    """Who could take a job of each lane: approved, not draining, and heard of lately."""
+    """Returns, for each lane, the workers that were seen recently, are approved and not draining."""
     live = await store.all_workers(tx, seen_since=seen_since)
     return model.workers_by_lane(live, await store.assigned(tx))
 
@@ -331,35 +337,35 @@ async def find_two_workers(
     seen_since: datetime,
     abilities: EligibilityCache | None = None,
 ) -> frozenset[str]:
-    """Two who live and may and can run any of these lanes, which are of one stage; or all there are.
+    """Finds up to two live workers that can run any of these lanes, which are of one stage.
 
-    The first page mostly settles it.
+    Two are enough to know that a job has another worker to go to; the first page mostly has them.
     """
     if not lanes:
         return frozenset()
     stage = next(iter(lanes))[1]
-    fleets = await store.ids_with_any(tx, {lane[0] for lane in lanes}, stage)
+    fleets = await store.fleet_ids_with_any(tx, {lane[0] for lane in lanes}, stage)
     assigned = await store.assigned(tx, fleets)
     found: frozenset[str] = frozenset()
     behind: str | None = None
-    for _ in range(OTHERS_PAGES_MAX):
+    for _ in range(WORKERS_PAGES_MAX):
         some = await store.all_workers(
             tx,
             fleet_ids=fleets,
             seen_since=seen_since,
             only_taking_jobs=True,
             after_worker_id=behind,
-            limit=OTHERS_PAGE,
+            limit=WORKERS_PAGE,
         )
-        able = await _able(tx, some, assigned, abilities, now=seen_since)
+        able = await _able_workers_by_lane(tx, some, assigned, abilities, now=seen_since)
         found = found.union(*(able.get(FleetLane(*lane), frozenset()) for lane in lanes))
-        if len(found) > 1 or len(some) < OTHERS_PAGE:
+        if len(found) > 1 or len(some) < WORKERS_PAGE:
             break
         behind = some[-1].worker_id
     return found
 
 
-async def _able(
+async def _able_workers_by_lane(
     tx: Tx,
     workers: Collection[FleetWorker],
     assigned: Mapping[int, list[AssignedWorkflow]],
@@ -367,7 +373,7 @@ async def _able(
     *,
     now: datetime,
 ) -> dict[FleetLane, frozenset[str]]:
-    """The workers of each lane, of those that can run it."""
+    """Returns by lane the workers that can run it."""
     if abilities is None:
         return model.workers_by_lane(workers, assigned)
     offers = await abilities.offers(tx, workers, now=now)
@@ -383,7 +389,7 @@ async def _able(
 async def record_refusal(
     tx: Tx, worker: FleetWorker, missing: MissingRequirements, *, now: datetime
 ) -> None:
-    """Its backend lacks these, whatever its lists say; until it tells its facts anew."""
+    """Records that a backend lacks these, whatever it listed, until it reports its facts again."""
     await store.update_worker(
         tx, worker.id, {"refusals": with_refusal(worker.refusals, missing, now)}
     )
@@ -394,27 +400,29 @@ async def stale_workers(tx: Tx, *, unseen_since: datetime) -> list[FleetWorker]:
 
 
 async def approve_worker(tx: Tx, worker: FleetWorker) -> FleetWorker:
-    """It may take jobs. A key that somebody else may have is rotated instead."""
-    return await _changed(tx, worker, is_approved=True, revoked_at=None)
+    """Approves a worker, also one that was revoked. It keeps its key; rotate one that somebody else
+    may know."""
+    return await _update_worker(tx, worker, is_approved=True, revoked_at=None)
 
 
 async def revoke_worker(tx: Tx, worker: FleetWorker, *, now: datetime) -> FleetWorker:
-    """Its key is refused from the next word on, and its id lets nobody in.
+    """Revokes a worker: its key is refused from now on, and its id can't register.
 
-    What it holds is for the caller to requeue.
+    The caller requeues what it holds.
     """
-    return await _changed(tx, worker, is_approved=False, revoked_at=worker.revoked_at or now)
+    return await _update_worker(tx, worker, is_approved=False, revoked_at=worker.revoked_at or now)
 
 
 async def drain_worker(tx: Tx, worker: FleetWorker, *, is_draining: bool = True) -> FleetWorker:
-    """What runs ends, nothing new begins."""
-    return await _changed(tx, worker, is_draining=is_draining)
+    """Drains a worker: running jobs finish, and it gets no new ones."""
+    return await _update_worker(tx, worker, is_draining=is_draining)
 
 
 async def rotate_key(tx: Tx, worker: FleetWorker, *, key: str, at_once: bool = False) -> None:
-    """The worker is told with its next answer; the key it has is good until it uses the new one.
+    """Sets a new key. The worker gets it with its next response, and its old key is valid until it
+    uses the new one.
 
-    At once: the key that it has is dead now, as somebody else may have it.
+    `at_once` makes the old key invalid immediately, as somebody else may know it.
     """
     told = {"next_key": None, "next_key_hash": None, "key_hash": hash_key(key)}
     if not at_once:
@@ -423,26 +431,27 @@ async def rotate_key(tx: Tx, worker: FleetWorker, *, key: str, at_once: bool = F
 
 
 async def remove_worker(tx: Tx, worker: FleetWorker) -> bool:
-    """Its id and its place in the fleet are free; false: somebody else removed it."""
+    """Removes a worker, which frees its id and its place in the fleet; False if it was removed
+    already."""
     return await store.delete_worker(tx, worker.id)
 
 
 async def remove_stale_worker(tx: Tx, worker: FleetWorker, *, unseen_since: datetime) -> bool:
-    """Only if it is still unseen: it may have come back while the sweep was looking."""
+    """Removes a worker if it is still unseen; it may have come back since the sweep read it."""
     return await store.delete_worker(tx, worker.id, unseen_since=unseen_since)
 
 
 async def readings(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:
-    """The newest first."""
+    """Returns readings, the newest first."""
     return await store.newest_readings(tx, worker_id, since=since, limit=limit)
 
 
 async def prune_readings(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes old ones, at most `limit` at a time; tells how many."""
+    """Deletes at most `limit` old readings; returns how many."""
     return await store.delete_readings_before(tx, before, limit=limit)
 
 
-async def _subset(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
+async def _served_workflow_ids(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
     if slugs is None:
         return []
     known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
@@ -453,7 +462,7 @@ async def _subset(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
     return list(known.values())
 
 
-def _taken(registration: WorkerRegistration) -> Conflict:
+def _id_taken_error(registration: WorkerRegistration) -> Conflict:
     return Conflict(f"there is a worker {registration.worker_id} already", field="worker_id")
 
 
@@ -472,14 +481,14 @@ def _row(
         "current_load": 0,
         "is_approved": fleet.approval == AUTO,
         "is_draining": False,
-        **_facts(registration.backend),
+        **_facts_row(registration.backend),
         "models_loaded": [],
         "last_seen_at": now,
         "created_at": now,
     }
 
 
-def _sighted(known: FleetWorker) -> Mapping[str, Any]:
+def _sighting_row(known: FleetWorker) -> Mapping[str, Any]:
     return {
         "last_seen_at": known.last_seen_at,
         "current_load": known.current_load,
@@ -490,21 +499,22 @@ def _sighted(known: FleetWorker) -> Mapping[str, Any]:
     }
 
 
-def _facts(facts: BackendFacts | None) -> dict[str, Any]:
-    """What was refused before may be there now: that is forgotten."""
+def _facts_row(facts: BackendFacts | None) -> dict[str, Any]:
+    """Returns the columns for backend facts; refusals are cleared, as the backend may have those
+    parts now."""
     if facts is None:
         return {"facts": None, "facts_hash": None, "refusals": None}
     told = facts.model_dump(mode="json")
     return {"facts": told, "facts_hash": facts_hash(facts), "refusals": None}
 
 
-async def _changed(tx: Tx, worker: FleetWorker, **values: Any) -> FleetWorker:
+async def _update_worker(tx: Tx, worker: FleetWorker, **values: Any) -> FleetWorker:
     if not await store.update_worker(tx, worker.id, values):
         raise NotFound(f"there is no worker {worker.worker_id}")
     return replace(worker, **values)
 
 
-async def create(
+async def create_fleet(
     tx: Tx,
     *,
     slug: str,
@@ -531,16 +541,18 @@ async def create(
     return fleet
 
 
-async def get(tx: Tx, slug: str, stage: str) -> Fleet:
+async def get_fleet(tx: Tx, slug: str, stage: str) -> Fleet:
     name = f"{slug}/{stage}"
-    return _found(await store.get_fleet(tx, slug, stage) if is_storable(name) else None, name)
+    return _require_fleet(
+        await store.get_fleet(tx, slug, stage) if is_storable(name) else None, name
+    )
 
 
-async def by_id(tx: Tx, fleet_id: int) -> Fleet:
-    return _found(await store.fleet_by_id(tx, fleet_id), str(fleet_id))
+async def fleet_by_id(tx: Tx, fleet_id: int) -> Fleet:
+    return _require_fleet(await store.fleet_by_id(tx, fleet_id), str(fleet_id))
 
 
-async def all_of(tx: Tx) -> list[Fleet]:
+async def list_fleets(tx: Tx) -> list[Fleet]:
     return await store.all_fleets(tx)
 
 
@@ -550,7 +562,7 @@ def check_secret(fleet: Fleet, secret: str) -> None:
 
 
 async def check_known_secret(tx: Tx, secret: str) -> None:
-    """Whether any fleet has it: which one must have it is said in the body."""
+    """Checks that some fleet has this secret, before the request's body says which fleet is meant."""
     if not await store.has_fleet_secret(tx, hash_key(secret)):
         raise Unauthenticated(
             "that is the secret of no fleet here" if secret else "the fleet's secret is needed",
@@ -558,8 +570,8 @@ async def check_known_secret(tx: Tx, secret: str) -> None:
         )
 
 
-async def by_secret(tx: Tx, secret: str) -> Fleet:
-    """Secrets are made by us and long: no two fleets have the same one."""
+async def fleet_by_secret(tx: Tx, secret: str) -> Fleet:
+    """Finds the fleet of a secret; secrets are long and random, so no two fleets share one."""
     found = await store.fleet_by_secret(tx, hash_key(secret))
     if found is None:
         raise Unauthenticated("that is the secret of no fleet here")
@@ -567,29 +579,35 @@ async def by_secret(tx: Tx, secret: str) -> Fleet:
 
 
 async def rotate_secret(tx: Tx, fleet: Fleet, *, secret_hash: str) -> Fleet:
-    """Only new workers need it: those that have joined go on with keys of their own."""
-    return _found(await store.update_fleet(tx, fleet.id, {"secret_hash": secret_hash}), fleet.name)
+    """Sets a new secret for registration; registered workers keep their own keys."""
+    return _require_fleet(
+        await store.update_fleet(tx, fleet.id, {"secret_hash": secret_hash}), fleet.name
+    )
 
 
 async def set_cap(tx: Tx, fleet: Fleet, *, max_workers: int | None) -> Fleet:
-    """A lower cap sends nobody away; it lets nobody else in."""
+    """Sets the maximum number of workers; a lower one removes nobody."""
     check_cap(max_workers)
-    return _found(await store.update_fleet(tx, fleet.id, {"max_workers": max_workers}), fleet.name)
+    return _require_fleet(
+        await store.update_fleet(tx, fleet.id, {"max_workers": max_workers}), fleet.name
+    )
 
 
 async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:
-    """For those who join from now on."""
+    """Sets how workers are approved that register from now on."""
     check_approval(approval)
-    return _found(await store.update_fleet(tx, fleet.id, {"approval": approval}), fleet.name)
+    return _require_fleet(
+        await store.update_fleet(tx, fleet.id, {"approval": approval}), fleet.name
+    )
 
 
 async def set_object_info(tx: Tx, fleet: Fleet, *, key: str, content_hash: str) -> Fleet:
     values = {"object_info_key": key, "object_info_hash": content_hash}
-    return _found(await store.update_fleet(tx, fleet.id, values), fleet.name)
+    return _require_fleet(await store.update_fleet(tx, fleet.id, values), fleet.name)
 
 
 async def set_open_workflow(tx: Tx, fleet: Fleet, *, workflow_id: int | None) -> Fleet:
-    return _found(
+    return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"open_workflow_id": workflow_id}), fleet.name
     )
 
@@ -597,9 +615,9 @@ async def set_open_workflow(tx: Tx, fleet: Fleet, *, workflow_id: int | None) ->
 async def assign(
     tx: Tx, fleet: Fleet, workflow_ids: Collection[int], *, now: datetime
 ) -> FleetAssignment:
-    """These and no others; tells which are new, as jobs of theirs may now have somebody to wait for.
+    """Sets the workflows of a fleet; returns what was added and removed.
 
-    The fleet's open workflow is none of the operator's business and stays.
+    The fleet's open workflow always stays assigned.
     """
     wanted = set(workflow_ids)
     if fleet.open_workflow_id is not None:
@@ -623,21 +641,21 @@ async def assigned_to(tx: Tx, fleet: Fleet) -> Sequence[AssignedWorkflow]:
 
 
 async def assignments(tx: Tx) -> dict[int, list[AssignedWorkflow]]:
-    """The workflows of every fleet, by the fleet's number."""
+    """Returns the workflows of every fleet by fleet id."""
     return await store.assigned(tx)
 
 
 async def fleets_with(tx: Tx, workflow_id: int, *, stage: str | None = None) -> list[Fleet]:
-    """The fleets that a workflow is assigned to."""
+    """Returns the fleets that a workflow is assigned to."""
     return await store.fleets_with(tx, workflow_id, stage)
 
 
 async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
-    """By slug; one that doesn't exist is named in the error."""
+    """Returns workflow ids by slug; unknown slugs raise InvalidInput."""
     known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown:
-        near = await store.slugs(tx)
+        near = await store.workflow_slugs(tx)
         raise InvalidInput(
             f"there is no workflow {', '.join(unknown)}{hint(unknown[0], near, 'there are')}",
             field="workflow_slugs",
@@ -646,35 +664,35 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     return known
 
 
-def _found(fleet: Fleet | None, name: str) -> Fleet:
+def _require_fleet(fleet: Fleet | None, name: str) -> Fleet:
     if fleet is None:
         raise NotFound(f"there is no fleet {name}")
     return fleet
 
 
 __all__ = [
-    "all_of",
     "approve_worker",
     "assign",
     "assigned_to",
     "assignments",
     "authenticate_with_standing",
     "authenticate_worker",
-    "by_id",
     "check_known_secret",
     "check_secret",
     "count_workers",
-    "create",
+    "create_fleet",
     "drain_worker",
     "facts_of",
     "find_two_workers",
     "find_worker",
+    "fleet_by_id",
     "fleets_with",
-    "get",
+    "get_fleet",
     "get_standing",
     "get_worker",
     "lanes_of",
     "lanes_of_all",
+    "list_fleets",
     "live_workers_by_lane",
     "note_seen",
     "one_of_each_kind",

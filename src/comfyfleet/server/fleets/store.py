@@ -57,7 +57,7 @@ from comfyfleet.server.fleets.model import (
 
 
 async def add_fleet(tx: Tx, row: Mapping[str, Any]) -> Fleet | None:
-    """None: there is one of that name."""
+    """Adds a fleet; None if the name exists."""
     found = (await tx.execute(insert_if_new(tx, fleets, [row]).returning(fleets))).first()
     return _fleet(found) if found else None
 
@@ -85,7 +85,7 @@ async def has_fleet_secret(tx: Tx, secret_hash: str) -> bool:
 
 
 async def lock_fleet(tx: Tx, fleet_id: int) -> None:
-    """Until the transaction ends nobody else changes what depends on this fleet."""
+    """Locks the fleet's row until the transaction ends."""
     await tx.execute(for_update(tx, select(fleets.c.id).where(fleets.c.id == fleet_id)))
 
 
@@ -120,7 +120,7 @@ _ASSIGNED: Select[Any] = (
 async def assigned(
     tx: Tx, fleet_ids: Collection[int] | None = None
 ) -> dict[int, list[AssignedWorkflow]]:
-    """The workflows of each fleet, of all fleets if none is named."""
+    """Returns the workflows of each fleet; of all fleets by default."""
     query = _ASSIGNED
     if fleet_ids is not None:
         query = query.where(is_one_of(tx, workflow_fleets.c.fleet_id, fleet_ids))
@@ -131,14 +131,14 @@ async def assigned(
 
 
 async def fleets_with(tx: Tx, workflow_id: int, stage: str | None) -> list[Fleet]:
-    """Of one stage, or of all."""
+    """Returns the fleets with a workflow, of one stage or of all."""
     if stage is None:
-        return [Fleet(**row) for row in await _WITH.rows(tx, {"of_workflow": workflow_id})]
+        return [Fleet(**row) for row in await _FLEETS_WITH.rows(tx, {"of_workflow": workflow_id})]
     values = {"of_workflow": workflow_id, "of_stage": stage}
-    return [Fleet(**row) for row in await _WITH_OF_STAGE.rows(tx, values)]
+    return [Fleet(**row) for row in await _FLEETS_WITH_OF_STAGE.rows(tx, values)]
 
 
-def _with(*conditions: ColumnElement[bool]) -> Any:
+def _fleets_with_query(*conditions: ColumnElement[bool]) -> Any:
     return (
         select(fleets)
         .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
@@ -147,11 +147,13 @@ def _with(*conditions: ColumnElement[bool]) -> Any:
     )
 
 
-_WITH = PreparedStatement(lambda tx: _with())
-_WITH_OF_STAGE = PreparedStatement(lambda tx: _with(fleets.c.stage == bindparam("of_stage")))
+_FLEETS_WITH = PreparedStatement(lambda tx: _fleets_with_query())
+_FLEETS_WITH_OF_STAGE = PreparedStatement(
+    lambda tx: _fleets_with_query(fleets.c.stage == bindparam("of_stage"))
+)
 
 
-async def ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:
+async def fleet_ids_with_any(tx: Tx, workflow_ids: Collection[int], stage: str) -> list[int]:
     query = (
         select(fleets.c.id)
         .join(workflow_fleets, workflow_fleets.c.fleet_id == fleets.c.id)
@@ -182,8 +184,8 @@ async def workflow_ids(tx: Tx, slugs: Collection[str]) -> dict[str, int]:
     return {row.slug: row.id for row in await tx.execute(query)}
 
 
-async def slugs(tx: Tx) -> list[str]:
-    """Of the workflows that operators have registered."""
+async def workflow_slugs(tx: Tx) -> list[str]:
+    """Returns the slugs of registered workflows, without open ones."""
     query = select(workflows.c.slug).where(workflows.c.is_open.is_(False))
     return list(await tx.scalars(query.order_by(workflows.c.slug)))
 
@@ -217,7 +219,7 @@ COLUMNS = (
 
 
 # Built once: that takes longer than SQLite takes to answer.
-_ALL: Select[Any] = (
+_WORKERS: Select[Any] = (
     select(
         *COLUMNS,
         worker_workflows.c.workflow_id,
@@ -229,7 +231,7 @@ _ALL: Select[Any] = (
 
 
 async def add_worker(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[int]) -> int | None:
-    """The row's id; None: the worker's id is taken."""
+    """Adds a worker and returns its row id; None if the worker id exists."""
     statement = insert_if_new(tx, workers, [row]).returning(workers.c.id)
     row_id: int | None = await tx.scalar(statement)
     if row_id is not None and workflow_ids:
@@ -239,7 +241,7 @@ async def add_worker(tx: Tx, row: Mapping[str, Any], workflow_ids: Collection[in
 
 
 async def count_workers(tx: Tx, fleet_id: int) -> int:
-    """Without those that were revoked: their rows are kept, their places are free."""
+    """Counts workers without revoked ones, whose rows are kept but don't count against the cap."""
     query = select(func.count()).where(
         workers.c.fleet_id == fleet_id, workers.c.revoked_at.is_(None)
     )
@@ -247,19 +249,19 @@ async def count_workers(tx: Tx, fleet_id: int) -> int:
 
 
 def has_key() -> ColumnElement[bool]:
-    """Its own, or the one that it was told to use."""
+    """Matches a worker by its key or its next key."""
     key: ColumnElement[str] = bindparam("of_key", type_=workers.c.key_hash.type)
     return or_(workers.c.key_hash == key, workers.c.next_key_hash == key)
 
 
-_BY_KEY_HASH = PreparedStatement(lambda tx: _ALL.where(has_key()))
+_BY_KEY_HASH = PreparedStatement(lambda tx: _WORKERS.where(has_key()))
 _BY_WORKER_ID = PreparedStatement(
-    lambda tx: _ALL.where(workers.c.worker_id == bindparam("of_worker"))
+    lambda tx: _WORKERS.where(workers.c.worker_id == bindparam("of_worker"))
 )
 
 
 async def worker_by_key_hash(tx: Tx, key_hash: str) -> FleetWorker | None:
-    """Of its key, or of the one that it was told to use."""
+    """Finds a worker by its key or its next key."""
     return next(iter(_workers(await _BY_KEY_HASH.rows(tx, {"of_key": key_hash}))), None)
 
 
@@ -268,15 +270,16 @@ async def worker_by_id(tx: Tx, worker_id: str) -> FleetWorker | None:
 
 
 async def workers_with_keys(tx: Tx, key_hashes: Collection[str]) -> list[FleetWorker]:
-    """Without those that were revoked."""
-    query = _ALL.where(
+    """Returns workers by their keys, without revoked ones."""
+    query = _WORKERS.where(
         is_one_of(tx, workers.c.key_hash, key_hashes), workers.c.revoked_at.is_(None)
     )
     return _workers((await tx.execute(query)).mappings())
 
 
 async def update_seen(tx: Tx, row_ids: Collection[int], now: datetime) -> None:
-    """One that somebody else writes just now is seen by that; to wait for it could be a deadlock."""
+    """Updates when workers were last seen. Locked rows are skipped: their writer updates them, and
+    waiting could deadlock."""
     earlier = select(workers.c.id).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.last_seen_at < now
     )
@@ -307,18 +310,18 @@ async def all_workers(
         wanted.append(workers.c.worker_id > after_worker_id)
     # Limited inside: outside a worker has as many rows as workflows.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
-    found = await tx.execute(_ALL.where(workers.c.id.in_(page.scalar_subquery())))
+    found = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
     return _workers(found.mappings())
 
 
 async def one_of_each_kind(tx: Tx, fleet_id: int, *, seen_since: datetime) -> list[FleetWorker]:
-    """Of those whose backends have the same, and that have the same capabilities, the first."""
+    """Returns the first worker of each combination of backend facts and capabilities."""
     firsts = (
         select(func.min(workers.c.id))
         .where(workers.c.fleet_id == fleet_id, workers.c.last_seen_at >= seen_since)
         .group_by(workers.c.facts_hash, cast(workers.c.capabilities, String))
     )
-    found = await tx.execute(_ALL.where(workers.c.id.in_(firsts.scalar_subquery())))
+    found = await tx.execute(_WORKERS.where(workers.c.id.in_(firsts.scalar_subquery())))
     return _workers(found.mappings())
 
 
@@ -348,7 +351,8 @@ _NOTE_SIGHTING = PreparedStatement(
 async def note_sighting(
     tx: Tx, row_id: int, values: Mapping[str, Any], reading: StatementCall | None
 ) -> bool:
-    """With a reading of its machine, in one statement on PostgreSQL; false: there is no such worker."""
+    """Writes a report and a reading, on PostgreSQL in one statement; False if the worker was
+    removed."""
     bound = {"of_id": row_id} | {f"to_{name}": value for name, value in values.items()}
     calls = [] if reading is None else [reading]
     return bool(await execute_together(tx, *calls, (_NOTE_SIGHTING, bound)))
@@ -370,7 +374,7 @@ async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = 
 
 
 async def object_info_hashes(tx: Tx) -> dict[int, str]:
-    """By fleet, as its worker that was seen last reports it."""
+    """Returns the object_info hash of each fleet as reported by the worker that was seen last."""
     reported = workers.c.facts["object_info_hash"].as_string()
     query = (
         select(workers.c.fleet_id, reported)
@@ -381,7 +385,7 @@ async def object_info_hashes(tx: Tx) -> dict[int, str]:
 
 
 async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:
-    """Of those that have told them."""
+    """Returns backend facts by worker id, of those that reported them."""
     query = select(workers.c.worker_id, workers.c.facts).where(
         is_one_of(tx, workers.c.id, row_ids), workers.c.facts.is_not(None)
     )
@@ -391,7 +395,8 @@ async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, Backen
 
 
 def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
-    """One row for each workflow that a worker restricts itself to, or one without any."""
+    """Builds workers from joined rows: one row for each workflow that a worker is restricted to, or
+    one without."""
     found: dict[int, FleetWorker] = {}
     for row in rows:
         worker = found.get(row["id"])
@@ -405,14 +410,15 @@ def _workers(rows: Iterable[Mapping[Any, Any]]) -> list[FleetWorker]:
 
 
 def worker_of(values: dict[str, Any], workflow_ids: Collection[int] = ()) -> FleetWorker:
-    """By its columns. Without workflows that it restricts itself to, it takes all of its fleet."""
+    """Builds a worker from its columns; without `workflow_ids` it serves all workflows of its
+    fleet."""
     values["capabilities"] = frozenset(values["capabilities"])
     values["providers"] = tuple(values["providers"])
     values["models_loaded"] = tuple(values["models_loaded"])
     return FleetWorker(**values, workflow_ids=frozenset(workflow_ids) or None)
 
 
-def _add_if_due() -> Any:
+def _add_reading_query() -> Any:
     worker_id = bindparam("of_worker", type_=worker_readings.c.worker_id.type)
     newer = select(worker_readings.c.id).where(
         worker_readings.c.worker_id == worker_id,
@@ -425,15 +431,15 @@ def _add_if_due() -> Any:
     return insert(worker_readings).from_select(columns, row).returning(worker_readings.c.id)
 
 
-_ADD_IF_DUE = PreparedStatement(lambda tx: _add_if_due())
+_ADD_READING = PreparedStatement(lambda tx: _add_reading_query())
 
 
-def due(
+def add_reading_call(
     worker_id: str, reading: Mapping[str, Any], *, now: datetime, none_since: datetime
 ) -> StatementCall:
-    """To be sent: adds a reading if the worker has none after `none_since`."""
+    """Builds a call that adds a reading, unless the worker has one after `none_since`."""
     values = {"of_worker": worker_id, "with_reading": dict(reading)}
-    return _ADD_IF_DUE, {**values, "at_now": now, "none_since": none_since}
+    return _ADD_READING, {**values, "at_now": now, "none_since": none_since}
 
 
 async def newest_readings(
@@ -467,7 +473,7 @@ NeedsRow = tuple[list[str], list[list[str]], list[dict[str, Any]]]
 async def needs_of_versions(
     tx: Tx, keys: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], NeedsRow]:
-    """By workflow and version; an open workflow has none."""
+    """Returns requirements by workflow and version; open workflows have none."""
     versions = workflow_versions.c
     query = select(
         versions.workflow_id,
@@ -490,13 +496,15 @@ _ASSIGNED_BY_KEYS = (
 )
 
 
-async def of_worker(tx: Tx, fleet_id: int, worker_id: str) -> WorkerStanding:
+async def standing_of_worker(tx: Tx, fleet_id: int, worker_id: str) -> WorkerStanding:
     found = await _OF_WORKER.tuples(tx, {"of_fleet": fleet_id, "of_worker": worker_id})
     return _standing(*found[0])
 
 
-async def by_key_hash(tx: Tx, key_hash: str) -> tuple[FleetWorker | None, WorkerStanding]:
-    """The worker, too: of its key, or of the one that it was told to use."""
+async def worker_and_standing_by_key_hash(
+    tx: Tx, key_hash: str
+) -> tuple[FleetWorker | None, WorkerStanding]:
+    """Finds a worker by its key or its next key, with its standing."""
     found = await _STANDING_BY_KEY_HASH.tuples(tx, {"of_key": key_hash})
     if not found:
         return None, _standing([], False, None)
@@ -506,9 +514,9 @@ async def by_key_hash(tx: Tx, key_hash: str) -> tuple[FleetWorker | None, Worker
     return worker, _standing(held, maintenance, assigned)
 
 
-def _columns(tx: Tx, fleet_id: Any, worker_id: Any) -> tuple[Any, ...]:
-    """In the order in which `_standing` takes them."""
-    held = _ids(
+def _standing_columns(tx: Tx, fleet_id: Any, worker_id: Any) -> tuple[Any, ...]:
+    """Returns the columns in the order of `_standing`'s parameters."""
+    held = _id_list(
         tx,
         dispatches.c.id,
         dispatches.c.worker_id == worker_id,
@@ -519,8 +527,8 @@ def _columns(tx: Tx, fleet_id: Any, worker_id: Any) -> tuple[Any, ...]:
     return held.label("held"), maintenance, _assigned_by_keys(tx, fleet_id).label("assigned")
 
 
-def _ids(tx: Tx, column: Any, *conditions: Any) -> Any:
-    """All of a column, as one value."""
+def _id_list(tx: Tx, column: Any, *conditions: Any) -> Any:
+    """Selects all values of a column as one list."""
     if is_sqlite(tx):
         all_of = select(func.json_group_array(column, type_=Json)).where(*conditions)
         return all_of.scalar_subquery()
@@ -528,7 +536,8 @@ def _ids(tx: Tx, column: Any, *conditions: Any) -> Any:
 
 
 def _assigned_by_keys(tx: Tx, fleet_id: Any) -> Any:
-    """A list for each workflow of the fleet: rows would repeat the worker for each."""
+    """Selects the fleet's workflows as one JSON list; joined rows would repeat the worker's columns
+    for each."""
     if is_sqlite(tx):
         cells = [func.json(each) if each.type is Json else each for each in _ASSIGNED_BY_KEYS]
         lists = func.json_group_array(func.json_array(*cells), type_=Json)
@@ -568,19 +577,19 @@ def _standing(
 
 
 _OF_WORKER = PreparedStatement(
-    lambda tx: select(*_columns(tx, bindparam("of_fleet"), bindparam("of_worker")))
+    lambda tx: select(*_standing_columns(tx, bindparam("of_fleet"), bindparam("of_worker")))
 )
 
 
-def _with_worker(tx: Tx) -> Any:
-    only = _ids(
+def _worker_and_standing_query(tx: Tx) -> Any:
+    only = _id_list(
         tx, worker_workflows.c.workflow_id, worker_workflows.c.worker_row_id == workers.c.id
     )
     return (
         select(
             *COLUMNS,
             only.label("workflow_ids"),
-            *_columns(tx, workers.c.fleet_id, workers.c.worker_id),
+            *_standing_columns(tx, workers.c.fleet_id, workers.c.worker_id),
         )
         .select_from(workers)
         .join(fleets, fleets.c.id == workers.c.fleet_id)
@@ -588,4 +597,4 @@ def _with_worker(tx: Tx) -> Any:
     )
 
 
-_STANDING_BY_KEY_HASH = PreparedStatement(_with_worker)
+_STANDING_BY_KEY_HASH = PreparedStatement(_worker_and_standing_query)

@@ -20,7 +20,7 @@ from comfyfleet.server.jobs.model import Failure, Job, JobSpec, output_folder_of
 from comfyfleet.server.jobs.outbox import end_dispatch
 from comfyfleet.server.jobs.user_messages import UNKNOWN, to_plain_sentence
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File, output_key, renamed
+from comfyfleet.server.media.model import File, output_key, replace_suffix
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
@@ -177,7 +177,7 @@ async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_fil
     return wire_files.Asset(
         name=ref.name,
         # The ending that a backend goes by is told by the bytes, and never by a customer.
-        filename=renamed(file.filename, suffix_of(file.filename, file.mime_type)),
+        filename=replace_suffix(file.filename, suffix_of(file.filename, file.mime_type)),
         url=await context.store.url_to_get(file.path, seconds=context.settings.url_seconds),
         content_hash=file.content_hash,
         size=file.size,

@@ -235,7 +235,7 @@ async def _upload_slot(
     if not worker.is_approved:
         return None
     async with context.central.read() as tx:
-        fleet = await fleets.by_id(tx, worker.fleet_id)
+        fleet = await fleets.fleet_by_id(tx, worker.fleet_id)
     seconds = context.settings.url_seconds
     return await upload_slot(context.store, fleet, told, seconds=seconds)
 

@@ -243,7 +243,7 @@ def _built(tx: Tx, file_count: int) -> Select[Any]:
     left = word.cte("word")
     others = [
         tenant_store.consumption(tx, done.c.tenant_id, done.c.id, store.NOW).cte("consumed"),
-        media_store.ending(done, store.told_by(done, JobStatus.COMPLETED)).cte("media"),
+        media_store.end_job_update(done, store.told_by(done, JobStatus.COMPLETED)).cte("media"),
         _word(done, done.c.run_kind, told_run).cte("run_word"),
         _events(done).cte("events"),
         *(_file(done, place).cte(f"file_{place}") for place in range(file_count)),

@@ -35,10 +35,10 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
 async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
     now = plane.clock()
     try:
-        fleet = await fleets.get(tx, FLEET, STAGE)
+        fleet = await fleets.get_fleet(tx, FLEET, STAGE)
         fleets.check_secret(fleet, secret)
     except NotFound:
-        fleet = await fleets.create(
+        fleet = await fleets.create_fleet(
             tx, slug=FLEET, stage=STAGE, secret_hash=hash_key(secret), max_workers=None, now=now
         )
         action = "fleet_created"
@@ -82,7 +82,7 @@ class AutoAssign:
     async def __call__(self) -> None:
         plane = self._plane
         async with plane.central.read() as tx:
-            fleet = await fleets.get(tx, self._slug, self._stage)
+            fleet = await fleets.get_fleet(tx, self._slug, self._stage)
             workers = await self._workers(tx, fleet)
             facts = await fleets.facts_of(tx, workers)
             workflows = [each for each in await catalog.list_workflows(tx) if each.is_active]
@@ -105,7 +105,7 @@ class AutoAssign:
     async def _assign(self, workflow_ids: set[int], new: Sequence[str]) -> None:
         plane, now = self._plane, self._plane.clock()
         async with plane.central.transaction() as tx:
-            fleet = await fleets.get(tx, self._slug, self._stage)
+            fleet = await fleets.get_fleet(tx, self._slug, self._stage)
             await fleets.assign(tx, fleet, workflow_ids, now=now)
             await record_audit(
                 tx, "system", "assign", fleet.subject, now, workflows_added=list(new)

@@ -146,7 +146,7 @@ async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
             sizes[file.tenant_id] += size
     # In one order, so that no two control planes wait for each other's rows.
     for tenant_id in sorted(sizes):
-        await media_store.count(tx, tenant_id, sizes[tenant_id])
+        await media_store.add_storage_bytes(tx, tenant_id, sizes[tenant_id])
 
 
 async def old_files(
@@ -215,7 +215,7 @@ async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> N
         .returning(files.c.size, files.c.checked_at)
     )
     if size := sum(row.size for row in gone if row.checked_at is not None):
-        await media_store.count(tx, tenant_id, -size)
+        await media_store.add_storage_bytes(tx, tenant_id, -size)
 
 
 async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:

@@ -62,7 +62,7 @@ async def sync_object_infos(plane: ControlPlane) -> None:
     """For each fleet whose newest worker reports another one than is known."""
     async with plane.central.read() as tx:
         reported = await fleets.reported_object_infos(tx)
-        known = {fleet.id: fleet for fleet in await fleets.all_of(tx)}
+        known = {fleet.id: fleet for fleet in await fleets.list_fleets(tx)}
     for fleet_id, content_hash in reported.items():
         fleet = known.get(fleet_id)
         if fleet is None or fleet.object_info_hash == content_hash:
@@ -272,7 +272,7 @@ async def _deliver(
 
 
 def _outcome(answer: WebhookResponse) -> str:
-    if answer.is_taken:
+    if answer.is_success:
         return TAKEN
     return UNANSWERED if answer.status is None else REFUSED
 

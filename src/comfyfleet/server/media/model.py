@@ -24,7 +24,8 @@ _ALLOWED = " .-_()[]+,=@~"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One row. While it is only announced, nobody has seen its bytes: size and hash are None."""
+    """A stored file, or an announced upload, whose size and hash are None until its bytes were
+    checked."""
 
     id: UUID
     tenant_id: UUID
@@ -66,7 +67,8 @@ def check_hash(content_hash: str) -> str:
 
 
 def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
-    """New for each lease (`delivery` names it), so that a late writer overwrites nothing."""
+    """Returns an upload key for an output. `delivery` is unique per lease, so a late worker
+    overwrites nothing."""
     suffix = PurePosixPath(safe_name(name)).suffix
     # JSON may hold halves of characters, which no text can be made of.
     plain = name.encode(errors="backslashreplace").decode()
@@ -74,7 +76,7 @@ def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
 
 
 def kept_output_key(tenant_id: UUID, job_id: UUID, file_id: UUID, suffix: str) -> str:
-    """Where an output is kept: no URL to write to it was ever made."""
+    """Returns the final key of an output; no upload URL for it exists, so nobody can overwrite it."""
     return f"tenants/{tenant_id}/ai-jobs/{job_id}/{file_id}{suffix}"
 
 
@@ -83,26 +85,27 @@ def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
 
 
 def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
-    """Where an upload is kept: no URL to write to it was ever made."""
+    """Returns the final key of an upload; no upload URL for it exists, so nobody can overwrite it."""
     return f"tenants/{tenant_id}/files/{file_id}/{version}{suffix}"
 
 
-def renamed(filename: str, suffix: str) -> str:
-    """The same name with another ending."""
+def replace_suffix(filename: str, suffix: str) -> str:
+    """Replaces the suffix of a file name."""
     stem, dot, ending = filename.rpartition(".")
     is_ending = dot and 0 < len(ending) <= SUFFIX_BYTES_MAX and "/" not in ending
     return f"{(stem if is_ending and stem else filename)[: FILENAME_CHARACTERS_MAX - 20]}{suffix}"
 
 
 def safe_name(name: str) -> str:
-    """The last part of a name, fit for any file system, URL and shell; its suffix is kept."""
+    """Returns the last part of a path with only characters that are safe in file systems, URLs and
+    shells; keeps the suffix."""
     last = re.split(r"[/\\]", unicodedata.normalize("NFC", name))[-1]
     kept = "".join(_safe(character) for character in last).strip(" .")
     stem, dot, suffix = kept.rpartition(".")
     if not dot or not stem.strip(" .") or len(suffix.encode()) > SUFFIX_BYTES_MAX:
         stem, dot, suffix = kept, "", ""
     room = SAFE_NAME_BYTES_MAX - len(f"{dot}{suffix}".encode())
-    return f"{_shortened(stem, room).strip(' .') or NAMELESS}{dot}{suffix}"
+    return f"{_truncate(stem, room).strip(' .') or NAMELESS}{dot}{suffix}"
 
 
 def _safe(character: str) -> str:
@@ -113,7 +116,7 @@ def _safe(character: str) -> str:
     return character if kind[0] in "LMN" or character in _ALLOWED else "_"
 
 
-def _shortened(text: str, bytes_max: int) -> str:
+def _truncate(text: str, bytes_max: int) -> str:
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
@@ -140,7 +143,7 @@ _ALIASES: Mapping[str, str] = {
     "application/ogg": "audio/ogg",
 }
 # The same container with sound alone in it, which the first bytes don't tell.
-_SOUND_ALONE: Mapping[str, str] = {
+_AUDIO_CONTAINERS: Mapping[str, str] = {
     "audio/mp4": "video/mp4",
     "audio/webm": "video/webm",
     "audio/x-matroska": "video/x-matroska",
@@ -148,13 +151,13 @@ _SOUND_ALONE: Mapping[str, str] = {
 
 
 def canonical_type(media_type: str) -> str:
-    """Without parameters, in lower case, by the name that we use."""
+    """Returns the media type without parameters, in lower case, with aliases replaced."""
     bare = media_type.partition(";")[0].strip().lower()
     return _ALIASES.get(bare, bare)
 
 
 def extension_of(media_type: str) -> str | None:
-    """With its dot; none of what is no media."""
+    """Returns the file extension with its dot; None for types that are not media."""
     return ENDINGS.get(canonical_type(media_type))
 
 
@@ -166,11 +169,11 @@ def kind_of(media_type: str) -> MediaKind | None:
 
 def is_media_type(claimed: str, first: bytes) -> bool:
     wanted, found = canonical_type(claimed), sniff_type(first)
-    return found is not None and found in (wanted, _SOUND_ALONE.get(wanted))
+    return found is not None and found in (wanted, _AUDIO_CONTAINERS.get(wanted))
 
 
 def check_claim(claimed: str, first: bytes) -> str:
-    """The media type by our name, if the bytes bear it out."""
+    """Returns the canonical media type; raises if the first bytes are of another type."""
     if not is_media_type(claimed, first):
         found = sniff_type(first) or "no media that we know"
         raise InvalidInput(
@@ -205,7 +208,7 @@ class MediaItem:
 
 
 def status_of(media: MediaItem, job_status: str | None) -> MediaStatus:
-    """`job_status` is that of the latest job; none if there never was one."""
+    """Returns the status of a media item; `job_status` is that of its latest job, None without one."""
     if media.expired_at is not None:
         return MediaStatus.EXPIRED
     if media.job_id is None or job_status is None:

@@ -15,36 +15,38 @@ FILES_AT_ONCE_MAX = 1000
 
 
 async def add_file(tx: Tx, file: File) -> File:
-    """A file whose bytes are there, or one that is only announced: then its size is None."""
+    """Adds a file, or an announced upload, which has no size yet."""
     await store.add_file(tx, check_file(file))
     return file
 
 
 def add_call(file: File) -> StatementCall:
-    """The same, to be sent together with what else is written."""
+    """Like `add_file`, as a call to be sent together with other writes."""
     return store.add_file_call(check_file(file))
 
 
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
-    """What the tenant stores, uploads that are only announced among it."""
+    """Returns how many bytes the tenant stores, including announced uploads."""
     return await store.used_bytes(tx, tenant_id)
 
 
 async def recount(pool: Database) -> dict[UUID, int]:
-    """Corrects what is counted of tenants' storage; by tenant, how many bytes were missing.
+    """Corrects the counters of tenants' storage; returns by tenant how many bytes were missing.
 
-    Older versions may have checked or removed files beside this one, and counted nothing.
+    An older version that ran at the same time may have checked or deleted files without counting
+    them.
     """
     async with pool.read() as tx:
-        missing = await store.miscounts(tx)
+        missing = await store.storage_miscounts(tx)
     for tenant_id, size in missing.items():
         async with pool.transaction() as tx:
-            await store.count(tx, tenant_id, size)
+            await store.add_storage_bytes(tx, tenant_id, size)
     return missing
 
 
-async def require_room(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> None:
-    """In the transaction that adds the file: nobody else of the tenant can take the same room."""
+async def require_quota(tx: Tx, tenant_id: UUID, size: int, *, most: int) -> None:
+    """Raises StorageFull if the quota would be exceeded. Locks the counter, so call it in the
+    transaction that adds the file."""
     used = await store.used_bytes(tx, tenant_id)
     if used + size > most:
         raise StorageFull(
@@ -62,7 +64,7 @@ async def get_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
 
 
 async def get_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
-    """All of them, by id; NotFound names the first that is missing."""
+    """Returns the files by id; NotFound names the first that is missing."""
     if len(file_ids) > FILES_AT_ONCE_MAX:
         raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
     found = {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
@@ -73,15 +75,15 @@ async def get_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict
 
 
 async def find_existing(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> dict[UUID, File]:
-    """Those that are still there, by id: a job outlives its files."""
+    """Returns those files that still exist, by id; a job may outlive its files."""
     if len(file_ids) > FILES_AT_ONCE_MAX:
         raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
     return {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
 
 
-async def lock(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
-    """As `get`; whoever else wants to hold it waits until the transaction ends."""
-    found = await store.lock_files(tx, tenant_id, file_id)
+async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
+    """Like `get_file`; also locks the row until the transaction ends."""
+    found = await store.lock_file(tx, tenant_id, file_id)
     if found is None:
         raise _missing(file_id)
     return found
@@ -90,9 +92,9 @@ async def lock(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
 async def file_by_hash(
     tx: Tx, tenant_id: UUID, user_id: UUID | None, content_hash: str
 ) -> File | None:
-    """The user's oldest file with this content: the same bytes needn't be sent again.
+    """Finds the user's oldest file with this content, so the same bytes needn't be uploaded again.
 
-    It can't be removed until the transaction ends, in which something may come to name it.
+    Its row is locked, so it can't be deleted before the transaction that refers to it ends.
     """
     return await store.file_by_hash(tx, tenant_id, user_id, check_hash(content_hash))
 
@@ -107,9 +109,10 @@ async def confirm_file(
     content_hash: str | None = None,
     path: str | None = None,
 ) -> File:
-    """An announced file has arrived. Saying so again is fine, saying otherwise is a Conflict.
+    """Records that an announced file has arrived; repeating it with the same facts is allowed, with
+    others a Conflict.
 
-    It lies under `path` from now on, unless somebody else has said so before.
+    `path` becomes its key, unless the file was confirmed before.
     """
     if size < 0:
         raise InvalidInput(f"a file can't have {size} bytes", field="size")
@@ -126,12 +129,12 @@ async def confirm_file(
     return file
 
 
-async def delete_files(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
-    """The row goes; the caller then deletes the object, after the commit.
+async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
+    """Deletes the row; the caller deletes the object after the commit.
 
-    In this order a crash in between costs space, not a file that somebody still counts on.
+    A crash in between leaves an unused object, never a row without its object.
     """
-    removed = await store.delete_files(tx, tenant_id, file_id)
+    removed = await store.delete_file(tx, tenant_id, file_id)
     if removed is None:
         raise _missing(file_id)
     return removed
@@ -154,7 +157,7 @@ async def create_media(
     original_file_id: UUID,
     now: datetime,
 ) -> MediaItem:
-    """Of a file that is there and is what it claims: `kinds.check_claim` has looked."""
+    """Creates a media item of a file that was checked with `check_claim`."""
     media = MediaItem(media_id, tenant_id, user_id, kind, original_file_id, now)
     await store.add_media(tx, media)
     return media
@@ -168,14 +171,14 @@ async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID) -> M
 
 
 async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | None:
-    """The media whose latest job this is."""
+    """Returns the media item whose latest job this is."""
     return await store.media_of_job(tx, tenant_id, job_id)
 
 
 async def list_media(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: UUID | None = None, limit: int
 ) -> list[MediaItem]:
-    """The newest first; go on with `before_id` = the last one's id."""
+    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
     before = await get_media(tx, tenant_id, user_id, before_id) if before_id else None
     return await store.page_of_media(
         tx, tenant_id, user_id, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
@@ -185,7 +188,7 @@ async def list_media(
 async def attach_job(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> MediaItem:
-    """Its latest job from now on; earlier ones go on beside it."""
+    """Makes the job the latest of a media item; earlier jobs continue."""
     attached = await store.attach_job(tx, tenant_id, user_id, media_id, job_id)
     if attached is None:
         await get_media(tx, tenant_id, user_id, media_id)
@@ -201,7 +204,8 @@ async def end_job(
     processed_file_id: UUID | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> MediaItem | None:
-    """In the transaction that ends the job. None unless it is the media's latest."""
+    """Records the end of a media item's job, in the same transaction; None if the job is not its
+    latest."""
     values: dict[str, Any] = {"processed_file_id": processed_file_id}
     if details is not None:
         values["processing_details"] = dict(details)
@@ -211,7 +215,7 @@ async def end_job(
 async def expire_media(
     tx: Tx, tenant_id: UUID, *, before: datetime, now: datetime, limit: int
 ) -> list[MediaItem]:
-    """Media as they were, so that the caller knows whose files to remove."""
+    """Expires media; returns them with their file ids, so that the caller can delete the files."""
     found = await store.expired_media(
         tx, tenant_id, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
     )

@@ -54,7 +54,7 @@ async def find_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> lis
     return [_file(row) for row in await _FIND_FILE.of(tx, file_ids, {"of_tenant": tenant_id})]
 
 
-async def lock_files(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     query = select(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id)
     row = (await tx.execute(for_update(tx, query))).mappings().first()
     return None if row is None else _file(row)
@@ -82,7 +82,7 @@ async def file_by_hash(
 async def confirm_file(
     tx: Tx, tenant_id: UUID, file_id: UUID, facts: dict[str, Any]
 ) -> File | None:
-    """None: there is none, or it was confirmed before."""
+    """Confirms an announced file; None if there is none, or it was confirmed before."""
     found = await tx.execute(
         update(files)
         .where(files.c.tenant_id == tenant_id, files.c.id == file_id, files.c.size.is_(None))
@@ -93,7 +93,7 @@ async def confirm_file(
     return None if row is None else _file(row)
 
 
-async def delete_files(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     found = await tx.execute(
         delete(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id).returning(files)
     )
@@ -101,15 +101,17 @@ async def delete_files(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     if row is None:
         return None
     if row["checked_at"] is not None:
-        await count(tx, tenant_id, -row["size"])
+        await add_storage_bytes(tx, tenant_id, -row["size"])
     return _file(row)
 
 
 async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
-    """With those that are only announced. Who asks for room waits for those who ask too.
+    """Returns the used bytes, including announced files; on PostgreSQL, locks the tenant until the
+    transaction ends.
 
-    Checked files are counted in a row of the tenant's, in the transaction that notes or removes them;
-    the others are added up. One statement reads both, so that none is missed or counted twice.
+    Checked files are counted in the tenant's row of `storage_use`, in the transaction that checks
+    or deletes them; the others are summed. One statement reads both, so that no file is missed or
+    counted twice.
     """
     if not is_sqlite(tx):
         key = int.from_bytes(tenant_id.bytes[:8], signed=True)
@@ -123,14 +125,14 @@ async def used_bytes(tx: Tx, tenant_id: UUID) -> int:
     return sum(int(each or 0) for each in parts)
 
 
-async def count(tx: Tx, tenant_id: UUID, size: int) -> None:
-    """So many bytes of checked files more, or less. Whoever else counts waits until the commit."""
+async def add_storage_bytes(tx: Tx, tenant_id: UUID, size: int) -> None:
+    """Adds to the tenant's counter of checked bytes; the row stays locked until the commit."""
     row = {"tenant_id": tenant_id, "bytes": size}
     await tx.execute(upsert_sum(tx, storage_use, row, key=["tenant_id"]))
 
 
-async def miscounts(tx: Tx) -> dict[UUID, int]:
-    """By tenant, how many bytes more its checked files have than are counted."""
+async def storage_miscounts(tx: Tx) -> dict[UUID, int]:
+    """Returns by tenant how many bytes its checked files have beyond the counter."""
     has = (
         select(files.c.tenant_id, func.sum(files.c.size).label("bytes"))
         .where(files.c.checked_at.is_not(None))
@@ -191,7 +193,7 @@ async def page_of_media(
 async def attach_job(
     tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID, job_id: UUID
 ) -> MediaItem | None:
-    """None: it is not there, or has expired."""
+    """Attaches a job; None if the media item is missing or expired."""
     statement = (
         update(videos)
         .where(
@@ -207,8 +209,8 @@ async def attach_job(
     return _media(found) if found else None
 
 
-def ending(job: CTE, told: ColumnElement[Any]) -> Update:
-    """The same as `end_job` for a job that has completed, as a part of a larger statement."""
+def end_job_update(job: CTE, told: ColumnElement[Any]) -> Update:
+    """Builds `end_job` for a completed job as part of a larger statement."""
     return (
         update(videos)
         .where(
@@ -224,7 +226,8 @@ def ending(job: CTE, told: ColumnElement[Any]) -> Update:
 async def end_job(
     tx: Tx, tenant_id: UUID, job_id: UUID, values: Mapping[str, Any]
 ) -> MediaItem | None:
-    """None: no media, a later job, or its job ended before."""
+    """Ends the job of a media item; None if there is no such item, it has a later job, or the job
+    has ended before."""
     statement = (
         update(videos)
         .where(
@@ -242,7 +245,8 @@ async def end_job(
 async def expired_media(
     tx: Tx, tenant_id: UUID, *, before: datetime, limit: int
 ) -> list[MediaItem]:
-    """Made before then, still there and not at work; locked, so that no job is attached meanwhile."""
+    """Returns media without active jobs that were created before a moment; locked, so that no job
+    is attached meanwhile."""
     query = (
         select(videos)
         .where(

@@ -23,21 +23,25 @@ async def record_audit(
     /,
     **details: object,
 ) -> None:
-    """Who did what to what, and when.
+    """Writes an audit entry.
 
-    `actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject` "kind:name".
+    `actor` is "admin", "operator:NAME", "worker:ID", "tenant:UUID", "sweep" or "system"; `subject`
+    is "kind:name".
     """
     row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
-    await store.add_entry(tx, {**row, "details": without_secrets(details)})
+    await store.add_audit_entry(tx, {**row, "details": without_secrets(details)})
 
 
 async def find_audit_entries(
     tx: Tx, *, before_id: int | None = None, limit: int, **wanted: Any
 ) -> list[AuditEntry]:
-    """The newest first; go on with `before_id` = the last one's id. `wanted` is of `Filter`."""
-    return await store.newest_entries(tx, AuditFilter(**wanted), before_id=before_id, limit=limit)
+    """Returns a page, the newest first; `before_id` is the last page's last. `wanted` are fields of
+    `AuditFilter`."""
+    return await store.newest_audit_entries(
+        tx, AuditFilter(**wanted), before_id=before_id, limit=limit
+    )
 
 
 async def prune_audit(tx: Tx, *, before: datetime, limit: int) -> int:
-    """How many of the oldest lines went."""
-    return await store.prune_entries(tx, before=before, limit=limit)
+    """Deletes the oldest entries; returns how many."""
+    return await store.prune_audit_entries(tx, before=before, limit=limit)

@@ -37,7 +37,7 @@ async def record_event(
 
 
 async def record_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) -> None:
-    """In this order."""
+    """Adds events in this order."""
     if len(new) == 1:
         await record_event(tx, *new[0], now=now)
         return
@@ -45,14 +45,14 @@ async def record_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) ->
 
 
 def record_call(new: Sequence[NewJobEvent], *, now: datetime) -> StatementCall:
-    """The same as `record_all`, to be sent together with what else happens; in this order."""
+    """Like `record_events`, as a call to be sent together with other writes."""
     return store.add_events_call([{**each._asdict(), "created_at": now} for each in new])
 
 
 async def events_after(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = EVENTS_PER_PAGE_MAX
 ) -> list[StoredJobEvent]:
-    """The oldest first; `after_id` is what a reader sends as Last-Event-ID."""
+    """Returns events, the oldest first; `after_id` is a reader's Last-Event-ID."""
     return await store.events_after(
         tx, tenant_id, job_id, after_id=after_id, limit=min(limit, EVENTS_PER_PAGE_MAX)
     )

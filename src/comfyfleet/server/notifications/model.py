@@ -56,7 +56,8 @@ class RegisteredWebhook:
     on_again_at: datetime | None = None  # when it was last switched on after it had been off
 
     def secret_with(self, key: str) -> str:
-        """What its deliveries are signed with: made from the installation's key, and so not stored."""
+        """Returns the secret that signs deliveries: derived from the installation's key, so it
+        isn't stored."""
         if self.secret:
             return self.secret
         return SECRET_PREFIX + hmac.new(key.encode(), self.id.bytes, hashlib.sha256).hexdigest()
@@ -81,18 +82,19 @@ class WebhookDelivery:
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """What the customer's server made of it; `error` where none came."""
+    """The response of the customer's server, or the error if there was none."""
 
     status: int | None = None
     error: str | None = None
 
     @property
-    def is_taken(self) -> bool:
+    def is_success(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
 
 def check_url(url: str) -> str:
-    """Whether its address is public is asked at each delivery: that may change at any time."""
+    """Checks the form of a URL. Whether its address is public is checked at each delivery, as it
+    may change."""
     return parse_public_url(url).url
 
 
@@ -113,7 +115,8 @@ JITTER = 0.2
 
 
 def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | None:
-    """After so many tries, all in vain; `chance` (0 to 1) keeps those that failed together apart."""
+    """Returns when to retry after so many failed attempts; None if no more. `chance` (0 to 1) adds
+    jitter."""
     if tries >= TRIES_MAX:
         return None
     seconds = RETRY_SECONDS[max(tries, 1) - 1]
@@ -139,7 +142,7 @@ class AuditEntry:
 
 
 def without_secrets(details: Any, *, depth: int = DETAILS_DEPTH_MAX) -> Any:
-    """The same as plain JSON, with the values of keys and secrets left out, however deep."""
+    """Returns details as plain JSON without the values of keys and secrets, at any depth."""
     if depth == 0:
         return LEFT_OUT
     if isinstance(details, Mapping):

@@ -44,7 +44,7 @@ _ADD_EVENT = PreparedStatement(
 
 
 async def add_event(tx: Tx, row: Mapping[str, Any]) -> int:
-    """Its number."""
+    """Adds an event and returns its id."""
     return int((await _ADD_EVENT.rows(tx, row))[0]["id"])
 
 
@@ -54,14 +54,14 @@ async def add_events(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def add_events_call(rows: Sequence[Mapping[str, Any]]) -> StatementCall:
-    """A few at once: one INSERT, so that their numbers follow each other."""
-    return _add_event_call(len(rows)), {
+    """Builds one INSERT of several events, so that their ids are in order."""
+    return _add_events_statement(len(rows)), {
         f"{name}_{place}": row[name] for place, row in enumerate(rows) for name in COLUMNS
     }
 
 
 @cache
-def _add_event_call(count: int) -> PreparedStatement:
+def _add_events_statement(count: int) -> PreparedStatement:
     rows: list[dict[str, Any]] = [
         {name: bindparam(f"{name}_{place}", type_=job_events.c[name].type) for name in COLUMNS}
         for place in range(count)
@@ -124,13 +124,13 @@ async def count_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def get_webhook(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID
 ) -> RegisteredWebhook | None:
-    query = select(webhooks).where(_is(tenant_id, user_id, webhook_id))
+    query = select(webhooks).where(_is_webhook(tenant_id, user_id, webhook_id))
     found = (await tx.execute(query)).first()
     return _webhook(found) if found else None
 
 
 async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> bool:
-    statement = delete(webhooks).where(_is(tenant_id, user_id, webhook_id))
+    statement = delete(webhooks).where(_is_webhook(tenant_id, user_id, webhook_id))
     return (await tx.execute(statement.returning(webhooks.c.id))).first() is not None
 
 
@@ -158,7 +158,8 @@ async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
 async def take_due_deliveries(
     tx: Tx, *, now: datetime, until: datetime, limit: int
 ) -> list[tuple[WebhookDelivery, RegisteredWebhook]]:
-    """Counted as tried and put off until then: whoever dies while sending has only lost time."""
+    """Takes due deliveries: counts the attempt and sets the next one at `until`, in case the sender
+    dies."""
     # No join: it would lock the webhook's row, too, and others would skip all that is due to it.
     active = select(webhooks.c.id).where(webhooks.c.is_active.is_(True))
     place = func.row_number().over(
@@ -200,7 +201,7 @@ async def take_due_deliveries(
 async def record_attempt(
     tx: Tx, delivery: WebhookDelivery, values: Mapping[str, Any]
 ) -> WebhookDelivery | None:
-    """None: another try has begun since, or it has ended."""
+    """Records the result; None if a later attempt has begun, or the delivery has ended."""
     statement = (
         update(deliveries)
         .where(
@@ -218,9 +219,9 @@ async def record_attempt(
 async def enable_webhook(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
 ) -> RegisteredWebhook | None:
-    """None: it is on, or not there."""
+    """Enables a webhook; None if it is missing or already enabled."""
     statement = update(webhooks).where(
-        _is(tenant_id, user_id, webhook_id), webhooks.c.is_active.is_(False)
+        _is_webhook(tenant_id, user_id, webhook_id), webhooks.c.is_active.is_(False)
     )
     on = await tx.execute(statement.values(is_active=True, on_again_at=now).returning(webhooks))
     found = on.first()
@@ -228,8 +229,8 @@ async def enable_webhook(
 
 
 async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
-    """When the first of those was made that failed for good, after the last that was taken, and
-    since it was switched on again."""
+    """Returns when the first failed delivery was created since the last success and the last
+    enabling."""
     of_it = deliveries.c.webhook_id == webhook_id
     taken = select(func.max(deliveries.c.created_at)).where(
         of_it, deliveries.c.status == DeliveryStatus.DELIVERED
@@ -246,7 +247,7 @@ async def failing_since(tx: Tx, webhook_id: UUID) -> datetime | None:
 
 
 async def disable_webhook(tx: Tx, webhook_id: UUID, *, now: datetime) -> bool:
-    """Whether it was on. What still waited has failed."""
+    """Disables a webhook and fails its pending deliveries; False if it was disabled already."""
     statement = update(webhooks).where(webhooks.c.id == webhook_id, webhooks.c.is_active.is_(True))
     off = await tx.execute(statement.values(is_active=False).returning(webhooks.c.id))
     if off.first() is None:
@@ -291,7 +292,7 @@ async def get_delivery(tx: Tx, webhook_id: UUID, delivery_id: UUID) -> WebhookDe
     return _delivery(found) if found else None
 
 
-def _is(tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> ColumnElement[bool]:
+def _is_webhook(tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> ColumnElement[bool]:
     return and_(
         webhooks.c.tenant_id == tenant_id,
         webhooks.c.user_id == user_id,
@@ -311,7 +312,7 @@ def _delivery(row: Row[Any]) -> WebhookDelivery:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """What is not given is not asked for."""
+    """Fields to filter by; None matches everything."""
 
     action: str | None = None
     subject: str | None = None
@@ -321,11 +322,11 @@ class AuditFilter:
     until: datetime | None = None
 
 
-async def add_entry(tx: Tx, row: Mapping[str, Any]) -> None:
+async def add_audit_entry(tx: Tx, row: Mapping[str, Any]) -> None:
     await tx.execute(insert(audit_log).values(dict(row)))
 
 
-async def newest_entries(
+async def newest_audit_entries(
     tx: Tx, wanted: AuditFilter, *, before_id: int | None, limit: int
 ) -> list[AuditEntry]:
     if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
@@ -344,8 +345,9 @@ async def newest_entries(
     return [_entry(row) for row in await tx.execute(query)]
 
 
-async def prune_entries(tx: Tx, *, before: datetime, limit: int) -> int:
-    """The oldest of those from before then, by their ids: they were given in the order of time."""
+async def prune_audit_entries(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Deletes the oldest entries from before a moment; finds them by id, as ids are in order of
+    time."""
     first = select(audit_log.c.id, audit_log.c.at).order_by(audit_log.c.id).limit(limit).subquery()
     old = select(first.c.id).where(first.c.at < before)
     gone = await tx.execute(delete(audit_log).where(audit_log.c.id.in_(old)))

@@ -67,7 +67,7 @@ async def get_webhook(
 
 
 async def delete_webhook(tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID) -> None:
-    """With what was still to be delivered, and its log."""
+    """Deletes a webhook with its pending deliveries and its log."""
     if not await store.delete_webhook(tx, tenant_id, user_id, webhook_id):
         raise NotFound(f"there is no webhook {webhook_id}")
 
@@ -83,7 +83,8 @@ async def enqueue(
     new_id: Callable[[], UUID],
     now: datetime,
 ) -> int:
-    """In the transaction that ends the job: once for each webhook that wants it, however often told."""
+    """Adds one delivery for each webhook that wants the event, in the transaction that ends the
+    job; repeats add nothing."""
     wanted = [
         each
         for each in await store.webhooks_of_user(tx, tenant_id, user_id)
@@ -94,7 +95,7 @@ async def enqueue(
 
 
 async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
-    """Asked every few seconds, for nothing mostly: what takes them is much dearer."""
+    """Checks cheaply for due deliveries; called every few seconds, mostly without result."""
     return await store.is_any_delivery_due(tx, now)
 
 
@@ -108,20 +109,21 @@ async def take_due_deliveries(
 async def record_attempt(
     tx: Tx, delivery: WebhookDelivery, answer: WebhookResponse, *, now: datetime, chance: float
 ) -> WebhookDelivery | None:
-    """None: another try has begun since, and its word counts."""
+    """Records the result of an attempt; None if a later attempt has begun, whose result counts
+    instead."""
     said = {
         "last_status": answer.status,
         "last_error": answer.error[:ERROR_CHARACTERS_MAX] if answer.error else None,
     }
-    again = None if answer.is_taken else next_attempt_at(delivery.tries, now, chance=chance)
+    again = None if answer.is_success else next_attempt_at(delivery.tries, now, chance=chance)
     if again is not None:
         return await store.record_attempt(tx, delivery, {**said, "not_before": again})
-    end = DeliveryStatus.DELIVERED if answer.is_taken else DeliveryStatus.FAILED
+    end = DeliveryStatus.DELIVERED if answer.is_success else DeliveryStatus.FAILED
     return await store.record_attempt(tx, delivery, {**said, "status": end, "ended_at": now})
 
 
 async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) -> bool:
-    """Whether nobody has taken anything there for days: then nothing more is sent until asked for."""
+    """Disables a webhook whose deliveries have failed for days; returns whether it did."""
     since = await store.failing_since(tx, webhook.id)
     if since is None or now - since < DEAD_AFTER:
         return False
@@ -131,7 +133,7 @@ async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) 
 async def enable(
     tx: Tx, tenant_id: UUID, user_id: UUID, webhook_id: UUID, *, now: datetime
 ) -> tuple[RegisteredWebhook, bool]:
-    """And whether it was off. It is told of what ends from now on, and its failures are forgotten."""
+    """Enables a webhook and forgets its failures; also returns whether it was disabled."""
     on = await store.enable_webhook(tx, tenant_id, user_id, webhook_id, now=now)
     return (on, True) if on else (await get_webhook(tx, tenant_id, user_id, webhook_id), False)
 
@@ -139,7 +141,7 @@ async def enable(
 async def list_deliveries(
     tx: Tx, webhook: RegisteredWebhook, *, before_id: UUID | None = None, limit: int
 ) -> list[WebhookDelivery]:
-    """The newest first; go on with `before_id` = the last one's id."""
+    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
     before = await store.get_delivery(tx, webhook.id, before_id) if before_id else None
     if before_id and before is None:
         raise NotFound(f"there is no delivery {before_id}")
@@ -149,7 +151,7 @@ async def list_deliveries(
 
 
 async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
-    """What ended before then goes out of the log; how many went."""
+    """Deletes old deliveries that have ended; returns how many."""
     return await store.prune_deliveries(tx, before=before, limit=limit)
 
 
@@ -188,9 +190,10 @@ async def send_delivery(
     now: datetime,
     within_seconds: float = DELIVERY_SECONDS,
 ) -> WebhookResponse:
-    """Never raises for what is the customer's server's doing. A redirect is no success.
+    """Sends a signed delivery. Errors of the customer's server are returned, not raised; a redirect
+    is a failure.
 
-    `key` is the installation's, from which webhooks' secrets are made.
+    `key` is the installation's, from which webhook secrets are derived.
     """
     body = body_of(delivery)
     headers = {

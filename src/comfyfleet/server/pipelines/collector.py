@@ -443,7 +443,7 @@ async def _remove_file(
         await context.store.delete(file.path)
         async with pool.transaction() as tx:
             await store_candidates.clear_file(tx, candidate_id)
-            await media.delete_files(tx, stored.tenant_id, file_id)
+            await media.delete_file(tx, stored.tenant_id, file_id)
     except NotFound:
         async with pool.transaction() as tx:
             await store_candidates.clear_file(tx, candidate_id)

@@ -32,7 +32,7 @@ async def make_workflow(client: httpx.AsyncClient, slug: str = "photo", **more: 
 
 async def join(plane: ControlPlane, worker_id: str, backend: BackendFacts | None = None) -> None:
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, "gpus", "production")
+        fleet = await fleets.get_fleet(tx, "gpus", "production")
         await a_worker(tx, fleet, worker_id, backend=backend, now=plane.clock())
 
 
@@ -56,7 +56,7 @@ async def test_a_fleets_secret_is_shown_once_and_stored_hashed(
     made = await make_fleet(client)
     assert made.keys() == {"slug", "stage", "secret"}
     async with plane.central.read() as tx:
-        fleets.check_secret(await fleets.get(tx, "gpus", "production"), made["secret"])
+        fleets.check_secret(await fleets.get_fleet(tx, "gpus", "production"), made["secret"])
     for path in ("fleets", "fleets/gpus/production", "audit"):
         assert made["secret"] not in (await client.get(f"/api/admin/{path}")).text
 
@@ -162,7 +162,7 @@ async def test_a_fleet_shows_what_switches_of_its_models_cost(
     await make_fleet(client)
     await make_workflow(client)
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, "gpus", "production")
+        fleet = await fleets.get_fleet(tx, "gpus", "production")
         for model, switch in (("flux", 1.43), ("sdxl", 2.4)):
             kind = RunKind(fleet.id, model, 1)
             told = {ModelChange.SAME: 1.4, ModelChange.SWITCHED: switch}

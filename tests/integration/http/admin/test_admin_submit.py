@@ -46,7 +46,7 @@ async def a_fleet_with_workflow(client: httpx.AsyncClient, plane: ControlPlane) 
     await client.post("/api/admin/fleets", json={"slug": "gpus"})
     key, content_hash = await object_info.store_object_info(plane.store, OBJECT_INFO)
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, "gpus", "production")
+        fleet = await fleets.get_fleet(tx, "gpus", "production")
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)
     await register(client)
     await client.put(

@@ -53,7 +53,7 @@ async def test_what_is_assigned_by_itself_can_be_run(yard: Yard) -> None:
     await yard.register("w2", backend={"node_types": ["LoadImage"]})
     await sweep()
     async with yard.plane.central.read() as tx:
-        fleet = await fleets.get(tx, "gpu", "production")
+        fleet = await fleets.get_fleet(tx, "gpu", "production")
         assert [each.slug for each in await fleets.assigned_to(tx, fleet)] == ["invert"]
     await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
     await sweep()
@@ -67,7 +67,7 @@ async def test_of_workers_that_can_run_the_same_one_is_looked_at(yard: Yard) -> 
     await yard.register("w3", backend={"node_types": ALL_TYPES}, capabilities=["80gb"])
     await yard.register("w4", backend={"node_types": ["LoadImage"]})
     async with yard.plane.central.read() as tx:
-        fleet = await fleets.get(tx, "gpu", "production")
+        fleet = await fleets.get_fleet(tx, "gpu", "production")
         an_hour_ago = yard.plane.clock() - timedelta(hours=1)
         those = await fleets.one_of_each_kind(tx, fleet, seen_since=an_hour_ago)
         assert [each.worker_id for each in those] == ["w1", "w3", "w4"]

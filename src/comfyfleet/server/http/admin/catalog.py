@@ -237,7 +237,7 @@ async def _object_infos(
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """What the fleets last reported, and the built-in engine's if it is installed and of use."""
     async with plane.central.read() as tx:
-        found = [await _named(tx, body.fleet)] if body.fleet else await fleets.all_of(tx)
+        found = [await _named(tx, body.fleet)] if body.fleet else await fleets.list_fleets(tx)
     keys = {each.object_info_key: each for each in found if each.object_info_key}
     newest = list(keys.values())[-OBJECT_INFOS_MAX:]
     reported: list[Mapping[str, Any]] = []
@@ -261,7 +261,7 @@ async def _object_infos(
 async def _named(tx: Tx, name: str) -> Fleet:
     slug, _, stage = name.partition("/")
     try:
-        return await fleets.get(tx, slug, stage or "production")
+        return await fleets.get_fleet(tx, slug, stage or "production")
     except NotFound as error:
         raise InvalidInput(error.message, field="fleet") from None
 

@@ -196,7 +196,7 @@ async def _fleet(tx: Tx, name: str) -> Fleet:
     slug, slash, stage = name.partition("/")
     if not slash:
         raise InvalidInput("a fleet is named SLUG/STAGE", field="fleet")
-    return await fleets.get(tx, slug, stage)
+    return await fleets.get_fleet(tx, slug, stage)
 
 
 def _state(worker: FleetWorker, plane: ControlPlane, now: datetime) -> str:
@@ -268,7 +268,7 @@ async def create(
     """Creates a fleet. Its secret is shown only once, and stored hashed."""
     secret = new_key()
     async with plane.central.transaction() as tx:
-        fleet = await fleets.create(
+        fleet = await fleets.create_fleet(
             tx,
             slug=body.slug,
             stage=body.stage,
@@ -292,7 +292,7 @@ async def create(
 @router.get("/fleets")
 async def list_fleets(plane: PlaneDep) -> Fleets:
     async with plane.central.read() as tx:
-        found = [await _fleet_answer(tx, fleet) for fleet in await fleets.all_of(tx)]
+        found = [await _fleet_answer(tx, fleet) for fleet in await fleets.list_fleets(tx)]
     return Fleets(fleets=found)
 
 
@@ -300,7 +300,7 @@ async def list_fleets(plane: PlaneDep) -> Fleets:
 async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
     """A fleet, with the cost of a switch to each of its models."""
     async with plane.central.read() as tx:
-        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.get_fleet(tx, slug, stage)
         answer = await _fleet_answer(tx, fleet)
         costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
     switches = [_switch(model, each) for (_, model), each in sorted(costs.items())]
@@ -315,7 +315,7 @@ async def rotate_secret(
     secret = new_key()
     async with plane.central.transaction() as tx:
         fleet = await fleets.rotate_secret(
-            tx, await fleets.get(tx, slug, stage), secret_hash=hash_key(secret)
+            tx, await fleets.get_fleet(tx, slug, stage), secret_hash=hash_key(secret)
         )
         await record_audit(tx, operator, "rotate_secret", fleet.subject, now)
     return FleetSecret(slug=slug, stage=stage, secret=secret)
@@ -327,7 +327,7 @@ async def set_cap(
 ) -> FleetAnswer:
     """Sets the maximum number of workers. A lower cap removes no worker; no more can join."""
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await fleets.set_cap(tx, fleet, max_workers=body.max_workers)
         await record_audit(
             tx, operator, "set_cap", fleet.subject, now, max_workers=body.max_workers
@@ -346,7 +346,7 @@ async def set_approval(
 ) -> FleetAnswer:
     """Sets whether new workers are approved at once, or by an operator."""
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await fleets.set_approval(tx, fleet, approval=body.approval)
         await record_audit(tx, operator, "set_approval", fleet.subject, now, approval=body.approval)
         return await _fleet_answer(tx, fleet)
@@ -367,7 +367,7 @@ async def assign(
     them can run one of these; if none has reported, it is accepted and `warnings` says so.
     """
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, slug, stage)
+        fleet = await fleets.get_fleet(tx, slug, stage)
         before = await fleets.assigned_to(tx, fleet)
         assignment, warnings = await service.assign_workflows(
             tx, fleet, body.workflow_slugs, now=now
