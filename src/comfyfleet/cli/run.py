@@ -733,5 +733,5 @@ async def _finished(
 
 async def _plan(backend: Backend, run_id: str) -> NodePlan:
     """The nodes and their names, where the server tells what it was given; a cloud doesn't."""
-    found = await backend.handed_in(run_id) if isinstance(backend, ComfyServer) else None
+    found = await backend.submitted_prompt(run_id) if isinstance(backend, ComfyServer) else None
     return NodePlan({}) if found is None else plan_from_outputs(*found)

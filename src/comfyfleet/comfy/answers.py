@@ -1,5 +1,5 @@
-"""Reads fields of JSON answers: the shape that we know, or UnexpectedAnswer with what came; and why a prompt was
-refused, node by node."""
+"""Reads the fields of JSON answers, raising UnexpectedAnswer with the received text when the shape
+is unknown; and reads a server's reasons for refusing a prompt, node by node."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,10 @@ PROBLEMS_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One thing wrong with one node. `allowed` is told in words; empty where the server is silent."""
+    """One problem of one node.
+
+    `allowed` describes the valid values in words; it is empty if the server does not name them.
+    """
 
     node_id: str
     title: str
@@ -100,7 +103,8 @@ class NodeProblem:
 
 
 def refusal_from(answer: Mapping[str, Any], prompt: Mapping[str, Any]) -> PromptRefused:
-    """From the body of a 400, or of a 200 that leaves out part of the prompt."""
+    """Builds PromptRefused from the body of a 400, or of a 200 that lists node errors because only
+    part of the prompt would run."""
     problems = tuple(_problems(answer.get("node_errors") or {}, prompt))
     error = answer.get("error")
     if isinstance(error, dict) and not problems:
@@ -152,7 +156,10 @@ def _problem(
 
 
 def _of_prompt(error: Mapping[str, Any], prompt: Mapping[str, Any]) -> Iterator[NodeProblem]:
-    """An unknown node type is told about the prompt as a whole; newer servers name the node."""
+    """The problem of the prompt as a whole.
+
+    Servers report an unknown node type this way; newer ones name the node.
+    """
     extra = error.get("extra_info")
     if not isinstance(extra, dict) or "node_id" not in extra:
         return
@@ -173,7 +180,7 @@ def _title(node: object) -> str:
 
 
 def _allowed(kind: str, config: object, details: str) -> str:
-    """In words, from the input's declaration: `[type or list, options]`."""
+    """Describes the valid values in words, from the input's declaration: `[type or list, options]`."""
     if kind == "value_not_in_list" and " not in " in details:
         # The declaration is left out of the answer when the list is long; the sentence has it.
         return details.split(" not in ", 1)[1]

@@ -1,5 +1,5 @@
-"""The interface of every backend, its values, what a backend can do beyond running prompts, and the settings of
-backends (a ComfyUI server, Comfy Cloud), from the environment or by hand."""
+"""The backend interface, its values and abilities, and the settings of backends (a ComfyUI server,
+Comfy Cloud), read from the environment or given by hand."""
 
 import enum
 import json
@@ -24,7 +24,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """`object_info` is the server's own, unread; `version` is empty where it is not told."""
+    """What a backend is. `object_info` is the server's own JSON, not parsed; `version` is empty if
+    the server does not report it."""
 
     object_info: Mapping[str, Any]
     version: str
@@ -34,7 +35,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """Where the backend put a file: often under another name than we gave."""
+    """Where the backend stored a file, often under another name than the one given."""
 
     name: str
     subfolder: str = ""
@@ -42,16 +43,14 @@ class Uploaded:
 
     @property
     def value(self) -> str:
-        """What a loader node's input takes."""
+        """The value for the input of a loader node."""
         return f"{self.subfolder}/{self.name}" if self.subfolder else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`run_id` names the run to the backend from now on; ours, where it lets us choose.
-
-    `adopted`: it was there already and has not been sent again.
-    """
+    """An accepted prompt. `run_id` is the backend's id of the run (our prompt id where the backend
+    lets us choose). `adopted`: the run already existed and was not sent again."""
 
     run_id: str
     adopted: bool = False
@@ -59,10 +58,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """`key` is the node's word for it: images, gifs, video, audio, 3d…
+    """A file that a run made.
 
-    `folder`: output, input or temp; those in temp vanish when the server restarts.
-    `reused`: made by an earlier run, so the file may be gone. `reference` is for the backend alone.
+    `key` is the node's name for the kind of output: images, gifs, video, audio, 3d… `folder`:
+    output, input or temp; files in temp are deleted when the server restarts. `reused`: an earlier
+    run made the file, so it may be gone. `reference` is used by the backend only.
     """
 
     node_id: str
@@ -91,7 +91,10 @@ class OutputValue:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """In the order of the backend's answer. `reused`: nodes that an earlier run had done."""
+    """The files and values of a run, in the order of the backend's answer.
+
+    `reused`: nodes whose results came from an earlier run.
+    """
 
     files: tuple[OutputFile, ...] = ()
     values: tuple[OutputValue, ...] = ()
@@ -106,7 +109,7 @@ class Fetched:
 
 
 class Cancellation(enum.Enum):
-    """What is certain after a cancel."""
+    """The confirmed state of a run after a cancel."""
 
     CANCELLED = "cancelled"
     ENDED_BEFORE = "ended_before"  # it succeeded or failed by itself, see `follow`
@@ -114,7 +117,7 @@ class Cancellation(enum.Enum):
 
 
 class Backend(Protocol):
-    """A thing that executes prompts. One instance serves many runs, also at once.
+    """Executes prompts. One instance serves many runs, also concurrently.
 
     All methods raise ServerUnavailable (after retries), AccessDenied and UnexpectedAnswer.
     """
@@ -122,48 +125,52 @@ class Backend(Protocol):
     async def describe(self) -> Description: ...
 
     async def queue_length(self) -> int:
-        """Prompts that wait or run, of all clients."""
+        """Number of waiting and running prompts, of all clients."""
         ...
 
     async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
-        """Without `name` it keeps its own. Use the returned value, not the name given.
+        """Uploads a file. Without `name` it keeps its own name.
 
-        `subfolder`: of the folder of inputs, where the backend has one.
+        Use the returned value, not the name given. `subfolder` is inside the input folder, if the
+        backend has one.
         """
         ...
 
     async def submit(
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
     ) -> Submitted:
-        """Queue a prompt exactly once. `prompt_id`: a lower-case UUID, new for each run.
+        """Queues a prompt exactly once. `prompt_id`: a lower-case UUID, new for each run.
 
-        Raises PromptRefused, and OutcomeUnknown when it may or may not have been taken: `adopt`
-        tells later.
+        Raises PromptRefused; and OutcomeUnknown when the prompt may or may not have been accepted:
+        `adopt` finds out later.
         """
         ...
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
-        """The run of a caller that has gone, by the id given to `submit`; None: there is none."""
+        """Finds a run that another process submitted, by the id given to `submit`.
+
+        None if there is no such run.
+        """
         ...
 
     def follow(self, run_id: str) -> AsyncIterator[Event]:
-        """Every event until the end. Raises RunLost, RunStalled, RunTimedOut."""
+        """Yields every event until the run ends. Raises RunLost, RunStalled, RunTimedOut."""
         ...
 
     async def outputs(self, run_id: str) -> Outputs:
-        """Of a run that has ended. Raises RunLost."""
+        """Returns the outputs of an ended run. Raises RunLost."""
         ...
 
     async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        """Stream it to the path `to`, which appears only when complete. Raises FileGone."""
+        """Streams a file to the path `to`, which appears only when complete. Raises FileGone."""
         ...
 
     async def cancel(self, run_id: str) -> Cancellation:
-        """Stop it, and make sure. Raises CancelUnconfirmed."""
+        """Stops a run and waits until that is confirmed. Raises CancelUnconfirmed."""
         ...
 
     async def free(self) -> None:
-        """Let go of models and kept results, where the backend can."""
+        """Unloads models and cached results, if the backend can."""
         ...
 
     async def aclose(self) -> None: ...
@@ -171,13 +178,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendAbilities:
-    """A ComfyUI can all of this.
+    """What a backend can do. A ComfyUI server can do all of this.
 
-    `describes`: its node types; else `describe` raises NotOffered. `frees`: else `free` does nothing.
-    `tells_nodes`: each node's start, steps and end, and which results it reused; else samples.
-    `tells_texts`: as outputs. `tells_folders`: whether a file is temporary.
-    `tells_parts`: that a prompt would run only in part, so that it is refused.
-    `tells_kinds`: of a refused prompt, ComfyUI's own word for what is wrong with it as a whole.
+    `describes`: it lists its node types; otherwise `describe` raises NotOffered. `frees`: otherwise
+    `free` does nothing. `tells_nodes`: it reports the start, steps and end of each node and which
+    results it reused; otherwise only samples. `tells_texts`: it returns texts as outputs.
+    `tells_folders`: it says whether a file is temporary. `tells_parts`: it says that a prompt would
+    run only in part, so that it is refused. `tells_kinds`: for a refused prompt it returns
+    ComfyUI's own error type.
     """
 
     describes: bool = True
@@ -198,7 +206,10 @@ RETRIES_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """How long and how often. `stall_seconds`: a run without any sign of progress."""
+    """Timeouts and the number of retries.
+
+    `stall_seconds`: how long a run may go without any sign of progress.
+    """
 
     job_seconds: float = DEFAULT_JOB_SECONDS
     max_retries: int = DEFAULT_MAX_RETRIES
@@ -258,7 +269,7 @@ DEFAULT_CLOUD_URL = "https://cloud.comfy.org"
 
 @dataclass(frozen=True, slots=True)
 class CloudSettings:
-    """`key` is left out of every text that is made of this."""
+    """Settings of Comfy Cloud. `key` is left out of every text made of this object."""
 
     key: str = field(default="", repr=False)
     base_url: str = DEFAULT_CLOUD_URL

@@ -1,5 +1,5 @@
-"""HTTP calls to a backend: retried with back-off where that is safe, logged, counted; and files to and from a ComfyUI
-server."""
+"""HTTP calls to a backend: retried with back-off where that is safe, logged, counted; and file
+transfers to and from a ComfyUI server."""
 
 import contextlib
 import logging
@@ -31,17 +31,17 @@ LATENCIES_KEPT_MAX = 1000
 
 
 class CallMeter(Protocol):
-    """`operation` is a method and route without ids: `POST /prompt`."""
+    """Counts calls. `operation` is a method and route without ids: `POST /prompt`."""
 
     def called(self, operation: str, *, ok: bool, seconds: float) -> None: ...
 
     def unexpected(self, operation: str) -> None:
-        """An answer of a shape that we don't know: worth an alert, the server has changed."""
+        """Counts an answer of unknown shape. Worth an alert: the server has changed."""
         ...
 
 
 class CallTally:
-    """A meter that keeps its figures in memory."""
+    """A CallMeter that keeps its figures in memory."""
 
     def __init__(self) -> None:
         self.successes: Counter[str] = Counter()
@@ -85,15 +85,15 @@ class BackendCalls(HttpClient):
         self.meter = meter
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
-        """A 429 only if it says when to come again: it may also stand for an account without credit."""
+        """A 429 is retried only if it has a Retry-After: it may also mean an account without credit."""
         if response.status_code == 429:
             return retry_after_seconds(response.headers) is not None
         return may_repeat and response.status_code >= 500
 
     async def ask(self, call: Call) -> httpx.Response:
-        """Attempts until an answer below 500. Only for calls that may safely be made twice.
+        """Sends until an answer below 500 comes. Only for calls that may safely be made twice.
 
-        Raises ServerUnavailable and AccessDenied; other statuses are the caller's.
+        Raises ServerUnavailable and AccessDenied; the caller handles other statuses.
         """
         response = await self.send(call, may_repeat=True)
         if response.status_code >= 500:
@@ -101,7 +101,7 @@ class BackendCalls(HttpClient):
         return require_success(call, response)
 
     async def repeat(self, call: Call, transfer: Callable[[], Awaitable[T]]) -> T:
-        """Repeats the transfer of a file while the network or the server fails."""
+        """Repeats a file transfer while the network or the server fails."""
         for attempt in range(self.retry.attempts_max):
             if attempt:
                 await self.retry.back_off(attempt)
@@ -114,14 +114,14 @@ class BackendCalls(HttpClient):
         raise trouble
 
     async def ask_json(self, call: Call) -> Any:
-        """The JSON of a 200. Raises UnexpectedAnswer, too."""
+        """Returns the JSON of a 200. Also raises UnexpectedAnswer."""
         response = await self.ask(call)
-        with self.reading(call.operation, logging.INFO if call.is_poll else logging.ERROR):
+        with self.count_unexpected(call.operation, logging.INFO if call.is_poll else logging.ERROR):
             return parse_answer(call, response)
 
     @contextlib.contextmanager
-    def reading(self, operation: str, level: int = logging.ERROR) -> Iterator[None]:
-        """Counts and logs an answer of an unexpected shape that is found inside."""
+    def count_unexpected(self, operation: str, level: int = logging.ERROR) -> Iterator[None]:
+        """Counts and logs an UnexpectedAnswer raised inside the block."""
         try:
             yield
         except UnexpectedAnswer as error:
@@ -134,8 +134,8 @@ class BackendCalls(HttpClient):
             raise
 
     @contextlib.contextmanager
-    def noting(self, call: Call) -> Iterator[CallRecord]:
-        """Logs and counts what is done inside as one call."""
+    def recorded(self, call: Call) -> Iterator[CallRecord]:
+        """Logs and counts the block as one call."""
         note, started = CallRecord(), self.retry.clock()
         failure: str | None = None
         try:
@@ -176,7 +176,7 @@ def parse_answer(call: Call, response: httpx.Response) -> Any:
 
 
 def _log(call: Call, place: str, status: int | None, failure: str | None, seconds: float) -> None:
-    """That nobody answers, or not what should, is told by whoever waits, once; not with every attempt."""
+    """Logs one attempt. Failed polls are logged at INFO: the caller that polls reports the outage, once."""
     level = logging.WARNING if (status or 0) >= 400 and not call.is_poll else logging.INFO
     logger.log(
         level,
@@ -194,12 +194,14 @@ def _log(call: Call, place: str, status: int | None, failure: str | None, second
 
 UPLOAD_ROUTE = "/upload/image"  # for files of every kind
 VIEW_ROUTE = "/view"
+DEFAULT_TYPE = "application/octet-stream"
+GONE = frozenset({404, 410})
 
 
 async def upload_file(
     calls: BackendCalls, path: Path, name: str | None, subfolder: str = ""
 ) -> Uploaded:
-    """Safe to repeat: the same bytes under a taken name get the name that they have."""
+    """Uploads a file. Safe to repeat: the server keeps one copy of the same bytes under the same name."""
     file = await _opened(path)
     try:
         return await _upload(calls, file, Path(name or path.name).name, subfolder)
@@ -215,7 +217,7 @@ async def _upload(calls: BackendCalls, file: BinaryIO, name: str, subfolder: str
         raise LimitExceeded(f"{name} is larger than the server takes")
     if response.status_code == 400:
         raise InvalidInput(f"the server does not take {name}: {shorten(response.text)}")
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         what = "the answer to an upload"
         answer = mapping_in(parse_answer(call, response), what)
         subfolder, folder = str(answer.get("subfolder") or ""), str(answer.get("type") or "input")
@@ -230,7 +232,7 @@ async def _opened(path: Path) -> BinaryIO:
 
 
 async def fetch_file(calls: BackendCalls, file: OutputFile, to: Path) -> Fetched:
-    """Attempts until complete; the file appears under its name only then."""
+    """Downloads a file, with retries; it appears under its name only when complete."""
     params = {"filename": file.filename, "subfolder": file.subfolder, "type": file.folder}
     call = Call("GET", VIEW_ROUTE, params=params)
     return await calls.repeat(call, lambda: _fetch(calls, call, file, to))
@@ -238,26 +240,35 @@ async def fetch_file(calls: BackendCalls, file: OutputFile, to: Path) -> Fetched
 
 async def _fetch(calls: BackendCalls, call: Call, file: OutputFile, to: Path) -> Fetched:
     async with calls.stream(call) as response:
-        await _check(calls, call, file, response)
-        size = await save_body(response, to)
-        return Fetched(to, size, response.headers.get("content-type", "application/octet-stream"))
+        reused = "; an earlier run made it" if file.reused else ""
+        gone = FileGone(f"{file.filename} is no longer in {file.folder}{reused}", file=file)
+        await require_file(calls, call, response, gone)
+        return await save_response(response, to)
 
 
-async def _check(
-    calls: BackendCalls, call: Call, file: OutputFile, response: httpx.Response
+async def save_response(response: httpx.Response, to: Path) -> Fetched:
+    size_bytes = await save_body(response, to)
+    return Fetched(to, size_bytes, response.headers.get("content-type", DEFAULT_TYPE))
+
+
+async def require_file(
+    calls: BackendCalls, call: Call, response: httpx.Response, gone: FileGone
 ) -> None:
-    # A page is never the file: ComfyUI serves even those as plain bytes. It is somebody's error.
+    """Raises unless the response is a file; `gone` if the server no longer has it.
+
+    An HTML page is never the file, because servers send even those as plain bytes: it is the error
+    page of a proxy.
+    """
     is_page = response.headers.get("content-type", "").startswith("text/html")
     if response.status_code == 200 and not is_page:
         return
     await response.aread()
-    if response.status_code == 404:
-        reused = "; an earlier run made it" if file.reused else ""
-        raise FileGone(f"{file.filename} is no longer in {file.folder}{reused}", file=file)
+    if response.status_code in GONE:
+        raise gone
     if response.status_code >= 500:
         raise error_from_response(call, response)
     require_success(call, response)
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         raise UnexpectedAnswer(
             f"{call.operation} was answered {response.status_code}: {shorten(response.text)}"
         )

@@ -46,28 +46,31 @@ NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
 async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
-    """Raises AccessDenied, ServerUnavailable and UnexpectedAnswer; nothing is settled then."""
+    """Finds out which API the server has.
+
+    On AccessDenied, ServerUnavailable or UnexpectedAnswer nothing is decided.
+    """
     call = Call("GET", "/jobs/{id}", path=f"/jobs/{UNKNOWN_JOB_ID}")
     try:
         response = await call_repeatable(v2, call)
     except AccessDenied:
         # A door before all routes may know the keys of v1 only.
-        return await _by_v1(v1)
+        return await _detect_v1(v1)
     # Both say 404: v2 for the job, in its envelope; v1 for the route.
     if parse_error_body(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:
-        return await _by_v1(v1)
-    with v2.reading(call.operation):
+        return await _detect_v1(v1)
+    with v2.count_unexpected(call.operation):
         raise unexpected_answer(
             f"{call.operation} was answered {response.status_code}", response.text
         )
 
 
-async def _by_v1(v1: BackendCalls) -> Api:
+async def _detect_v1(v1: BackendCalls) -> Api:
     call = Call("GET", "/prompt")
     response = await call_repeatable(v1, call)
-    with v1.reading(call.operation):
+    with v1.count_unexpected(call.operation):
         if response.status_code != 200:
             raise unexpected_answer("this is no Comfy Cloud", shorten(response.text))
         what = "the length of the queue"
@@ -88,9 +91,10 @@ V2_ABILITIES = BackendAbilities(
 
 
 class ComfyCloud:
-    """See Backend. Which API is found out at the first call and kept, unless that call failed.
+    """The backend for Comfy Cloud; see Backend.
 
-    The key is sent to the origin of `base_url` and to nobody else.
+    The API version is detected at the first call and kept, unless that call failed. The key is sent
+    only to the origin of `base_url`.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class ComfyCloud:
         meter: CallMeter | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        _refuse_to_show_the_key(settings)
+        _require_encryption(settings)
         retry = retry or RetryPolicy()
         # Made once: to read all certificates takes longer than a request.
         trust = httpx.create_ssl_context()
@@ -127,7 +131,7 @@ class ComfyCloud:
         await self._storage.aclose()
 
     async def api(self) -> Api:
-        """Which of the two this server has."""
+        """Returns which of the two API versions this server has."""
         async with self._probing:
             if self._known is None:
                 self._known = await detect_api(self._v1_calls, self._v2_calls)
@@ -139,7 +143,7 @@ class ComfyCloud:
         return replace(V2_ABILITIES, describes=await self._describes())
 
     async def describe(self) -> Description:
-        """v2 has no word for it; a server may have v1's beside it. Raises NotOffered if not."""
+        """v2 has no route for this; a server may offer v1's beside it. Otherwise raises NotOffered."""
         try:
             return await self._v1.describe()
         except UnexpectedAnswer as error:
@@ -148,38 +152,38 @@ class ComfyCloud:
             raise
 
     async def queue_length(self) -> int:
-        return await (await self._chosen()).queue_length()
+        return await (await self._detected()).queue_length()
 
     async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
-        return await (await self._chosen()).upload(path, name=name)
+        return await (await self._detected()).upload(path, name=name)
 
     async def submit(
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
     ) -> Submitted:
         _check_id(prompt_id)
-        chosen = await self._chosen()
+        chosen = await self._detected()
         return await chosen.submit(prompt, prompt_id=prompt_id, extra_data=extra_data)
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
-        return await (await self._chosen()).adopt(prompt_id)
+        return await (await self._detected()).adopt(prompt_id)
 
     async def follow(self, run_id: str) -> AsyncGenerator[Event]:
-        """Each run once at a time."""
-        async with contextlib.aclosing((await self._chosen()).follow(run_id)) as events:
+        """A run can be followed by one caller at a time."""
+        async with contextlib.aclosing((await self._detected()).follow(run_id)) as events:
             async for event in events:
                 yield event
 
     async def outputs(self, run_id: str) -> Outputs:
-        return await (await self._chosen()).outputs(run_id)
+        return await (await self._detected()).outputs(run_id)
 
     async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        return await (await self._chosen()).fetch(file, to)
+        return await (await self._detected()).fetch(file, to)
 
     async def cancel(self, run_id: str) -> Cancellation:
-        return await (await self._chosen()).cancel(run_id)
+        return await (await self._detected()).cancel(run_id)
 
     async def free(self) -> None:
-        """Nothing: the cloud's machines are its own business."""
+        """Does nothing: the cloud manages the memory of its own machines."""
 
     async def _describes(self) -> bool:
         try:
@@ -188,12 +192,13 @@ class ComfyCloud:
             return False
         return True
 
-    async def _chosen(self) -> CloudV1 | CloudV2:
+    async def _detected(self) -> CloudV1 | CloudV2:
         return self._v1 if await self.api() == "v1" else self._v2
 
 
-def _refuse_to_show_the_key(settings: CloudSettings) -> None:
-    """Over plain http everybody on the way can read it; on this machine there is no way."""
+def _require_encryption(settings: CloudSettings) -> None:
+    """Raises if the key would be sent over plain http to another machine, where anybody on the
+    network could read it."""
     base = httpx.URL(settings.base_url)
     if settings.key and base.scheme != "https" and not is_loopback(base):
         raise InvalidValue(

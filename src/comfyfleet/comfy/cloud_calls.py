@@ -1,5 +1,5 @@
-"""Calls to Comfy Cloud: put off when it asks for that, its errors parsed, downloads by redirect to a storage that
-must not see the key, and the marker by which a job is found whose submit was cut off."""
+"""Calls to Comfy Cloud: rate limits, error bodies, downloads redirected to a storage that must not
+see the key, and the marker that finds a job whose submit got no answer."""
 
 import contextlib
 import ipaddress
@@ -14,9 +14,13 @@ from urllib.parse import quote
 
 import httpx
 
-from comfyfleet.comfy.answers import unexpected_answer
 from comfyfleet.comfy.backend import BackendLimits, Fetched
-from comfyfleet.comfy.calls import BackendCalls, error_from_response, require_success
+from comfyfleet.comfy.calls import (
+    BackendCalls,
+    require_file,
+    require_success,
+    save_response,
+)
 from comfyfleet.errors import (
     CreditsExhausted,
     FileGone,
@@ -24,14 +28,14 @@ from comfyfleet.errors import (
     ServerUnavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.transport.files import save_body
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.retry import retry_after_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class CloudErrorBody:
-    """Both empty where something else than the cloud has answered."""
+    """The parsed error body; both `code` and `message` are empty if something else than the cloud
+    answered."""
 
     code: str = ""
     message: str = ""
@@ -40,22 +44,24 @@ class CloudErrorBody:
 
     @property
     def is_payment_error(self) -> bool:
-        """v1 says 429 both for too many requests and for a subscription that has ended."""
+        """Tells a missing payment from a rate limit: v1 answers 429 for both."""
         text = self.message.lower()
         return "not paid" in text or "subscription" in text or self.code == "insufficient_credits"
 
 
 def parse_error_body(body: bytes) -> CloudErrorBody:
-    """v1 tells code and message bare, v2 in an envelope `{"error": {…}}`."""
+    """Parses v1's plain `{"code", "message"}` and v2's envelope `{"error": {…}}`."""
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return CloudErrorBody()
-    if not isinstance(told, dict):
+    if not isinstance(answer, dict):
         return CloudErrorBody()
-    inner = told.get("error")
+    inner = answer.get("error")
     if not isinstance(inner, dict):
-        return CloudErrorBody(str(told.get("code") or ""), str(told.get("message") or inner or ""))
+        return CloudErrorBody(
+            str(answer.get("code") or ""), str(answer.get("message") or inner or "")
+        )
     details = inner.get("details")
     return CloudErrorBody(
         str(inner.get("code") or ""),
@@ -66,23 +72,23 @@ def parse_error_body(body: bytes) -> CloudErrorBody:
 
 
 async def call_repeatable(calls: BackendCalls, call: Call) -> httpx.Response:
-    """For what may be asked twice."""
-    return _require_admitted(call, await calls.ask(call))
+    """Sends a call that may safely be made twice."""
+    return _check_rate_limit(call, await calls.ask(call))
 
 
 async def call_once(calls: BackendCalls, call: Call) -> httpx.Response:
-    """For what must not happen twice: repeated only if it was not sent, or refused for now.
+    """Sends a call that must not take effect twice: repeated only if it was not sent, or was refused for now.
 
-    OutcomeUnknown: it was sent, and no answer came that tells what became of it.
+    Raises OutcomeUnknown if it was sent and no answer tells the result.
     """
     response = await calls.send(call, may_repeat=False)
     if response.status_code >= 500:
-        # Something between us and the queue may say so after the queue has taken it.
+        # A proxy may answer so after the queue has accepted the call.
         raise OutcomeUnknown(f"{call.operation} was answered {response.status_code}")
-    return _require_admitted(call, require_success(call, response))
+    return _check_rate_limit(call, require_success(call, response))
 
 
-def _require_admitted(call: Call, response: httpx.Response) -> httpx.Response:
+def _check_rate_limit(call: Call, response: httpx.Response) -> httpx.Response:
     if response.status_code != 429:
         return response
     seconds = retry_after_seconds(response.headers)
@@ -92,18 +98,21 @@ def _require_admitted(call: Call, response: httpx.Response) -> httpx.Response:
 def _rate_limited(
     call: Call, error_body: CloudErrorBody, seconds: float | None
 ) -> CreditsExhausted | ServerUnavailable:
-    told = error_body.message or error_body.code or "no reason was told"
+    message = error_body.message or error_body.code or "no reason was told"
     if error_body.is_payment_error:
-        return CreditsExhausted(f"the cloud wants to be paid first: {told}")
+        return CreditsExhausted(f"the cloud wants to be paid first: {message}")
     return ServerUnavailable(
-        f"{call.operation} was put off: {told}",
+        f"{call.operation} was put off: {message}",
         received_code=error_body.code,
         retry_after_seconds=seconds,
     )
 
 
 def call_by_id(method: str, route: str, its_id: str) -> Call:
-    """Ids come from servers and users: none of them may lead to another route."""
+    """Builds a call with an id in its path.
+
+    Ids come from servers and users, so they are escaped and can't change the route.
+    """
     safe = quote(its_id, safe="").replace(".", "%2E")
     return Call(method, route, path=route.replace("{id}", safe))
 
@@ -125,7 +134,7 @@ def is_loopback(url: httpx.URL) -> bool:
 
 
 def resolve_link(base: httpx.URL, link: str) -> httpx.URL:
-    """A link of an answer: host-relative ones belong to the origin, whatever path the base has."""
+    """Resolves a link of an answer. Host-relative links belong to the origin, whatever path `base` has."""
     try:
         return base.copy_with(path="/", query=None).join(link)
     except httpx.InvalidURL as error:
@@ -133,7 +142,10 @@ def resolve_link(base: httpx.URL, link: str) -> httpx.URL:
 
 
 def require_own_link(base: httpx.URL, link: str) -> httpx.URL:
-    """A link that we follow with the key, so only to the server that the key is for."""
+    """Resolves a link that is called with the key.
+
+    Raises UnexpectedAnswer unless it leads to the server that the key is for.
+    """
     url = resolve_link(base, link)
     if not is_same_origin(base, url):
         raise UnexpectedAnswer(f"the server links to {url.host}, which does not get its key")
@@ -141,7 +153,10 @@ def require_own_link(base: httpx.URL, link: str) -> httpx.URL:
 
 
 def require_storage_link(base: httpx.URL, at: httpx.URL, location: str) -> httpx.URL:
-    """Where a download is redirected to: encrypted, unless all of it stays on this machine."""
+    """Resolves the redirect of a download.
+
+    Raises UnexpectedAnswer unless it is https or stays on this machine.
+    """
     try:
         url = at.join(location)
     except httpx.InvalidURL as error:
@@ -160,12 +175,13 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 REDIRECTS_MAX = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-DEFAULT_TYPE = "application/octet-stream"
-GONE = frozenset({404, 410})
 
 
 def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBaseTransport:
-    """A transport, not a client: it has no headers, cookies or keys, and logs no signed address."""
+    """The HTTP transport for the storage.
+
+    Not a client, so that no header, cookie, key or signed URL is sent or logged.
+    """
     proxy = None if is_loopback(base) else urllib.request.getproxies().get("https")
     return httpx.AsyncHTTPTransport(verify=trust, proxy=proxy)
 
@@ -173,10 +189,10 @@ def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBase
 async def download(
     calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
 ) -> Fetched:
-    return await calls.repeat(call, lambda: _attempt(calls, storage, call, to))
+    return await calls.repeat(call, lambda: _download_once(calls, storage, call, to))
 
 
-async def _attempt(
+async def _download_once(
     calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
 ) -> Fetched:
     base = calls.client.base_url
@@ -187,18 +203,17 @@ async def _attempt(
             if response.status_code not in REDIRECTS:
                 break
             at = require_storage_link(base, at, response.headers.get("location", ""))
-            response = await stack.enter_async_context(_bare(storage, at, calls.limits))
-        with calls.reading(call.operation):
-            await _check(call, response)
-        size_bytes = await save_body(response, to)
-        return Fetched(to, size_bytes, response.headers.get("content-type", DEFAULT_TYPE))
+            response = await stack.enter_async_context(_get_without_key(storage, at, calls.limits))
+        await require_file(calls, call, response, FileGone("the cloud no longer has the file"))
+        return await save_response(response, to)
 
 
 @contextlib.asynccontextmanager
-async def _bare(
+async def _get_without_key(
     storage: httpx.AsyncBaseTransport, url: httpx.URL, limits: BackendLimits
 ) -> AsyncIterator[httpx.Response]:
-    """Only the address of the redirect is sent: it is all the right that the storage wants."""
+    """Sends a GET with nothing but the URL of the redirect, which is signed: the storage needs no
+    other credentials."""
     timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
     request = httpx.Request("GET", url, extensions={"timeout": timeout.as_dict()})
     response = await storage.handle_async_request(request)
@@ -209,20 +224,6 @@ async def _bare(
         await response.aclose()
 
 
-async def _check(call: Call, response: httpx.Response) -> None:
-    """A page is never the file: it is the error of somebody in between."""
-    is_page = response.headers.get("content-type", "").startswith("text/html")
-    if response.status_code == 200 and not is_page:
-        return
-    await response.aread()
-    if response.status_code in GONE:
-        raise FileGone("the cloud no longer has the file")
-    if response.status_code >= 500:
-        raise error_from_response(call, response)
-    require_success(call, response)
-    raise unexpected_answer(f"{call.operation} should hand out a file", response.text)
-
-
 MARKER_KEY = "comfyfleet_run"
 
 
@@ -231,17 +232,17 @@ def marker_of(prompt_id: str) -> str:
 
 
 def with_marker(prompt: Mapping[str, Any], prompt_id: str) -> dict[str, Any]:
-    """The prompt with our sign in the `_meta` of each node.
+    """Returns the prompt with our marker in the `_meta` of each node.
 
-    `_meta` is kept by servers and takes no part in execution, so names of outputs and what may come
-    from the cache stay as they are. Each node has it because a server may keep only some.
+    Servers keep `_meta` and don't execute it, so output names and cache hits stay the same. Each
+    node gets it because a server may return only some.
     """
     marker = marker_of(prompt_id)
     return {node_id: _marked(node, marker) for node_id, node in prompt.items()}
 
 
 def is_marked(document: object, prompt_id: str) -> bool:
-    """Whether our sign is anywhere in what a server shows of a job."""
+    """Whether our marker is anywhere in what a server returns about a job."""
     return marker_of(prompt_id) in json.dumps(document)
 
 

@@ -72,7 +72,7 @@ from comfyfleet.transport.http import Call
 
 V1Phase = Literal["waiting", "running", "succeeded", "failed", "cancelled"]
 
-# Only these end a job. New words appear without notice, and each of them means: still in flight.
+# Only these end a job. New states appear without notice, and each of them means: still running.
 END_PHASES: dict[str, V1Phase] = {
     "success": "succeeded",
     "error": "failed",
@@ -111,23 +111,26 @@ def is_retryable(state: str) -> bool:
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-# Messages of runs that nobody follows yet: a quick run tells all before its submit is answered.
+# Messages of runs that nobody follows yet: a quick run can end before its submit is answered.
 UNCLAIMED_MESSAGES_MAX = 500
 SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
-# The key stands in the address, and the library would log it: it gets a log that nobody keeps.
+# The key is in the address, which the library would log: it gets a logger without handlers.
 SILENT_LOGGER = logging.Logger("silent", level=logging.CRITICAL + 1)
 
 
 class CloudSocket:
-    """Hands each message to the run that it names. Never raises: without it, runs are polled."""
+    """One websocket for all runs: delivers each message to the run that it names.
+
+    Never raises: without a socket, runs are polled.
+    """
 
     def __init__(self, calls: BackendCalls, key: str, client_id: str) -> None:
         self._calls = calls
         self._address = socket_address(calls.client.base_url, key, client_id)
         self._runs: dict[str, Inbox] = {}
-        self._strays: deque[tuple[str, Message]] = deque(maxlen=UNCLAIMED_MESSAGES_MAX)
+        self._unclaimed: deque[tuple[str, Message]] = deque(maxlen=UNCLAIMED_MESSAGES_MAX)
         self._reader: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
@@ -136,7 +139,7 @@ class CloudSocket:
         return self._reader is not None and not self._reader.done()
 
     async def start(self) -> None:
-        """Listen from now on, if that is possible."""
+        """Opens the socket, if that is possible."""
         async with self._opening:
             if self.is_open:
                 return
@@ -146,13 +149,13 @@ class CloudSocket:
 
     def join(self, run_id: str) -> Inbox:
         inbox = self._runs.setdefault(run_id, Inbox())
-        strays = [*self._strays]
-        self._strays.clear()
-        for stray in strays:
-            if stray[0] == run_id:
-                inbox.put(stray[1])
+        unclaimed = [*self._unclaimed]
+        self._unclaimed.clear()
+        for owner_id, message in unclaimed:
+            if owner_id == run_id:
+                inbox.put(message)
             else:
-                self._strays.append(stray)
+                self._unclaimed.append((owner_id, message))
         return inbox
 
     def leave(self, run_id: str) -> None:
@@ -166,7 +169,7 @@ class CloudSocket:
 
     async def _open(self) -> ClientConnection | None:
         try:
-            with self._calls.noting(SOCKET):
+            with self._calls.recorded(SOCKET):
                 socket = await connect(
                     self._address,
                     open_timeout=self._calls.limits.connect_seconds,
@@ -193,7 +196,7 @@ class CloudSocket:
             current = await self._reconnect()
 
     async def _reconnect(self) -> ClientConnection | None:
-        """None: nobody is waiting, or there is no way; the next run tries again."""
+        """Opens a new socket. None if no run is followed or the retries failed; the next run tries again."""
         for attempt in range(1, self._calls.limits.max_retries + 1):
             if not self._runs:
                 return None
@@ -206,19 +209,19 @@ class CloudSocket:
 
     def _take(self, raw: str | bytes) -> None:
         try:
-            with self._calls.reading("websocket"):
+            with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # Counted and logged; what it may have told is found by polling.
+            # Counted and logged; polling finds what it may have contained.
             return
-        # Jobs of a user run side by side: what does not name its run can be anybody's.
+        # Jobs of a user run concurrently: a message without a run id can belong to any of them.
         run_id = getattr(message, "run_id", CURRENT_RUN)
         if run_id == CURRENT_RUN:
             return
         if inbox := self._runs.get(run_id):
             inbox.put(message)
         else:
-            self._strays.append((run_id, message))
+            self._unclaimed.append((run_id, message))
 
 
 def socket_address(base: httpx.URL, key: str, client_id: str) -> str:
@@ -234,15 +237,15 @@ QUEUE = Call("GET", "/queue")
 
 @dataclass(frozen=True, slots=True)
 class V1State:
-    """One of the cloud's raw words, and its own sentence about a failure."""
+    """A job's state as v1 names it, and the cloud's message about a failure."""
 
-    word: str
+    name: str
     error_message: str
 
 
 @dataclass(frozen=True, slots=True)
 class V1QueueRow:
-    """A job in the queue. Items 3 and 4 have another order than on a ComfyUI."""
+    """A job in the queue. Items 3 and 4 are in another order than on a ComfyUI server."""
 
     number: float
     run_id: str
@@ -259,14 +262,14 @@ async def locate_v1_run(calls: BackendCalls, run_id: str) -> RunLocation:
     state = await fetch_state(calls, run_id)
     if state is None:
         return Absent()
-    match phase_of(state.word):
+    match phase_of(state.name):
         case "waiting":
-            return _waiting(await fetch_queue(calls), run_id)
+            return _queue_position(await fetch_queue(calls), run_id)
         case "running":
             return Executing(None)
     detail = await fetch_detail(calls, run_id)
-    # The state is told a moment before the rest can be had: not over before both are there.
-    return Executing(None) if detail is None else _ended(run_id, state, detail)
+    # The state changes a moment before the details can be read: not over before both are there.
+    return Executing(None) if detail is None else _history_entry(run_id, state, detail)
 
 
 async def fetch_state(calls: BackendCalls, run_id: str) -> V1State | None:
@@ -274,10 +277,10 @@ async def fetch_state(calls: BackendCalls, run_id: str) -> V1State | None:
     response = await call_repeatable(calls, call)
     if response.status_code == 404:
         return None
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         answer = mapping_in(parse_answer(call, response), "the status of a job")
-        word = text_at(answer, "status", "the status of a job")
-        return V1State(word, str(answer.get("error_message") or ""))
+        name = text_at(answer, "status", "the status of a job")
+        return V1State(name, str(answer.get("error_message") or ""))
 
 
 async def fetch_detail(calls: BackendCalls, run_id: str) -> Mapping[str, Any] | None:
@@ -285,7 +288,7 @@ async def fetch_detail(calls: BackendCalls, run_id: str) -> Mapping[str, Any] | 
     response = await call_repeatable(calls, call)
     if response.status_code == 404:
         return None
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         return mapping_in(parse_answer(call, response), "a job")
 
 
@@ -296,7 +299,7 @@ async def find_ended(calls: BackendCalls, run_id: str) -> InHistory | None:
 
 async def fetch_queue(calls: BackendCalls) -> V1Queue:
     response = await call_repeatable(calls, QUEUE)
-    with calls.reading(QUEUE.operation):
+    with calls.count_unexpected(QUEUE.operation):
         answer = mapping_in(parse_answer(QUEUE, response), "the queue")
         return V1Queue(_rows(answer, "queue_running"), _rows(answer, "queue_pending"))
 
@@ -312,15 +315,18 @@ def _row(row: object) -> V1QueueRow:
     return V1QueueRow(items[0], items[1], items)
 
 
-def _waiting(queue: V1Queue, run_id: str) -> InQueue:
-    """A job that has left the queue since its state was told has nobody ahead."""
+def _queue_position(queue: V1Queue, run_id: str) -> InQueue:
+    """The queue position of a waiting job.
+
+    A job that has left the queue since its state was read has 0 ahead.
+    """
     own = next((row.number for row in queue.pending if row.run_id == run_id), None)
     before = 0 if own is None else sum(row.number < own for row in queue.pending)
     running = queue.running[0].run_id if queue.running else None
     return InQueue(None, before + len(queue.running), running)
 
 
-def _ended(run_id: str, state: V1State, detail: Mapping[str, Any]) -> InHistory:
+def _history_entry(run_id: str, state: V1State, detail: Mapping[str, Any]) -> InHistory:
     cached = _cached(detail)
     outputs = detail.get("outputs")
     return InHistory(
@@ -331,21 +337,21 @@ def _ended(run_id: str, state: V1State, detail: Mapping[str, Any]) -> InHistory:
 
 
 def _end(run_id: str, state: V1State, detail: Mapping[str, Any], cached: tuple[str, ...]) -> End:
-    match phase_of(state.word):
+    match phase_of(state.name):
         case "succeeded":
             return Succeeded(run_id, cached)
         case "cancelled":
             return Cancelled(run_id)
-    return replace(_failure(run_id, state, detail), retryable=is_retryable(state.word))
+    return replace(_failure(run_id, state, detail), retryable=is_retryable(state.name))
 
 
 def _failure(run_id: str, state: V1State, detail: Mapping[str, Any]) -> Failed:
-    told = detail.get("execution_error")
-    if isinstance(told, dict) and isinstance(told.get("exception_type"), str):
-        failure = parse_failure({**told, "prompt_id": run_id})
+    error = detail.get("execution_error")
+    if isinstance(error, dict) and isinstance(error.get("exception_type"), str):
+        failure = parse_failure({**error, "prompt_id": run_id})
         if isinstance(failure, Failed):
             return failure
-    return Failed(run_id, state.error_message or f"the cloud says {state.word!r}, and no more")
+    return Failed(run_id, state.error_message or f"the cloud says {state.name!r}, and no more")
 
 
 def _cached(detail: Mapping[str, Any]) -> tuple[str, ...]:
@@ -368,9 +374,10 @@ JOBS = Call("GET", "/jobs", params=ENDED)
 
 @dataclass(frozen=True, slots=True)
 class V1Search:
-    """`is_complete`: all jobs were searched, so one that was not found is not there.
+    """The result of a search. `is_complete`: all jobs were searched, so a job that was not found does not
+    exist.
 
-    `others`: ended jobs that are not it, and need not be asked for again.
+    `others`: ended jobs without the marker, which need not be fetched again.
     """
 
     run_id: str | None
@@ -381,7 +388,10 @@ class V1Search:
 async def search_by_marker(
     calls: BackendCalls, prompt_id: str, others: frozenset[str] = frozenset()
 ) -> V1Search:
-    """Queue first, then the ended: a job moves from one to the other, never back."""
+    """Finds the job that carries the marker.
+
+    Searches the queue first, then ended jobs: a job moves from one to the other, never back.
+    """
     queue = await fetch_queue(calls)
     for row in (*queue.running, *queue.pending):
         if is_marked(row.items, prompt_id):
@@ -396,7 +406,7 @@ async def search_by_marker(
 
 async def _newest_ended(calls: BackendCalls) -> tuple[tuple[str, ...], bool]:
     response = await call_repeatable(calls, JOBS)
-    with calls.reading(JOBS.operation):
+    with calls.count_unexpected(JOBS.operation):
         answer = mapping_in(parse_answer(JOBS, response), "a list of jobs")
         rows = list_in(answer.get("jobs"), "'jobs'")
         run_ids = tuple(text_at(mapping_in(row, "a job"), "id", "a job") for row in rows)
@@ -408,24 +418,24 @@ def _has_more(answer: Mapping[str, Any]) -> bool:
     return page.get("has_more") is not False
 
 
-NOT_THERE = frozenset({404, 405, 501})
+NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
 async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
     location = await locate_v1_run(calls, run_id)
     if isinstance(location, Absent):
         return Cancellation.NOT_FOUND
-    if (certain := cancellation_from(location)) is not None:
-        return certain
+    if (confirmed := cancellation_from(location)) is not None:
+        return confirmed
     await _ask_to_stop(calls, run_id)
     return await confirm_cancelled(calls, run_id, lambda: locate_v1_run(calls, run_id))
 
 
 async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
     answer = await call_repeatable(calls, call_by_id("POST", "/jobs/{id}/cancel", run_id))
-    if answer.status_code not in NOT_THERE:
+    if answer.status_code not in NO_SUCH_ROUTE:
         return
-    # Without that route: as long as it waits it can be taken out of the queue alone.
+    # Without that route, a job can be deleted alone only while it waits in the queue.
     await call_repeatable(calls, Call("POST", "/queue", json={"delete": [run_id]}))
     running = [row.run_id for row in (await fetch_queue(calls)).running]
     if run_id not in running:
@@ -439,11 +449,11 @@ async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
     await call_repeatable(calls, Call("POST", "/interrupt"))
 
 
-RUNS_HEARD_MAX = 1000
+LIVE_RUNS_MAX = 1000
 
 
 class CloudV1:
-    """See Backend. `calls` have the key; `storage` must not."""
+    """Comfy Cloud by API v1; see Backend. `calls` send the key; `storage` must not."""
 
     def __init__(
         self, calls: BackendCalls, storage: httpx.AsyncBaseTransport, socket: CloudSocket
@@ -451,8 +461,8 @@ class CloudV1:
         self._calls = calls
         self._storage = storage
         self._socket = socket
-        # Runs that are heard from their beginning and have not been followed.
-        self._heard: deque[str] = deque(maxlen=RUNS_HEARD_MAX)
+        # Runs whose messages are received from the beginning and that have not been followed yet.
+        self._live_runs: deque[str] = deque(maxlen=LIVE_RUNS_MAX)
 
     async def aclose(self) -> None:
         await self._socket.aclose()
@@ -465,7 +475,7 @@ class CloudV1:
     async def queue_length(self) -> int:
         call = Call("GET", "/prompt")
         answer = await self._json(call, "the length of the queue")
-        with self._calls.reading(call.operation):
+        with self._calls.count_unexpected(call.operation):
             info = mapping_in(answer.get("exec_info"), "'exec_info'")
             return int(number_at(info, "queue_remaining", "'exec_info'"))
 
@@ -483,14 +493,14 @@ class CloudV1:
         call = Call("POST", "/prompt", json=sent)
         try:
             response = await call_once(self._calls, call)
-            with self._calls.reading(call.operation):
+            with self._calls.count_unexpected(call.operation):
                 run_id, partly = parse_submitted(call, response, prompt)
         except (OutcomeUnknown, UnexpectedAnswer) as error:
             return await self._find_again(prompt_id, error)
         if partly is not None:
             await self._cancel_submitted(run_id, partly)
         if self._socket.is_open:
-            self._heard.append(run_id)
+            self._live_runs.append(run_id)
         return Submitted(run_id)
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
@@ -512,7 +522,7 @@ class CloudV1:
             self._socket.join(run_id),
             lambda: locate_v1_run(self._calls, run_id),
             self._calls,
-            is_heard=self._is_heard(run_id),
+            has_live_messages=self._has_live_messages(run_id),
         )
         try:
             async with contextlib.aclosing(events):
@@ -536,31 +546,35 @@ class CloudV1:
         return await cancel_run(self._calls, run_id)
 
     async def free(self) -> None:
-        """The cloud's machines are its own business."""
+        """Does nothing: the cloud manages the memory of its own machines."""
 
     async def _cancel_submitted(self, run_id: str, partly: PromptRefused) -> NoReturn:
-        """Half a result is none: what would run of it is stopped, as far as that is possible."""
+        """Cancels what would run of a prompt that was refused in part, as far as possible: half a
+        result is of no use."""
         try:
             await self.cancel(run_id)
         except FleetError as error:
             raise partly from error
         raise partly
 
-    def _is_heard(self, run_id: str) -> bool:
-        if run_id not in self._heard:
+    def _has_live_messages(self, run_id: str) -> bool:
+        if run_id not in self._live_runs:
             return False
-        self._heard.remove(run_id)
+        self._live_runs.remove(run_id)
         return self._socket.is_open
 
     async def _json(self, call: Call, what: str) -> Mapping[str, Any]:
         response = await call_repeatable(self._calls, call)
-        with self._calls.reading(call.operation):
+        with self._calls.count_unexpected(call.operation):
             return mapping_in(parse_answer(call, response), what)
 
     async def _find_again(
         self, prompt_id: str, error: OutcomeUnknown | UnexpectedAnswer
     ) -> Submitted:
-        """Never sent again: what is not found now may still be on its way into the queue."""
+        """Looks for a prompt whose submit was not confirmed.
+
+        It is never sent again: it may still be on its way into the queue.
+        """
         if 400 <= int(error.details.get("status") or 0) < 500:
             raise error
         found = V1Search(None)
@@ -580,12 +594,12 @@ class CloudV1:
 def parse_submitted(
     call: Call, response: httpx.Response, prompt: Prompt
 ) -> tuple[str, PromptRefused | None]:
-    """The run, and why part of it would not run."""
+    """Returns the run id, and the refusal if only part of the prompt would run."""
     if response.status_code == 400:
         raise _refused(response, prompt)
     if response.status_code == 402:
-        told = parse_error_body(response.content).message
-        raise CreditsExhausted(f"the cloud wants to be paid first: {told}")
+        message = parse_error_body(response.content).message
+        raise CreditsExhausted(f"the cloud wants to be paid first: {message}")
     answer = mapping_in(parse_answer(call, response), "the answer to a prompt")
     run_id = text_at(answer, "prompt_id", "the answer to a prompt")
     partly = refusal_from(answer, prompt) if answer.get("node_errors") else None

@@ -96,7 +96,7 @@ ENDED = frozenset({"succeeded", "failed", "expired", "canceled"})
 
 @dataclass(frozen=True, slots=True)
 class V2JobOutput:
-    """A file that a job made; `url` is good until it expires, `asset_id` as long as the job is."""
+    """A file that a job made. `url` is valid until it expires, `asset_id` as long as the job exists."""
 
     node_id: str
     name: str
@@ -117,7 +117,7 @@ class V2JobFault:
 
 @dataclass(frozen=True, slots=True)
 class V2JobProgress:
-    """A whole snapshot, never a difference."""
+    """A complete snapshot of the progress, never a difference."""
 
     value: float
     node_id: str | None
@@ -159,7 +159,7 @@ def parse_job(answer: object) -> V2Job:
 
 
 def parse_status(holder: Mapping[str, Any]) -> V2JobStatus:
-    """Words that v2 does not have are in flight: only the four ends end a job."""
+    """The status of a job. An unknown status counts as running: only the four end states end a job."""
     status = text_at(holder, "status", "a job")
     return cast(V2JobStatus, status) if status in STATUSES else "running"
 
@@ -205,11 +205,11 @@ def _parse_fault(answer: object) -> V2JobFault:
 
 
 def _optional(value: object, kind: type[T]) -> T | None:
-    """What is only told to people is left out when it is odd, rather than ending a run."""
+    """Returns None for a value of the wrong type: fields that are only shown to people must not end a run."""
     return value if isinstance(value, kind) else None
 
 
-# A loader's input is a text to everybody else: the reference is made of it when it is submitted.
+# Callers treat a loader's input as a text; `with_references` turns it into a reference at submit.
 SCHEME = "comfy-asset://"
 
 
@@ -229,7 +229,7 @@ class CloudAsset:
 
 
 def content_hash(path: Path) -> str:
-    """Reads the whole file; not for the event loop."""
+    """Hashes the file. Reads all of it, so run it in a thread."""
     digest = blake3.blake3(max_threads=blake3.blake3.AUTO)
     digest.update_mmap(path)
     return f"blake3:{digest.hexdigest()}"
@@ -237,9 +237,9 @@ def content_hash(path: Path) -> str:
 
 def parse_asset(answer: object, file_path: str) -> CloudAsset:
     asset = mapping_in(answer, "an asset")
-    told = asset.get("file_path")
+    stored_path = asset.get("file_path")
     return CloudAsset(
-        text_at(asset, "id", "an asset"), told if isinstance(told, str) else file_path
+        text_at(asset, "id", "an asset"), stored_path if isinstance(stored_path, str) else file_path
     )
 
 
@@ -251,11 +251,11 @@ def parse_asset_value(value: object) -> CloudAsset | None:
 
 
 def with_references(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """The prompt with a reference in place of each value that an upload has returned."""
-    return {node_id: _referring(node) for node_id, node in prompt.items()}
+    """Returns the prompt with an asset reference in place of each value that `upload_asset` has returned."""
+    return {node_id: _with_references(node) for node_id, node in prompt.items()}
 
 
-def _referring(node: Any) -> Any:
+def _with_references(node: Any) -> Any:
     if not isinstance(node, Mapping) or not isinstance(inputs := node.get("inputs"), Mapping):
         return node
     return {**node, "inputs": {name: _value(value) for name, value in inputs.items()}}
@@ -271,21 +271,25 @@ DEFAULT_TYPE = "application/octet-stream"
 
 
 async def upload_asset(calls: BackendCalls, path: Path, name: str | None) -> Uploaded:
-    """The name that comes back stands for the asset; what a loader gets is made of it at submit."""
+    """Uploads a file and returns a value for loader nodes; `with_references` replaces that value at
+    submit."""
     file_path = Path(name or path.name).name
     try:
-        told_hash = await asyncio.to_thread(content_hash, path)
+        hash_text = await asyncio.to_thread(content_hash, path)
     except OSError as error:
         raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
-    asset = await _known(calls, told_hash, file_path)
+    asset = await _find_by_hash(calls, hash_text, file_path)
     if asset is None:
-        asset = await _sent(calls, path, told_hash, file_path)
+        asset = await _send_asset(calls, path, hash_text, file_path)
     return Uploaded(asset.value)
 
 
-async def _known(calls: BackendCalls, told_hash: str, file_path: str) -> CloudAsset | None:
-    """Whatever the server has against it: the bytes can be sent all the same."""
-    body = {"hash": told_hash, "file_path": file_path}
+async def _find_by_hash(calls: BackendCalls, hash_text: str, file_path: str) -> CloudAsset | None:
+    """Asks whether the server has these bytes already.
+
+    Any refusal counts as no: the bytes can still be sent.
+    """
+    body = {"hash": hash_text, "file_path": file_path}
     call = Call("POST", "/assets/from-hash", json=body)
     response = await call_repeatable(calls, call)
     if response.status_code not in (200, 201):
@@ -293,9 +297,11 @@ async def _known(calls: BackendCalls, told_hash: str, file_path: str) -> CloudAs
     return _parse_uploaded(calls, call, response, file_path)
 
 
-async def _sent(calls: BackendCalls, path: Path, told_hash: str, file_path: str) -> CloudAsset:
+async def _send_asset(
+    calls: BackendCalls, path: Path, hash_text: str, file_path: str
+) -> CloudAsset:
     content_type = mimetypes.guess_type(file_path)[0] or DEFAULT_TYPE
-    fields = {"content_type": content_type, "file_path": file_path, "expected_hash": told_hash}
+    fields = {"content_type": content_type, "file_path": file_path, "expected_hash": hash_text}
     with await open_file(path) as file:
         call = Call("POST", "/assets", files={"file": (file_path, file)}, data=fields)
         response = await call_repeatable(calls, call)
@@ -310,7 +316,7 @@ async def _sent(calls: BackendCalls, path: Path, told_hash: str, file_path: str)
 def _parse_uploaded(
     calls: BackendCalls, call: Call, response: httpx.Response, file_path: str
 ) -> CloudAsset:
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         if response.status_code not in (200, 201):
             raise unexpected_answer(
                 f"{call.operation} was answered {response.status_code}", shorten(response.text)
@@ -322,7 +328,7 @@ JOBS_SEARCHED_MAX = 100
 SETTLING_SECONDS = 0.1
 JOB_ROUTE = "/jobs/{id}"
 WORKFLOW_ROUTE = "/jobs/{id}/workflow"
-# A node's own words for what it made, as far as v2 lets them be guessed.
+# The output keys that nodes use, as far as they can be guessed from v2's kinds.
 KEYS = {"image": "images", "file": "files", "latent": "latents"}
 
 
@@ -331,14 +337,15 @@ async def fetch_job(calls: BackendCalls, run_id: str) -> V2Job | None:
     response = await call_repeatable(calls, call)
     if response.status_code == 404:
         return None
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         return parse_job(parse_answer(call, response))
 
 
 async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
-    """comfy-api-proxy asks for ended jobs, then for the others: one that ends meanwhile seems gone.
+    """Fetches a job; asks twice before it reports that the job has expired.
 
-    So that a job has expired must be told twice.
+    comfy-api-proxy reads the ended jobs first, then the others: a job that ends in between seems to
+    be gone.
     """
     job = await fetch_job(calls, run_id)
     if job is None or job.status != "expired":
@@ -350,7 +357,7 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 async def fetch_jobs(
     calls: BackendCalls, statuses: Sequence[str] = ()
 ) -> tuple[tuple[V2Job, ...], bool]:
-    """The newest, and whether these are all."""
+    """Returns the newest jobs, and whether these are all."""
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)
@@ -358,14 +365,14 @@ async def fetch_jobs(
     response = await call_repeatable(calls, call)
     if response.status_code in (404, 405, 501):
         raise NotOffered("this server does not list its jobs")
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         answer = mapping_in(parse_answer(call, response), "a list of jobs")
         jobs = tuple(map(parse_job, list_in(answer.get("jobs"), "'jobs'")))
         return jobs, len(jobs) < JOBS_SEARCHED_MAX and not answer.get("truncated")
 
 
 async def search_by_marker(calls: BackendCalls, prompt_id: str) -> tuple[V2Job | None, bool]:
-    """The job that carries our sign, and whether all jobs could be searched."""
+    """Returns the job that carries our marker, and whether all jobs could be searched."""
     jobs, is_complete = await fetch_jobs(calls)
     for job in jobs:
         workflow = await _workflow_of(calls, job.job_id)
@@ -381,7 +388,7 @@ async def _workflow_of(calls: BackendCalls, job_id: str) -> Mapping[str, Any] | 
     response = await call_repeatable(calls, call)
     if response.status_code == 404:
         return None
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         return mapping_in(parse_answer(call, response), "the workflow of a job")
 
 
@@ -402,7 +409,7 @@ def _end(job: V2Job, reused: tuple[str, ...], *, was_cancelled: bool) -> End:
         case "canceled":
             return Cancelled(job.job_id)
         case "expired" if was_cancelled:
-            # A server that forgets what it takes out of its queue says so.
+            # A server that forgets jobs deleted from its queue reports them as expired.
             return Cancelled(job.job_id)
         case "expired":
             return Failed(job.job_id, "the server gave the job up", retryable=True)
@@ -419,7 +426,8 @@ def _failure(job: V2Job) -> Failed:
 
 
 def reused_nodes(job: V2Job) -> tuple[str, ...]:
-    """v2 tells that something was reused, not what: any output may be an old one."""
+    """The nodes whose outputs may come from an earlier run. v2 says that something was reused, but
+    not what."""
     nodes = (output.node_id for output in job.outputs) if job.is_reused else ()
     return tuple(dict.fromkeys(nodes))
 
@@ -438,9 +446,9 @@ ROUTE = "/jobs/{id}/events"
 
 
 class EventListener:
-    """Puts what the stream of one run tells into an inbox, until the run is over.
+    """Puts the events of one run's event stream into an inbox until the run is over.
 
-    Never raises: where no stream can be had, the run is polled.
+    Never raises: if there is no stream, the run is polled.
     """
 
     def __init__(self, calls: BackendCalls, run_id: str, inbox: Inbox) -> None:
@@ -453,19 +461,20 @@ class EventListener:
         self._was_cut = False
 
     async def listen(self, link: str | None) -> None:
-        """A stream that is cut is opened again, unless it told nothing too often."""
+        """Reads the stream and reopens it when it is cut; gives up after too many attempts without
+        any event."""
         own = call_by_id("GET", ROUTE, self._run_id)
         call = own if link is None else replace(own, path=link)
         failures = 0
         while not self._is_over and failures <= self._calls.limits.max_retries:
             if failures:
                 await self._calls.retry.back_off(failures)
-            has_told = await self._read_stream(call)
-            failures = 1 if has_told else failures + 1
+            has_events = await self._read_stream(call)
+            failures = 1 if has_events else failures + 1
 
     async def _read_stream(self, call: Call) -> bool:
-        """Whether anything was told before the stream ended."""
-        has_told = False
+        """Returns whether any event came before the stream ended."""
+        has_events = False
         try:
             async with self._calls.stream(call) as response:
                 if not await self._is_stream(response):
@@ -476,17 +485,20 @@ class EventListener:
                 parser = EventParser()
                 async for piece in response.aiter_bytes():
                     for event in parser.feed(piece):
-                        has_told = True
+                        has_events = True
                         self._take(event)
         except (*NETWORK_ERRORS, LimitExceeded):
             self._was_cut = True
-            return has_told
+            return has_events
         # comfy-api-proxy closes the stream of a run that ends even when it can't tell the end yet.
         self._inbox.put(RunOver(self._run_id))
-        return has_told
+        return has_events
 
     async def _is_stream(self, response: httpx.Response) -> bool:
-        """Too many streams: later there may be a place. Anything else: there is none for us."""
+        """Whether the answer is an event stream.
+
+        After a 429 with Retry-After it waits; after other refusals listening ends.
+        """
         if response.status_code == 200:
             return True
         seconds = retry_after_seconds(response.headers)
@@ -498,10 +510,10 @@ class EventListener:
 
     def _take(self, event: ServerEvent) -> None:
         try:
-            with self._calls.reading(f"events: {event.name}"):
+            with self._calls.count_unexpected(f"events: {event.name}"):
                 messages = tuple(self._messages(event))
         except UnexpectedAnswer:
-            # Counted and logged; what it may have told is found by polling.
+            # Counted and logged; polling finds what it may have contained.
             return
         for message in messages:
             self._inbox.put(message)
@@ -597,15 +609,15 @@ def _parse_submitted(
     calls: BackendCalls, call: Call, response: httpx.Response, prompt: Prompt
 ) -> str:
     error_body = parse_error_body(response.content)
-    told = error_body.message or error_body.code
+    message = error_body.message or error_body.code
     if response.status_code == 402:
-        raise CreditsExhausted(f"the cloud wants to be paid first: {told}")
+        raise CreditsExhausted(f"the cloud wants to be paid first: {message}")
     if response.status_code in (400, 422) and error_body.has_envelope:
         raise _refused(error_body, prompt)
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         if response.status_code not in (200, 201):
             raise UnexpectedAnswer(
-                f"{call.operation} was answered {response.status_code}: {told}",
+                f"{call.operation} was answered {response.status_code}: {message}",
                 status=response.status_code,
             )
         return parse_job(parse_json(response.content, "a job")).job_id
@@ -620,7 +632,7 @@ def _refused(error_body: CloudErrorBody, prompt: Prompt) -> PromptRefused:
 async def _find_again(
     calls: BackendCalls, prompt_id: str, error: OutcomeUnknown | UnexpectedAnswer | None
 ) -> Submitted:
-    """It was received: by the refusal of its repeat, or as far as we know."""
+    """Looks for a job that the server has, or may have, accepted without confirming it."""
     if error is not None and 400 <= int(error.details.get("status") or 0) < 500:
         raise error
     for attempt in range(1, calls.limits.max_retries + 2):
@@ -644,7 +656,7 @@ CANCELLED_KEPT_MAX = 1000
 
 
 class CloudV2:
-    """See Backend. `calls` have the key; `storage` must not."""
+    """Comfy Cloud by API v2; see Backend. `calls` send the key; `storage` must not."""
 
     def __init__(self, calls: BackendCalls, storage: httpx.AsyncBaseTransport) -> None:
         self._calls = calls
@@ -679,8 +691,8 @@ class CloudV2:
 
     async def follow(self, run_id: str) -> AsyncGenerator[Event]:
         inbox = Inbox()
-        events = follow_cloud_run(run_id, inbox, lambda: self._look(run_id), self._calls)
-        async with self._listening(run_id, inbox), contextlib.aclosing(events):
+        events = follow_cloud_run(run_id, inbox, lambda: self._poll(run_id), self._calls)
+        async with self._event_stream(run_id, inbox), contextlib.aclosing(events):
             async for event in events:
                 yield event
 
@@ -691,33 +703,33 @@ class CloudV2:
         return outputs_of(job)
 
     async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        """By its asset: the addresses that a job tells expire."""
+        """Downloads by the asset id, because the URLs in a job expire."""
         if file.reference is None:
             raise FileGone(f"{file.filename} is no output of this backend", file=file)
         call = call_by_id("GET", "/assets/{id}/content", file.reference)
         return await download(self._calls, self._storage, call, to)
 
     async def cancel(self, run_id: str) -> Cancellation:
-        location = await self._look(run_id)
+        location = await self._poll(run_id)
         if isinstance(location, Absent):
             return Cancellation.NOT_FOUND
-        if (certain := cancellation_from(location)) is not None:
-            return certain
+        if (confirmed := cancellation_from(location)) is not None:
+            return confirmed
         self._cancelled.append(run_id)
         await call_repeatable(self._calls, call_by_id("POST", "/jobs/{id}/cancel", run_id))
-        return await confirm_cancelled(self._calls, run_id, lambda: self._look(run_id))
+        return await confirm_cancelled(self._calls, run_id, lambda: self._poll(run_id))
 
     async def free(self) -> None:
-        """v2 has no word for it."""
+        """Does nothing: v2 has no route for it."""
 
-    async def _look(self, run_id: str) -> RunLocation:
+    async def _poll(self, run_id: str) -> RunLocation:
         job = await fetch_settled_job(self._calls, run_id)
         if job is None:
             return Absent()
         return location_of(job, was_cancelled=run_id in self._cancelled)
 
     @contextlib.asynccontextmanager
-    async def _listening(self, run_id: str, inbox: Inbox) -> AsyncIterator[None]:
+    async def _event_stream(self, run_id: str, inbox: Inbox) -> AsyncIterator[None]:
         job = await retry_unexpected(lambda: fetch_job(self._calls, run_id), self._calls)
         link = None if job is None or job.events_url is None else job.events_url
         address = None if link is None else str(require_own_link(self._calls.client.base_url, link))

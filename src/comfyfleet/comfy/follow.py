@@ -1,8 +1,9 @@
-"""Follows one run, on a ComfyUI server or in the cloud: by what is told, and by asking where it is silent. The state
-of a run and its transitions are pure.
+"""Follows one run, on a ComfyUI server or in the cloud: by its messages, and by polling when there are none.
+The run's state and its transitions are pure.
 
-In the cloud only an answer ends a run. What is told by itself may be late, lost or told twice: it makes the run
-livelier and says when to ask."""
+In the cloud only a polled answer ends a run. Messages may be late, lost or repeated: they give live
+progress and say when to poll.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,8 @@ from comfyfleet.errors import CancelUnconfirmed, RunLost, RunStalled, RunTimedOu
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """`end` is what was heard; it counts once `over`: then history has the outputs, too."""
+    """`end` is the result from the messages; it counts once `over` is set, because then history
+    also has the outputs."""
 
     run_id: str
     started: bool = False
@@ -59,14 +61,14 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A story after something was heard or seen, and the events to tell."""
+    """The new state after a message or a poll, and the events to emit."""
 
     state: RunState
-    news: tuple[Event, ...] = field(default=())
+    events: tuple[Event, ...] = field(default=())
 
 
 def apply_message(state: RunState, message: Message) -> Transition:
-    """After a message of this run."""
+    """The transition for a message about this run."""
     match message:
         case QueueStatus() | UnknownMessage() | Queued():
             return Transition(state)
@@ -88,27 +90,27 @@ def apply_message(state: RunState, message: Message) -> Transition:
             return _then(begun, replace(begun.state, done=begun.state.done | {node_id}), message)
         case NodeStarted(node_id=node_id):
             begun = _start(state)
-            # Said again to a socket that has come back.
-            news = () if node_id == state.node_id else (message,)
-            return _then(begun, replace(begun.state, node_id=node_id), *news)
+            # The server repeats this to a socket that has reconnected.
+            events = () if node_id == state.node_id else (message,)
+            return _then(begun, replace(begun.state, node_id=node_id), *events)
         case _:
             begun = _start(state)
             return _then(begun, begun.state, message)
 
 
 def apply_location(state: RunState, location: RunLocation) -> Transition:
-    """After a look at queue and history."""
+    """The transition for a poll of queue and history."""
     match location:
         case InQueue(ahead=ahead) if not state.started:
-            news = () if ahead == state.ahead else (Queued(state.run_id, ahead),)
-            return Transition(replace(state, ahead=ahead), news)
+            events = () if ahead == state.ahead else (Queued(state.run_id, ahead),)
+            return Transition(replace(state, ahead=ahead), events)
         case Executing():
             return _start(state)
         case InHistory(end=end, cached=cached):
             begun = _start(state)
             missed = () if begun.state.cached is not None else (Cached(state.run_id, cached),)
-            told = replace(begun.state, end=end, over=True, cached=cached)
-            return Transition(told, (*begun.news, *missed))
+            ended = replace(begun.state, end=end, over=True, cached=cached)
+            return Transition(ended, (*begun.events, *missed))
         case InQueue() | Absent():
             return Transition(state)
 
@@ -119,64 +121,70 @@ def _start(state: RunState) -> Transition:
     return Transition(replace(state, started=True), (Started(state.run_id),))
 
 
-def _then(transition: Transition, state: RunState, *news: Event) -> Transition:
-    return Transition(state, (*transition.news, *news))
+def _then(transition: Transition, state: RunState, *events: Event) -> Transition:
+    return Transition(state, (*transition.events, *events))
 
 
 def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
-    """A node that shows nothing has no message of its own when it is done."""
+    """Emits NodeDone for nodes without a message of their own: nodes that show nothing have none."""
     begun = _start(state)
     known = begun.state.done | set(state.cached or ())
     fresh = [node_id for node_id in done if node_id not in known]
-    told = replace(begun.state, done=begun.state.done | set(fresh))
-    return _then(begun, told, *(NodeDone(state.run_id, node_id) for node_id in fresh))
+    state = replace(begun.state, done=begun.state.done | set(fresh))
+    return _then(begun, state, *(NodeDone(state.run_id, node_id) for node_id in fresh))
 
 
-SILENCE_PART = 0.25
+RENEW_PART = 0.25
 # Between a run's verdict and its last message, when history is written.
 LAST_MESSAGE_SECONDS = 0.5
-SOON_SECONDS = 0.2
-SOON_PART = 0.1
+FIRST_POLLS_SECONDS = 0.2
+FIRST_POLLS_PART = 0.1
 
 
 class RunDeadlines:
-    """How long a run may still take, and how long it has shown nothing."""
+    """Checks the run's time limit and the limit without progress."""
 
     def __init__(self, limits: BackendLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
-        self._began = self._sign = clock()
+        self._began = self._last_progress = clock()
         self._location: RunLocation | None = None
-        self._worries = 0
+        self._renewals = 0
 
-    def progressed(self) -> None:
-        self._sign = self._clock()
-        self._worries = 0
+    def note_progress(self) -> None:
+        self._last_progress = self._clock()
+        self._renewals = 0
 
-    def saw(self, location: RunLocation, *, has_no_socket: bool) -> None:
-        """Behind another run, waiting is no stall: that one shows its progress to others only.
+    def note_location(self, location: RunLocation, *, has_no_socket: bool) -> None:
+        """Notes a polled location and whether it counts as progress.
 
-        Who has no socket hears of no progress at all: that it runs must do.
+        Waiting behind another run is no stall, because that run reports its progress to other
+        clients only. Without a socket no progress is reported at all, so executing counts as
+        progress.
         """
         behind = isinstance(location, InQueue) and location.running is not None
         runs = has_no_socket and isinstance(location, Executing)
         if behind or runs or location != self._location:
-            self.progressed()
+            self.note_progress()
         self._location = location
 
-    def worried(self) -> bool:
-        """Now and then while there is no sign: it may be us who don't hear."""
-        quiet = (self._clock() - self._sign) / self._limits.stall_seconds
-        again = quiet >= SILENCE_PART * (self._worries + 1)
-        self._worries += again
+    def should_renew_socket(self) -> bool:
+        """True now and then while there is no progress: the socket may have failed without an error."""
+        quiet = (self._clock() - self._last_progress) / self._limits.stall_seconds
+        again = quiet >= RENEW_PART * (self._renewals + 1)
+        self._renewals += again
         return again
 
     def seconds(self, *, has_no_socket: bool) -> float:
-        """Until the next look; without a socket the first ones come soon, for short runs."""
+        """Seconds until the next poll. Without a socket the first polls come soon, for short runs."""
         now = self._clock()
-        soon = max(SOON_SECONDS, SOON_PART * (now - self._began)) if has_no_socket else float("inf")
+        soon = (
+            max(FIRST_POLLS_SECONDS, FIRST_POLLS_PART * (now - self._began))
+            if has_no_socket
+            else float("inf")
+        )
         job = self._began + self._limits.job_seconds - now
-        stall = self._sign + self._limits.stall_seconds - now
+        stall = self._last_progress + self._limits.stall_seconds - now
         return max(0.0, min(self._limits.poll_seconds, soon, job, stall))
 
     def check(self, run_id: str) -> None:
@@ -186,7 +194,7 @@ class RunDeadlines:
                 f"run {run_id} has not ended after {self._limits.job_seconds:g} s; it may go on",
                 run_id=run_id,
             )
-        if now - self._sign >= self._limits.stall_seconds:
+        if now - self._last_progress >= self._limits.stall_seconds:
             raise RunStalled(
                 f"run {run_id} has shown no progress for {self._limits.stall_seconds:g} s: "
                 f"{_progress_key(self._location)}",
@@ -201,7 +209,7 @@ def _progress_key(location: RunLocation | None) -> str:
 
 
 class Follower:
-    """Follows one run to its end, whatever becomes of the socket."""
+    """Follows one run on a ComfyUI server to its end, also when the socket is lost."""
 
     def __init__(
         self, calls: BackendCalls, run_id: str, inbox: Inbox, channel: ServerSocket | None
@@ -212,12 +220,12 @@ class Follower:
         self._channel = channel
         self._deadlines = RunDeadlines(calls.limits, calls.retry.clock)
         self._state = RunState(run_id)
-        self._heard = False
+        self._has_message = False
 
-    async def events(self, *, look_first: bool) -> AsyncIterator[Event]:
-        """`look_first`: it has not just been submitted, anything may have happened."""
-        if look_first:
-            for event in await self._look():
+    async def events(self, *, poll_first: bool) -> AsyncIterator[Event]:
+        """Yields events until the end. `poll_first`: poll first, because the run was not just submitted."""
+        if poll_first:
+            for event in await self._poll():
                 yield event
         else:
             yield Queued(self._run_id)
@@ -239,40 +247,40 @@ class Follower:
             seconds = min(seconds, LAST_MESSAGE_SECONDS)
         message = await self._inbox.get(seconds)
         if message is None:
-            return await self._after_silence()
+            return await self._poll_after_timeout()
         self._deadlines.check(self._run_id)
         if isinstance(message, Reconnected):
-            return (message, *await self._look())
+            return (message, *await self._poll())
         return await self._receive(message)
 
     async def _receive(self, message: Message) -> tuple[Event, ...]:
-        self._heard = True
+        self._has_message = True
         before = self._state
-        news = self._take(apply_message(before, message))
-        if news or self._state != before:
-            self._deadlines.progressed()
+        events = self._take(apply_message(before, message))
+        if events or self._state != before:
+            self._deadlines.note_progress()
         if self._state.over and self._state.end is None:
-            # The run is over and how it ended was missed: history knows.
-            return (*news, *await self._look())
-        return news
+            # The run is over and the message with its result was missed: history has it.
+            return (*events, *await self._poll())
+        return events
 
-    async def _after_silence(self) -> tuple[Event, ...]:
-        news = await self._look()
+    async def _poll_after_timeout(self) -> tuple[Event, ...]:
+        events = await self._poll()
         if self._end() is None:
             self._deadlines.check(self._run_id)
-            if self._channel is not None and self._deadlines.worried():
+            if self._channel is not None and self._deadlines.should_renew_socket():
                 await self._channel.renew()
-        return news
+        return events
 
-    async def _look(self) -> tuple[Event, ...]:
+    async def _poll(self) -> tuple[Event, ...]:
         location = await retry_unexpected(
             lambda: locate_run(self._calls, self._run_id), self._calls
         )
-        self._deadlines.saw(location, has_no_socket=self._has_no_socket)
+        self._deadlines.note_location(location, has_no_socket=self._has_no_socket)
         if isinstance(location, Absent):
             return self._handle_absent()
-        if isinstance(location, InHistory) and self._channel is not None and not self._heard:
-            # It has missed a whole run: no error tells of a connection that was cut on its way.
+        if isinstance(location, InHistory) and self._channel is not None and not self._has_message:
+            # It has missed a whole run: the connection was cut without an error.
             self._channel.degraded = True
         return self._take(apply_location(self._state, location))
 
@@ -287,25 +295,25 @@ class Follower:
 
     def _take(self, transition: Transition) -> tuple[Event, ...]:
         self._state = transition.state
-        return transition.news
+        return transition.events
 
 
 T = TypeVar("T")
 LocateRun: TypeAlias = Callable[[], Awaitable[RunLocation]]
 
 # A job that was just accepted may not be known everywhere at once.
-ABSENT_LOOKS_MAX = 3
-# The end is told a moment before it can be read.
-FIRST_LOOK_SECONDS = 0.02
+ABSENT_POLLS_MAX = 3
+# The end message comes a moment before the end can be polled.
+FIRST_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class PollState:
-    """When something was last heard and when to look again. All in seconds of one clock."""
+    """When something was last received and when to poll next, in seconds of one clock."""
 
     began: float
-    heard: float | None
-    next_look: float
+    last_message: float | None
+    next_poll: float
     pause: float
     absent_polls: int = 0
 
@@ -313,31 +321,34 @@ class PollState:
 async def follow_cloud_run(
     run_id: str,
     inbox: Inbox,
-    look: LocateRun,
+    poll: LocateRun,
     calls: BackendCalls,
     *,
-    is_heard: bool = False,
+    has_live_messages: bool = False,
 ) -> AsyncGenerator[Event]:
-    """`is_heard`: all that the run tells is in the inbox, so a look at once would only spoil it."""
+    """Yields the events of a cloud run.
+
+    `has_live_messages`: all messages of the run are in the inbox, so it need not be polled at once.
+    """
     limits, clock = calls.limits, calls.retry.clock
     state, now = RunState(run_id), clock()
-    first_look = now + limits.poll_seconds if is_heard else now
-    watch = PollState(began=now, heard=None, next_look=first_look, pause=limits.poll_seconds)
-    if is_heard:
+    first_poll = now + limits.poll_seconds if has_live_messages else now
+    watch = PollState(began=now, last_message=None, next_poll=first_poll, pause=limits.poll_seconds)
+    if has_live_messages:
         yield Queued(run_id)
     while True:
-        if clock() >= watch.next_look:
-            location = await retry_unexpected(look, calls)
+        if clock() >= watch.next_poll:
+            location = await retry_unexpected(poll, calls)
             watch = after_poll(watch, location, clock(), limits)
             transition = apply_location(state, location)
         else:
-            message = await inbox.get(watch.next_look - clock())
+            message = await inbox.get(watch.next_poll - clock())
             if message is None:
                 continue
             watch = after_message(watch, message, clock())
             transition = _transition(state, message)
         state = transition.state
-        for event in transition.news:
+        for event in transition.events:
             yield event
         if state.over and state.end is not None:
             yield state.end
@@ -345,18 +356,19 @@ async def follow_cloud_run(
         check_deadlines(run_id, watch, clock(), limits)
 
 
-async def retry_unexpected(look: Callable[[], Awaitable[T]], calls: BackendCalls) -> T:
-    """A garbled answer is counted, and asked for again: the run must not be lost for it."""
+async def retry_unexpected(poll: Callable[[], Awaitable[T]], calls: BackendCalls) -> T:
+    """Retries a poll whose answer has an unexpected shape, so that a garbled answer does not lose the run."""
     for attempt in range(1, calls.limits.max_retries + 1):
         try:
-            return await look()
+            return await poll()
         except UnexpectedAnswer:
             await calls.retry.back_off(attempt)
-    return await look()
+    return await poll()
 
 
 def _transition(state: RunState, message: Message) -> Transition:
-    """An end that was told is no news yet: the answer to the next look will be."""
+    """The transition for a message, except that end messages change nothing: only the next poll
+    ends the run."""
     if is_end_message(message):
         return Transition(state)
     return (
@@ -375,27 +387,31 @@ def after_poll(
 ) -> PollState:
     pause = min(watch.pause * 2, limits.poll_seconds)
     absent_polls = watch.absent_polls + 1 if isinstance(location, Absent) else 0
-    # Who waits for others makes no progress, and does not stall either.
-    heard = None if isinstance(location, InQueue) else watch.heard
+    # A run that waits behind others makes no progress, and does not stall either.
+    last_message = None if isinstance(location, InQueue) else watch.last_message
     return replace(
-        watch, next_look=now + pause, pause=pause, absent_polls=absent_polls, heard=heard
+        watch,
+        next_poll=now + pause,
+        pause=pause,
+        absent_polls=absent_polls,
+        last_message=last_message,
     )
 
 
 def after_message(watch: PollState, message: Message, now: float) -> PollState:
-    heard = replace(watch, heard=now)
+    received = replace(watch, last_message=now)
     if not is_end_message(message) and not isinstance(message, Reconnected):
-        return heard
-    return replace(heard, next_look=now, pause=FIRST_LOOK_SECONDS)
+        return received
+    return replace(received, next_poll=now, pause=FIRST_POLL_SECONDS)
 
 
 def check_deadlines(run_id: str, watch: PollState, now: float, limits: BackendLimits) -> None:
-    if watch.absent_polls >= ABSENT_LOOKS_MAX:
+    if watch.absent_polls >= ABSENT_POLLS_MAX:
         raise RunLost(f"the cloud does not know the run {run_id}")
     if now - watch.began > limits.job_seconds:
         raise RunTimedOut(f"the run {run_id} took more than {limits.job_seconds:g} s")
-    # Where nothing is told by itself, silence says nothing about the run.
-    if watch.heard is not None and now - watch.heard > limits.stall_seconds:
+    # Without any message so far there is probably no socket: then silence is no stall.
+    if watch.last_message is not None and now - watch.last_message > limits.stall_seconds:
         raise RunStalled(f"the run {run_id} was silent for {limits.stall_seconds:g} s")
 
 
@@ -403,12 +419,12 @@ PAUSE_FIRST_SECONDS = 0.02
 PAUSE_SECONDS_MAX = 1.0
 
 
-async def confirm_cancelled(calls: BackendCalls, run_id: str, look: LocateRun) -> Cancellation:
+async def confirm_cancelled(calls: BackendCalls, run_id: str, poll: LocateRun) -> Cancellation:
     clock, pause = calls.retry.clock, PAUSE_FIRST_SECONDS
     deadline = clock() + calls.limits.cancel_seconds
     while clock() < deadline:
-        if (certain := cancellation_from(await look())) is not None:
-            return certain
+        if (confirmed := cancellation_from(await poll())) is not None:
+            return confirmed
         await calls.retry.sleep(pause)
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
     raise CancelUnconfirmed(
@@ -418,7 +434,8 @@ async def confirm_cancelled(calls: BackendCalls, run_id: str, look: LocateRun) -
 
 
 def cancellation_from(location: RunLocation) -> Cancellation | None:
-    """Of a run that was there: one that is gone without an end was taken out of the queue."""
+    """The result of a cancel, from where a run is that was there before: if it is gone, it was
+    deleted from the queue."""
     match location:
         case InHistory(end=Cancelled()) | Absent():
             return Cancellation.CANCELLED

@@ -1,8 +1,9 @@
-"""ComfyUI's websocket messages, parsed once (those of 0.7.0 to 0.28.0), and the inbox in which a run's follower
-finds them.
+"""Parses ComfyUI's websocket messages (those of 0.7.0 to 0.28.0), and the inbox from which a run's follower
+reads them.
 
-Most become an event of a run at once. A message that does not name its run gets the empty run id: the
-server runs one prompt at a time, so it is about the one that runs."""
+Most become an event of a run. A message without a run id gets the empty run id: the server runs one
+prompt at a time, so the message is about the running one.
+"""
 
 import asyncio
 import struct
@@ -41,19 +42,19 @@ BLOCKED = "ExecutionBlocked"
 # Not the prompt's fault: too small a GPU, or one whose process is broken until it is restarted.
 BACKEND_FAULTS = ("OutOfMemoryError", "illegal memory access", "device-side assert")
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
-FRAME_WORD = struct.Struct(">I")
+UINT32 = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How many prompts wait or run; told to everybody."""
+    """The number of waiting and running prompts; sent to every client."""
 
     remaining: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStates:
-    """The nodes that have been done, of one run."""
+    """The nodes of one run that are done."""
 
     run_id: str
     done: tuple[str, ...]
@@ -61,14 +62,14 @@ class NodeStates:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """The last message of a run, whatever its end: from now on history has it."""
+    """The last message of a run, whatever its result: from now on the run is in history."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownMessage:
-    """Of another version, or of a custom node: not for us."""
+    """A message of another version or of a custom node; ignored."""
 
     kind: str
 
@@ -78,7 +79,7 @@ Data: TypeAlias = Mapping[str, Any]
 
 
 def parse_message(raw: str | bytes) -> Message:
-    """Raises UnexpectedAnswer for a known kind of an unknown shape."""
+    """Parses a message. Raises UnexpectedAnswer for a known type of unknown shape."""
     if isinstance(raw, bytes):
         return _parse_frame(raw)
     message = mapping_in(parse_json(raw, "a websocket message"), "a websocket message")
@@ -180,7 +181,7 @@ PARSERS: Mapping[str, Callable[[Data], Message]] = {
 
 
 def parse_log(messages: object) -> tuple[Message, ...]:
-    """The messages that history keeps of a run: `[[type, data], …]`, in order."""
+    """Parses the messages that history keeps of a run: `[[type, data], …]`, in order."""
     return tuple(map(_parse_logged, list_in(messages, "'messages' of a history item")))
 
 
@@ -195,15 +196,15 @@ def _parse_logged(entry: object) -> Message:
 
 
 def _parse_frame(raw: bytes) -> Message:
-    kind, rest = _word(raw)
+    kind, rest = _read_uint32(raw)
     match kind:
         case 1:
-            picture_format, picture = _word(rest)
+            picture_format, picture = _read_uint32(rest)
             content_type = CONTENT_TYPES.get(picture_format, "application/octet-stream")
             return Preview(CURRENT_RUN, None, content_type, picture)
         case 3:
-            node_id, text = _sized(rest)
-            return NodeText(CURRENT_RUN, _decoded(node_id), _decoded(text))
+            node_id, text = _read_sized(rest)
+            return NodeText(CURRENT_RUN, _decode(node_id), _decode(text))
         case 4:
             return _preview_with_metadata(rest)
     return UnknownMessage(f"binary {kind}")
@@ -211,7 +212,7 @@ def _parse_frame(raw: bytes) -> Message:
 
 def _preview_with_metadata(rest: bytes) -> Message:
     what = "the metadata of a preview"
-    header, picture = _sized(rest)
+    header, picture = _read_sized(rest)
     data = mapping_in(parse_json(header, what), what)
     return Preview(
         _optional(data, "prompt_id") or CURRENT_RUN,
@@ -221,20 +222,20 @@ def _preview_with_metadata(rest: bytes) -> Message:
     )
 
 
-def _word(raw: bytes) -> tuple[int, bytes]:
-    if len(raw) < FRAME_WORD.size:
+def _read_uint32(raw: bytes) -> tuple[int, bytes]:
+    if len(raw) < UINT32.size:
         raise unexpected_answer("a binary frame is too short", raw)
-    return FRAME_WORD.unpack_from(raw)[0], raw[FRAME_WORD.size :]
+    return UINT32.unpack_from(raw)[0], raw[UINT32.size :]
 
 
-def _sized(raw: bytes) -> tuple[bytes, bytes]:
-    size, rest = _word(raw)
+def _read_sized(raw: bytes) -> tuple[bytes, bytes]:
+    size, rest = _read_uint32(raw)
     if size > len(rest):
         raise unexpected_answer("a binary frame is shorter than it says", raw)
     return rest[:size], rest[size:]
 
 
-def _decoded(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -242,7 +243,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _optional(data: Data, key: str) -> str | None:
-    """Custom nodes give numbers where a text belongs."""
+    """The value as text. Custom nodes send numbers where a text belongs."""
     value = data.get(key)
     return None if value is None else str(value)
 
@@ -251,7 +252,7 @@ MESSAGES_MAX = 1000
 
 
 class Inbox:
-    """Of a slow reader's progress and previews some are lost; all else is kept."""
+    """A queue of messages. If the reader is slow, progress and previews are dropped, never anything else."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -265,7 +266,7 @@ class Inbox:
         self._arrived.set()
 
     async def get(self, timeout_seconds: float) -> Message | None:
-        """None when nothing came in time."""
+        """Returns the next message, or None after the timeout."""
         if not self._messages:
             self._arrived.clear()
             try:

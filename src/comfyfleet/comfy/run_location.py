@@ -1,4 +1,4 @@
-"""Where a run is on a ComfyUI server: its queue and its history, read as one answer."""
+"""Finds a run on a ComfyUI server: reads its queue and its history."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ HISTORY_ROUTE = "/history/{id}"
 
 @dataclass(frozen=True, slots=True)
 class InQueue:
-    """`ahead`: prompts that run before it. `running`: the run that is at work meanwhile."""
+    """`ahead`: prompts that run before it. `running`: the id of the run that executes now."""
 
     client_id: str | None
     ahead: int
@@ -37,16 +37,16 @@ class InHistory:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Never taken, deleted, or forgotten in a restart."""
+    """The server does not have the run: never accepted, deleted, or lost in a restart."""
 
 
 RunLocation: TypeAlias = InQueue | Executing | InHistory | Absent
 
 
 async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
-    """Queue first, then history: a run moves from one to the other at once, never back."""
+    """Reads the queue first, then history: a run moves from one to the other at once, never back."""
     answer = await calls.ask_json(QUEUE)
-    with calls.reading(QUEUE.operation):
+    with calls.count_unexpected(QUEUE.operation):
         location = _in_queue(answer, run_id)
     return location or await find_in_history(calls, run_id) or Absent()
 
@@ -54,17 +54,17 @@ async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
 async def find_in_history(calls: BackendCalls, run_id: str) -> InHistory | None:
     call = Call("GET", HISTORY_ROUTE, path=f"/history/{run_id}")
     answer = await calls.ask_json(call)
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         return parse_history(answer, run_id)
 
 
 async def submitted_prompt(
     calls: BackendCalls, run_id: str
 ) -> tuple[Mapping[str, Any], Sequence[str]] | None:
-    """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
+    """The prompt of a run and the ids of its output nodes; None if the server does not return them."""
     queue = await calls.ask_json(QUEUE)
     history = await calls.ask_json(Call("GET", HISTORY_ROUTE, path=f"/history/{run_id}"))
-    with calls.reading(QUEUE.operation):
+    with calls.count_unexpected(QUEUE.operation):
         data = mapping_in(queue, "the queue")
         waiting = [*(data.get("queue_running") or []), *(data.get("queue_pending") or [])]
         ended_as = mapping_in(history, "the history").get(run_id) or {}
@@ -122,7 +122,7 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
 
 
 def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:
-    """Of a run without messages: what the server says of it."""
+    """The end of a run whose history has no messages, from its status."""
     match status.get("status_str"):
         case "success":
             return Succeeded(run_id)

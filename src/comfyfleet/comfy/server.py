@@ -72,13 +72,13 @@ from comfyfleet.transport.http import Call, open_client
 from comfyfleet.transport.retry import RetryPolicy
 
 FOLDERS = ("output", "input", "temp")
-# Words for the editor about the files beside them, not results.
+# Keys that describe the files beside them for the editor; not results.
 ABOUT_FILES = frozenset({"animated"})
 
 
 def find_outputs(outputs: object, reused: Sequence[str] = ()) -> Outputs:
-    """Whatever key a node uses: anything that names a file is one, all else is a value."""
-    found = tuple(_all(mapping_in(outputs, "the outputs of a run"), frozenset(reused)))
+    """Collects files and values under any key: a value that names a file is a file, all else is a value."""
+    found = tuple(_parse_outputs(mapping_in(outputs, "the outputs of a run"), frozenset(reused)))
     return Outputs(
         tuple(item for item in found if isinstance(item, OutputFile)),
         tuple(item for item in found if isinstance(item, OutputValue)),
@@ -86,14 +86,18 @@ def find_outputs(outputs: object, reused: Sequence[str] = ()) -> Outputs:
     )
 
 
-def _all(outputs: Mapping[str, Any], reused: frozenset[str]) -> Iterator[OutputFile | OutputValue]:
+def _parse_outputs(
+    outputs: Mapping[str, Any], reused: frozenset[str]
+) -> Iterator[OutputFile | OutputValue]:
     for node_id, shown in outputs.items():
         for key, values in mapping_in(shown, f"the output of node {node_id}").items():
             for value in values if isinstance(values, list) else [values]:
-                yield from _one(node_id, key, value, node_id in reused)
+                yield from _parse_output(node_id, key, value, node_id in reused)
 
 
-def _one(node_id: str, key: str, value: object, reused: bool) -> Iterator[OutputFile | OutputValue]:
+def _parse_output(
+    node_id: str, key: str, value: object, reused: bool
+) -> Iterator[OutputFile | OutputValue]:
     if isinstance(value, dict) and isinstance(name := value.get("filename"), str) and name:
         folder = value.get("type")
         yield OutputFile(
@@ -119,14 +123,17 @@ async def send_prompt(
     client_id: str,
     extra_data: Mapping[str, Any] | None,
 ) -> str:
-    """The run's id. Raises PromptRefused (also when only part would run: see `PARTLY`)."""
+    """Sends a prompt and returns the run's id.
+
+    Raises PromptRefused, also when only part would run (see `PARTLY`).
+    """
     body = {"prompt": prompt, "prompt_id": prompt_id, "client_id": client_id}
     if extra_data:
         body["extra_data"] = extra_data
     # No number: two waiting prompts of one number and id kill the server's prompt thread.
     call = Call("POST", ROUTE, json=body)
     try:
-        # Again only if it has not left: a ComfyUI runs whatever arrives, twice if it comes twice.
+        # Repeated only if it was not sent: a ComfyUI runs whatever arrives, twice if it comes twice.
         response = require_success(call, await calls.send(call, may_repeat=False))
         return _read(calls, call, response, prompt)
     except (OutcomeUnknown, UnexpectedAnswer) as error:
@@ -134,7 +141,7 @@ async def send_prompt(
 
 
 def _read(calls: BackendCalls, call: Call, response: httpx.Response, prompt: Prompt) -> str:
-    with calls.reading(call.operation):
+    with calls.count_unexpected(call.operation):
         if response.status_code == 400:
             body = mapping_in(parse_json(response.content, "a refusal"), "a refusal")
             if "error" in body:
@@ -148,7 +155,7 @@ def _read(calls: BackendCalls, call: Call, response: httpx.Response, prompt: Pro
 
 
 async def _find_submitted(calls: BackendCalls, call: Call, prompt_id: str, error: Exception) -> str:
-    """Whether it was taken, after an answer that did not come or made no sense."""
+    """Looks for the prompt after an answer that was missing or unreadable; raises if it is not found."""
     for attempt in range(1, calls.limits.max_retries + 2):
         try:
             if not isinstance(await locate_run(calls, prompt_id), Absent):
@@ -178,16 +185,17 @@ ATTEMPTS_MAX = 1000
 
 
 async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
-    """Look, ask, look again: an interrupt that comes between two nodes of a run can get lost."""
+    """Polls, asks to stop, and polls again until confirmed: an interrupt between two nodes of a run
+    can get lost."""
     clock, before = calls.retry.clock, None
     deadline = clock() + calls.limits.cancel_seconds
     for attempt in range(ATTEMPTS_MAX):
         location = await locate_run(calls, run_id)
-        if (certain := _certain(location, before)) is not None:
-            return certain
+        if (confirmed := _confirmed(location, before)) is not None:
+            return confirmed
         if clock() >= deadline:
             break
-        await _ask(calls, run_id, location, attempt)
+        await _ask_to_stop(calls, run_id, location, attempt)
         before = location
         await calls.retry.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
     raise CancelUnconfirmed(
@@ -196,20 +204,22 @@ async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
     )
 
 
-def _certain(location: RunLocation, before: RunLocation | None) -> Cancellation | None:
+def _confirmed(location: RunLocation, before: RunLocation | None) -> Cancellation | None:
     match location:
         case InHistory(end=Cancelled()):
             return Cancellation.CANCELLED
         case InHistory():
             return Cancellation.ENDED_BEFORE
         case Absent():
-            # One that waited leaves no trace when it is deleted.
+            # A run deleted from the queue leaves no trace.
             deleted = isinstance(before, InQueue)
             return Cancellation.CANCELLED if deleted else Cancellation.NOT_FOUND
     return None
 
 
-async def _ask(calls: BackendCalls, run_id: str, location: RunLocation, attempt: int) -> None:
+async def _ask_to_stop(
+    calls: BackendCalls, run_id: str, location: RunLocation, attempt: int
+) -> None:
     if attempt == 0:
         # Newer servers: one route for both, without a window between the two.
         route = "/api/jobs/{id}/cancel"
@@ -228,7 +238,7 @@ FREE = {"unload_models": True, "free_memory": True}
 
 
 class ComfyServer:
-    """See Backend. Each run may be followed once at a time."""
+    """A ComfyUI server; see Backend. A run can be followed by one caller at a time."""
 
     def __init__(
         self,
@@ -264,22 +274,22 @@ class ComfyServer:
     async def describe(self) -> Description:
         nodes, stats = Call("GET", "/object_info"), Call("GET", "/system_stats")
         answers = await self._calls.ask_json(nodes), await self._calls.ask_json(stats)
-        with self._calls.reading(nodes.operation):
+        with self._calls.count_unexpected(nodes.operation):
             object_info = mapping_in(answers[0], "the node types")
-        with self._calls.reading(stats.operation):
+        with self._calls.count_unexpected(stats.operation):
             return describe_server(object_info, mapping_in(answers[1], "the system stats"))
 
     async def devices(self) -> tuple[Device, ...]:
-        """As `describe` tells them, without the node types, which are megabytes."""
+        """The devices, without fetching the node types, which are megabytes."""
         call = Call("GET", "/system_stats")
         answer = await self._calls.ask_json(call)
-        with self._calls.reading(call.operation):
+        with self._calls.count_unexpected(call.operation):
             return describe_server({}, mapping_in(answer, "the system stats")).devices
 
     async def queue_length(self) -> int:
         call = Call("GET", "/prompt", is_poll=True)
         answer = await self._calls.ask_json(call)
-        with self._calls.reading(call.operation, logging.INFO):
+        with self._calls.count_unexpected(call.operation, logging.INFO):
             what = "the queue's length"
             info = mapping_at(mapping_in(answer, what), "exec_info", what)
             return int(number_at(info, "queue_remaining", what))
@@ -304,7 +314,7 @@ class ComfyServer:
             )
         except BaseException as error:
             await self._sockets.drop(prompt_id)
-            await self._stop_the_rest(error)
+            await self._cancel_accepted_part(error)
             raise
         if run_id != prompt_id:
             # Old servers choose the id themselves.
@@ -312,8 +322,8 @@ class ComfyServer:
             await self._sockets.add(run_id, channel)
         return Submitted(run_id)
 
-    async def _stop_the_rest(self, error: BaseException) -> None:
-        """What is left of a prompt that was refused in part runs all the same."""
+    async def _cancel_accepted_part(self, error: BaseException) -> None:
+        """Cancels the part of a refused prompt that would run nevertheless."""
         run_id = error.details.get("run_id") if isinstance(error, PromptRefused) else None
         if run_id is None:
             return
@@ -326,8 +336,8 @@ class ComfyServer:
         run_socket = self._sockets.get(prompt_id) or await self._find(prompt_id)
         return None if run_socket is None else Submitted(prompt_id, adopted=True)
 
-    async def handed_in(self, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
-        """The prompt of a run, and which of its nodes are outputs; None where the server doesn't tell."""
+    async def submitted_prompt(self, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
+        """The prompt of a run and the ids of its output nodes; None if the server does not return them."""
         return await submitted_prompt(self._calls, run_id)
 
     async def _find(self, run_id: str) -> RunSocket | None:
@@ -345,7 +355,7 @@ class ComfyServer:
         fresh, run_socket.fresh = run_socket.fresh, False
         follower = Follower(self._calls, run_id, run_socket.inbox, run_socket.channel)
         try:
-            async for event in follower.events(look_first=not fresh):
+            async for event in follower.events(poll_first=not fresh):
                 yield event
         except RunLost:
             await self._sockets.drop(run_id)
@@ -375,7 +385,7 @@ class ComfyServer:
 
 
 def describe_server(object_info: Mapping[str, Any], stats: Mapping[str, Any]) -> Description:
-    """The same answers everywhere, other than their figures."""
+    """Builds a Description from the answers of `/object_info` and `/system_stats`."""
     system = mapping_at(stats, "system", "the system stats")
     devices = list_in(stats.get("devices") or [], "'devices' of the system stats")
     return Description(

@@ -1,4 +1,4 @@
-"""Websockets to a ComfyUI server, each under a client id of its own, and which run is heard on which of them."""
+"""Websockets to a ComfyUI server, each with its own client id, and which run uses which of them."""
 
 import asyncio
 import contextlib
@@ -28,15 +28,15 @@ SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 
 
 class SocketRefused(ServerUnavailable):
-    """The server answers, and doesn't speak websocket: a proxy is in between, mostly."""
+    """The server answers, but not with a websocket: usually a proxy is in between."""
 
 
 class ServerSocket:
-    """Hands each message to the run that it is about, and comes back when the socket is lost.
+    """Delivers each message to the run it is about, and reconnects when the socket is lost.
 
-    A channel that had to come back is `degraded`: the server may drop the new socket together with the
-    old one (both have the same client id) and then tells it nothing. So is one that missed a whole
-    run. Its runs are looked after by polling, and new runs take a new channel.
+    After a reconnect the socket is `degraded`: the server may drop the new socket together with the
+    old one (both have the same client id) and then sends nothing. A socket that missed a whole run
+    is degraded, too. Runs on a degraded socket are also polled, and new runs get a new one.
     """
 
     def __init__(self, calls: BackendCalls, client_id: str) -> None:
@@ -45,7 +45,7 @@ class ServerSocket:
         self._calls = calls
         self._runs: dict[str, Inbox] = {}
         self._current = CURRENT_RUN
-        self._returns = 0
+        self._reconnects = 0
         self._socket: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -58,8 +58,9 @@ class ServerSocket:
         return not self._runs
 
     async def start(self) -> None:
-        """Raises ServerUnavailable after retries, SocketRefused if it is answered otherwise."""
-        self._socket = await self._connect_patiently()
+        """Connects. Raises ServerUnavailable after retries, SocketRefused if the server offers no
+        websocket."""
+        self._socket = await self._connect_with_retries()
         self._reader = asyncio.create_task(self._read(), name="comfy-channel")
 
     def join(self, run_id: str) -> Inbox:
@@ -68,12 +69,12 @@ class ServerSocket:
     def leave(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
-    def tell(self, run_id: str, message: Message) -> None:
+    def deliver(self, run_id: str, message: Message) -> None:
         if inbox := self._runs.get(run_id):
             inbox.put(message)
 
     async def renew(self) -> None:
-        """Close a degraded socket that tells nothing; the reader then opens another."""
+        """Closes a degraded socket that receives nothing; the reader then opens another."""
         if self.degraded and self.open and self._socket is not None:
             await self._socket.close()
 
@@ -85,7 +86,7 @@ class ServerSocket:
         if self._socket is not None:
             await self._socket.close()
 
-    async def _connect_patiently(self) -> ClientConnection:
+    async def _connect_with_retries(self) -> ClientConnection:
         for attempt in range(self._calls.limits.max_retries + 1):
             if attempt:
                 await self._calls.retry.back_off(attempt)
@@ -95,7 +96,7 @@ class ServerSocket:
                 trouble: ServerUnavailable = SocketRefused(
                     self._calls.unavailable(SOCKET, error).message
                 )
-                if not _may_pass(error):
+                if not _is_transient(error):
                     break
             except SOCKET_ERRORS as error:
                 trouble = self._calls.unavailable(SOCKET, error)
@@ -103,7 +104,7 @@ class ServerSocket:
 
     async def _connect(self) -> ClientConnection:
         seconds = self._calls.limits.connect_seconds
-        with self._calls.noting(SOCKET):
+        with self._calls.recorded(SOCKET):
             socket = await connect(
                 self._url(),
                 open_timeout=seconds,
@@ -116,7 +117,7 @@ class ServerSocket:
             try:
                 async with asyncio.timeout(seconds):
                     await socket.send(HELLO)
-                    # Its first word tells that the server knows us: no event is lost from here on.
+                    # After its first message the server knows us: no event is lost from here on.
                     self._take(await socket.recv())
             except BaseException:
                 await socket.close()
@@ -141,17 +142,18 @@ class ServerSocket:
                 self._take(await socket.recv())
 
     async def _reconnect(self) -> ClientConnection | None:
-        """None: nobody is waiting, or the server is gone; whoever follows a run finds out itself."""
+        """Connects again. None if no run needs the socket or the server is gone: followers notice
+        that by polling."""
         self.degraded = True
-        self._returns += 1
-        if self.idle or self._returns > RECONNECTS_MAX:
+        self._reconnects += 1
+        if self.idle or self._reconnects > RECONNECTS_MAX:
             return None
         try:
-            if self._returns > 1:
-                await self._calls.retry.back_off(self._returns - 1)
-            socket = await self._connect_patiently()
+            if self._reconnects > 1:
+                await self._calls.retry.back_off(self._reconnects - 1)
+            socket = await self._connect_with_retries()
         except ServerUnavailable as error:
-            logger.warning("socket lost for good", extra={"reason": error.message})
+            logger.warning("websocket lost, runs are polled", extra={"reason": error.message})
             return None
         for run_id, inbox in self._runs.items():
             inbox.put(Reconnected(run_id))
@@ -159,35 +161,36 @@ class ServerSocket:
 
     def _take(self, raw: str | bytes) -> None:
         try:
-            with self._calls.reading("websocket"):
+            with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # Counted and logged. The run goes on: what this may have told is found by polling.
+            # Counted and logged; polling finds what it may have contained.
             return
-        named = self._named(message)
-        if isinstance(named, Started | NodeStarted):
-            self._current = named.run_id
-        self.tell(getattr(named, "run_id", CURRENT_RUN), named)
-        if isinstance(named, RunOver) and named.run_id == self._current:
+        message = self._with_run_id(message)
+        if isinstance(message, Started | NodeStarted):
+            self._current = message.run_id
+        self.deliver(getattr(message, "run_id", CURRENT_RUN), message)
+        if isinstance(message, RunOver) and message.run_id == self._current:
             self._current = CURRENT_RUN
 
-    def _named(self, message: Message) -> Message:
-        """Some messages don't say whose they are: they are about the run that is at work."""
+    def _with_run_id(self, message: Message) -> Message:
+        """Adds the run id to messages that have none: they are about the run that executes now."""
         match message:
             case NodeStarted(run_id=""):
-                # Said to a socket that comes while one of its runs is at work: which, if many?
+                # Sent to a socket that connects while one of its runs executes: with several runs
+                # it is unknown which.
                 only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
                 return replace(message, run_id=self._current or only)
             case (
                 RunOver(run_id="") | Progress(run_id="") | NodeText(run_id="") | Preview(run_id="")
             ):
-                # Those of other clients reach us, too, but never while a run of ours is at work.
+                # Messages about other clients' runs arrive, too, but never while ours executes.
                 return replace(message, run_id=self._current)
         return message
 
 
-def _may_pass(error: websockets.InvalidHandshake) -> bool:
-    """A server that fails may not the next time; one that knows no such page never will."""
+def _is_transient(error: websockets.InvalidHandshake) -> bool:
+    """Whether another attempt may succeed: after a 5xx yes, after another refusal no."""
     return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500
 
 
@@ -199,7 +202,10 @@ WITHOUT_SOCKET_SECONDS = 300.0
 
 @dataclass(slots=True)
 class RunSocket:
-    """How one run is heard. `fresh`: from its beginning, and nobody has listened yet."""
+    """The socket of one run.
+
+    `fresh`: it has received the run from its beginning, and nobody has read from it yet.
+    """
 
     inbox: Inbox
     channel: ServerSocket | None
@@ -207,9 +213,9 @@ class RunSocket:
 
 
 class SocketPool:
-    """The channels of one server: one for new runs, others as long as their runs last.
+    """The sockets of one server: one for new runs, others as long as their runs last.
 
-    Never two at once under one client id: when the older closes, the server forgets the newer.
+    Never two at once with one client id: when the older closes, the server forgets the newer.
     """
 
     def __init__(self, calls: BackendCalls) -> None:
@@ -219,15 +225,18 @@ class SocketPool:
         self._current: ServerSocket | None = None
         self._opening = asyncio.Lock()
         self._has_no_socket = False
-        self._deaf_until = float("-inf")
+        self._polling_until = float("-inf")
 
     def get(self, run_id: str) -> RunSocket | None:
         return self._run_sockets.get(run_id)
 
     async def open(self) -> ServerSocket | None:
-        """The channel for a new run; None: the server has none for us. Raises ServerUnavailable."""
+        """Returns the socket for a new run; None if the server offers no websocket.
+
+        Raises ServerUnavailable.
+        """
         async with self._opening:
-            if self._calls.retry.clock() < self._deaf_until:
+            if self._calls.retry.clock() < self._polling_until:
                 return None
             if self._current is not None and self._current.open and not self._current.degraded:
                 return self._current
@@ -244,19 +253,19 @@ class SocketPool:
             return channel
 
     async def _use_no_socket(self, error: SocketRefused) -> None:
-        """If the server answers everything else, runs are looked after by polling."""
+        """Switches to polling if the server answers other calls."""
         await self._calls.ask_json(QUEUE)
         if not self._has_no_socket:
             logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
         self._has_no_socket = True
-        self._deaf_until = self._calls.retry.clock() + WITHOUT_SOCKET_SECONDS
+        self._polling_until = self._calls.retry.clock() + WITHOUT_SOCKET_SECONDS
 
     async def add(self, run_id: str, channel: ServerSocket | None) -> None:
         inbox = channel.join(run_id) if channel else Inbox()
         await self._keep(run_id, RunSocket(inbox, channel, fresh=True))
 
     async def adopt(self, run_id: str, client_id: str | None) -> RunSocket:
-        """Listen for a run that somebody else has submitted, in the place of that client."""
+        """Listens to a run that another process submitted, with the client id of that process."""
         channel = await self._channel_of(run_id, client_id) if client_id else None
         run_socket = RunSocket(channel.join(run_id) if channel else Inbox(), channel, fresh=False)
         await self._keep(run_id, run_socket)
@@ -272,7 +281,7 @@ class SocketPool:
             if known := self._channels.get(client_id):
                 return known
             channel = ServerSocket(self._calls, client_id)
-            # The server may not have noticed yet that the socket before is gone.
+            # The server may not have noticed yet that the previous socket is gone.
             channel.degraded = True
             channel.join(run_id)
             try:

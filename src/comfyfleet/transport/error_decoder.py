@@ -16,7 +16,7 @@ ERROR_CLASSES: dict[str, type[FleetError]] = {
 
 
 class ApiError(FleetError):
-    """An error that this version has no name for; `details["code"]` is what the API calls it."""
+    """An error code unknown to this version; `details["code"]` is the API's code."""
 
 
 class ErrorFields(NamedTuple):
@@ -26,7 +26,7 @@ class ErrorFields(NamedTuple):
 
 
 def error_fields(response: httpx.Response) -> ErrorFields | None:
-    """What the API says of an error; None if somebody else has answered, such as a proxy."""
+    """Parses an error body; None if it is not the API's, for example from a proxy."""
     try:
         body = response.json()
     except ValueError:
@@ -40,7 +40,7 @@ def error_fields(response: httpx.Response) -> ErrorFields | None:
 
 
 def error_from_response(response: httpx.Response) -> FleetError:
-    """The error that the API raised. `details` are the API's own, and `status`."""
+    """Builds the error that the API raised. `details` are the API's own, plus `status`."""
     said = error_fields(response)
     if said is None:
         return UnexpectedAnswer(

@@ -1,5 +1,6 @@
-"""An HTTP client for customers' URLs, safe against SSRF: each name is resolved once, its addresses checked and
-called as checked; downloads are limited in size, time, redirects and by what the file really is."""
+"""An HTTP client for customers' URLs, safe against SSRF: each host name is resolved once, its
+addresses are checked, and the checked address is called. Downloads are limited in size, time,
+redirects and media type."""
 
 import asyncio
 import socket
@@ -33,7 +34,7 @@ ADDRESSES_MAX = 32
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """By the system's resolver, which also reads such spellings of an address as 0x7f.1."""
+    """Resolves by the system's resolver, which also accepts spellings of an address such as 0x7f.1."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -43,7 +44,7 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class PublicHttpClient:
-    """The one way out of the control plane to where somebody else says."""
+    """The only way for the control plane to call URLs that customers give."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class PublicHttpClient:
 
     @cached_property
     def _client(self) -> "httpx.AsyncClient":
-        """Made for the first request: it and the system's certificates take memory, and time at the
-        start, and many control planes never call anybody."""
+        """Made at the first request: the client and the system's certificates cost memory and
+        start-up time, and many control planes never need them."""
         import httpx
 
         return httpx.AsyncClient(
@@ -82,7 +83,7 @@ class PublicHttpClient:
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
     ) -> "AsyncIterator[httpx.Response]":
-        """The answer as it begins; a redirect is an answer like others."""
+        """Sends a request and yields the response before its body is read. Redirects are not followed."""
         import httpx
 
         address = await self._address_of(target)
@@ -109,8 +110,10 @@ class PublicHttpClient:
             await response.aclose()
 
     async def refuse_private(self, target: PublicUrl) -> None:
-        """InputUnavailable if it leads into a network of ours. A name that nobody knows yet may do
-        later: it is looked up again at each call."""
+        """Raises InputUnavailable if the URL leads into a private network.
+
+        A name that can't be resolved yet passes: it is resolved again at each call.
+        """
         if await self._addresses_of(target):
             await self._address_of(target)
 
@@ -119,7 +122,7 @@ class PublicHttpClient:
             await self._client.aclose()
 
     async def _address_of(self, target: PublicUrl) -> Address:
-        """One private address among several is enough to refuse: the next call might get that one."""
+        """Refuses the host if any of its addresses is private: the next call might use that one."""
         found = [parse_address(text) for text in await self._addresses_of(target)]
         if not found:
             raise InputUnavailable(f"the host {target.host} can't be found", field="url")
@@ -129,7 +132,7 @@ class PublicHttpClient:
         return public[0]
 
     async def _addresses_of(self, target: PublicUrl) -> Sequence[str]:
-        """None if nobody knows the name."""
+        """The addresses of the host; None if the name can't be resolved."""
         literal = parse_address(target.host)
         texts = [target.host] if literal else await self._resolver(target.host, target.port)
         return texts[:ADDRESSES_MAX]
@@ -137,13 +140,13 @@ class PublicHttpClient:
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Read once: the system's certificates are hundreds."""
+    """The system's certificates, read once: there are hundreds."""
     return ssl.create_default_context()
 
 
 def _transport(trusted: ssl.SSLContext) -> "httpx.AsyncHTTPTransport":
-    """Without keep-alive: connections are pooled by address, and a certificate that was checked for
-    one name would serve every other name at the same address."""
+    """A transport without keep-alive: connections are pooled by address, so one whose certificate
+    was checked for one name would be reused for every other name at that address."""
     import httpx
 
     return httpx.AsyncHTTPTransport(
@@ -169,7 +172,7 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """A file that has begun to arrive. `chunks` can be read once, and only while it is open."""
+    """A download that has begun. `chunks` can be read once, while it is open."""
 
     media_type: str
     size: int | None  # as announced
@@ -178,7 +181,8 @@ class FetchedSource:
 
 
 class Fetcher:
-    """`media_type_of` tells what the first bytes are, or none, and then nothing is fetched."""
+    """Downloads files. `media_type_of` tells the media type from the first bytes; with None nothing
+    is downloaded."""
 
     def __init__(
         self, outward: PublicHttpClient, *, media_type_of: Callable[[bytes], str | None]
@@ -188,7 +192,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def open(self, url: str, limits: FetchLimits) -> AsyncIterator[FetchedSource]:
-        """All of it within the limits, the reading by whoever opened it included."""
+        """Opens a download. The limits include the caller's reading."""
         try:
             async with (
                 asyncio.timeout(limits.total_seconds),
@@ -205,7 +209,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _arriving(self, url: str) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
-        """Each hop is looked up and checked like the first."""
+        """Follows redirects; each hop is resolved and checked like the first."""
         target = parse_public_url(url, ports=self._outward.ports)
         for _ in range(REDIRECTS_MAX + 1):
             async with self._outward.request("GET", target) as response:
@@ -266,7 +270,7 @@ async def _joined(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def _filename(target: PublicUrl) -> str:
-    """For show only; keys are made by `files`, which lets no name become a path."""
+    """A file name for display only; storage keys are made by `files`, where no name can become a path."""
     return target.path.partition("?")[0].rpartition("/")[2] or "file"
 
 

@@ -1,4 +1,5 @@
-"""Files opened in threads beside the event loop, and bodies streamed to and from them: none is held in memory as a whole."""
+"""Opens files in threads beside the event loop, and streams bodies to and from them: no file is
+held in memory as a whole."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -20,7 +21,11 @@ async def open_file(path: Path, mode: str = "rb") -> BinaryIO:
 
 
 async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
-    """A thread can't be cancelled: what it opens for somebody who has gone is closed."""
+    """Opens something in a thread.
+
+    If the caller is cancelled meanwhile, what the thread opens is closed, because a thread can't be
+    cancelled.
+    """
     making = asyncio.ensure_future(asyncio.to_thread(make))
 
     def close_it(made: asyncio.Future[T]) -> None:
@@ -40,28 +45,30 @@ async def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AsyncIterat
             yield chunk
 
 
-async def save_body(response: "httpx.Response", to: Path, told: Transferred | None = None) -> int:
-    """Streams a body to a file, which appears under its name when it is whole. Returns its size."""
+async def save_body(
+    response: "httpx.Response", to: Path, on_progress: Transferred | None = None
+) -> int:
+    """Streams a body to a file, which appears under its name when complete. Returns its size."""
     part = to.with_name(f".{to.name}.part")
     try:
-        async with aclosing(_gathered(response, told)) as gathered:
-            size = await _save(gathered, part, to)
+        async with aclosing(_grouped_chunks(response, on_progress)) as groups:
+            size = await _save(groups, part, to)
     except BaseException:
         await asyncio.to_thread(part.unlink, missing_ok=True)
         raise
     return size
 
 
-async def _save(gathered: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
-    first = await anext(gathered)
+async def _save(groups: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
+    first = await anext(groups)
     size = sum(map(len, first))
     if size < CHUNK_BYTES:
         # There is no more. Most files are small, and then one change of threads is enough.
         await asyncio.to_thread(_write_whole, part, to, first)
         return size
-    with await _made(part) as file:
+    with await _open_new(part) as file:
         await asyncio.to_thread(file.writelines, first)
-        async for chunks in gathered:
+        async for chunks in groups:
             await asyncio.to_thread(file.writelines, chunks)
             size += sum(map(len, chunks))
     await asyncio.to_thread(part.replace, to)
@@ -69,34 +76,34 @@ async def _save(gathered: AsyncIterator[list[bytes]], part: Path, to: Path) -> i
 
 
 def _write_whole(part: Path, to: Path, chunks: Sequence[bytes]) -> None:
-    with _make(part) as file:
+    with _create(part) as file:
         file.writelines(chunks)
     part.replace(to)
 
 
-async def _made(path: Path) -> BinaryIO:
-    return await open_with(lambda: _make(path), lambda file: file.close())
+async def _open_new(path: Path) -> BinaryIO:
+    return await open_with(lambda: _create(path), lambda file: file.close())
 
 
-def _make(path: Path) -> BinaryIO:
+def _create(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("wb")
 
 
-async def _gathered(
-    response: "httpx.Response", told: Transferred | None
+async def _grouped_chunks(
+    response: "httpx.Response", on_progress: Transferred | None
 ) -> AsyncGenerator[list[bytes], None]:
-    """As they came, without being copied together, but enough at once to be worth a thread."""
+    """Groups chunks without copying them, so that one hop to a thread writes enough."""
     chunks: list[bytes] = []
-    gathered = received = 0
-    length = response.headers.get("content-length", "") if told else ""
+    size = received = 0
+    length = response.headers.get("content-length", "") if on_progress else ""
     async for chunk in response.aiter_bytes():
         chunks.append(chunk)
-        gathered += len(chunk)
-        if told:
+        size += len(chunk)
+        if on_progress:
             received += len(chunk)
-            told(received, int(length) if length.isdigit() else None)
-        if gathered >= CHUNK_BYTES:
+            on_progress(received, int(length) if length.isdigit() else None)
+        if size >= CHUNK_BYTES:
             yield chunks
-            chunks, gathered = [], 0
+            chunks, size = [], 0
     yield chunks

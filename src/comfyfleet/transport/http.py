@@ -1,4 +1,5 @@
-"""The HTTP client base of SDK, worker and backends: a call is sent once, and repeated only where that does no harm."""
+"""The HTTP client base of SDK, worker and backends: a call is sent once, and repeated only where
+that is safe."""
 
 import contextlib
 import socket
@@ -55,11 +56,13 @@ def open_client(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `route` is its path without ids, for logs and metrics; neither has the query.
+    """One request.
 
-    `path`: where it is not the route. `files`: field to (name, open file). `read_seconds`: where it
-    is not the client's. `is_repeatable`: as far as the caller knows; GET, PUT and DELETE always are.
-    `is_poll`: it is made again and again while something is wrong; whoever looks tells of it, once.
+    `route` is its path without ids, for logs and metrics; neither contains the query. `path`: the
+    real path, if it is not the route. `files`: field to (name, open file). `read_seconds`: the read
+    timeout, if it is not the client's. `is_repeatable`: safe to repeat as far as the caller knows;
+    GET, PUT and DELETE always are. `is_poll`: repeated all the time, so a failure is logged at a
+    low level; the caller that polls reports the outage, once.
     """
 
     method: str
@@ -86,13 +89,13 @@ class Call:
 
 @dataclass(slots=True)
 class CallRecord:
-    """What is to be logged about a call, as far as it has come."""
+    """What is logged about a call: filled in while it runs."""
 
     status: int | None = None
 
 
 class HttpClient:
-    """Sends calls to one server. `headers` go with each call, and with nothing else that `client` sends."""
+    """Sends calls to one server. `headers` are added to each call, but not to other requests of `client`."""
 
     def __init__(
         self,
@@ -106,18 +109,18 @@ class HttpClient:
         self.headers = headers or {}
 
     async def once(self, call: Call) -> httpx.Response:
-        """One attempt. Raises httpx.TransportError; any status is an answer."""
-        with self.noting(call) as note:
+        """Makes one attempt. Any status is returned; raises httpx.TransportError."""
+        with self.recorded(call) as note:
             response = await self.client.send(self.request(call))
             note.status = response.status_code
             return response
 
     async def send(self, call: Call, *, may_repeat: bool) -> httpx.Response:
-        """The answer, after as many attempts as are allowed; its status may still be an error.
+        """Returns the response, after as many attempts as are allowed; its status may still be an error.
 
-        Repeated are calls that did not leave and answers that are `retryable`; others that got no
-        answer only if they `may_repeat`. Raises ServerUnavailable, and OutcomeUnknown for a call that
-        was sent, got no answer and may not be repeated.
+        Repeats calls that were not sent and answers that are `retryable`; calls that were sent and
+        got no answer only if they `may_repeat`. Raises ServerUnavailable; and OutcomeUnknown for a
+        call that was sent, got no answer and may not be repeated.
         """
         attempt = 0
         while True:
@@ -153,7 +156,7 @@ class HttpClient:
         return True
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
-        """Whether another attempt may be answered otherwise, and does no harm."""
+        """Whether another attempt may get another answer and is safe."""
         statuses = RETRYABLE_STATUSES if may_repeat else UNPROCESSED_STATUSES
         return response.status_code in statuses
 
@@ -161,8 +164,8 @@ class HttpClient:
     async def stream(
         self, call: Call, *, follow_redirects: bool = False
     ) -> AsyncIterator[httpx.Response]:
-        """One attempt; the body is read inside. Raises httpx.TransportError."""
-        with self.noting(call) as note:
+        """Makes one attempt; the caller reads the body inside the block. Raises httpx.TransportError."""
+        with self.recorded(call) as note:
             response = await self.client.send(
                 self.request(call), stream=True, follow_redirects=follow_redirects
             )
@@ -172,13 +175,13 @@ class HttpClient:
             finally:
                 await response.aclose()
 
-    def noting(self, call: Call) -> AbstractContextManager[CallRecord]:
-        """Entered around each attempt: a subclass logs and counts here."""
+    def recorded(self, call: Call) -> AbstractContextManager[CallRecord]:
+        """Wraps each attempt: subclasses log and count here."""
         return contextlib.nullcontext(CallRecord())
 
     @property
     def place(self) -> str:
-        """The server's host and port, for people."""
+        """The server's host and port, for messages."""
         return f"{self.client.base_url.host}:{self.client.base_url.port or ''}".rstrip(":")
 
     def unavailable(self, call: Call, error: Exception) -> ServerUnavailable:
@@ -209,7 +212,7 @@ class HttpClient:
 
 
 def describe_network_error(error: BaseException) -> str:
-    """By the first cause that we have words for; else as it says itself."""
+    """Describes an error by the first cause that has a known text; otherwise by its own text."""
     for each in _chain(error):
         for kind, words in _CAUSE_TEXTS:
             if isinstance(each, kind):
@@ -218,7 +221,7 @@ def describe_network_error(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, what caused it, and so on; of a group the first."""
+    """The error, its cause, and so on; of a group the first."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and len(found) < CHAIN_MAX:

@@ -8,7 +8,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes that go out, and the status of the answer."""
+    """The bytes to send, and the status of the response."""
 
     status: int
     start: int = 0
@@ -21,7 +21,7 @@ class ByteRange:
 
 
 def select_range(text: str, size: int, *, is_strict: bool = False) -> ByteRange:
-    """Parses a Range header. Several ranges, or what is no range, get the whole; if strict, a 416."""
+    """Parses a Range header. Several ranges or an invalid one select the whole file; if strict, a 416."""
     found = _RANGE.fullmatch(text)
     first, last = found.groups() if found else ("", "")
     if not (first or last) or (first and last and int(last) < int(first)):

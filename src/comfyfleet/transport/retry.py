@@ -1,4 +1,4 @@
-"""When a call that failed is made again: back-off, and how long a server asks to wait."""
+"""When a failed call is repeated: back-off, and Retry-After."""
 
 import asyncio
 import email.utils
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_SECONDS_MAX = 8.0
-# A server that asks for more is not waited for: the caller is told when to come again.
+# If a server asks for more, the call fails at once and the caller gets the server's figure.
 RETRY_AFTER_SECONDS_MAX = 60.0
 _DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a call is made, and the time that passes in between.
+    """How often a call is made, and the pause in between.
 
     Tests replace `sleep`, `clock` (monotonic) and `chance` (0 to 1).
     """
@@ -38,7 +38,7 @@ def backoff_seconds(attempt: int, chance: float) -> float:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Reads Retry-After: seconds, or a date by the server's own clock. None if there is none to read."""
+    """Reads Retry-After: seconds, or a date by the server's own clock. None if missing or unreadable."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return float(text) if len(text) <= _DIGITS_MAX else None

@@ -12,7 +12,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ServerEvent(NamedTuple):
-    """`id` is that of the last event that had one; `data` is not decoded any further."""
+    """One event. `id` is that of the last event that had one; `data` is not decoded further."""
 
     id: str
     name: str
@@ -20,10 +20,11 @@ class ServerEvent(NamedTuple):
 
 
 class EventParser:
-    """Gives whole events only: one that a cut left without its blank line is never given.
+    """Parses a byte stream into events. Returns complete events only: one that is cut off before its blank
+    line is dropped.
 
-    `last_id` stays until another comes: a reader resumes after it. `comments` counts the lines that
-    servers send to show that they live.
+    `last_id` stays until another comes: a reader resumes after it. `comments` counts the keep-alive
+    lines of servers.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -37,7 +38,7 @@ class EventParser:
         self._after_cr = False
 
     def feed(self, piece: bytes) -> Iterator[ServerEvent]:
-        """The events that this piece ends. Raises LimitExceeded for one that is too large."""
+        """Returns the events that this piece completes. Raises LimitExceeded for one that is too large."""
         self._bytes += len(piece)
         *lines, rest = _LINE_END.split(self._without_rest_of_line_end(piece))
         for line in lines:
@@ -51,7 +52,7 @@ class EventParser:
             raise LimitExceeded(f"a server-sent event of more than {EVENT_BYTES_MAX} bytes")
 
     def _without_rest_of_line_end(self, piece: bytes) -> bytes:
-        """A line end of two bytes may come in two pieces."""
+        """Drops a line feed that belongs to the previous piece's carriage return."""
         if self._after_cr:
             piece = piece.removeprefix(b"\n")
         self._after_cr = piece.endswith(b"\r")

@@ -32,7 +32,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def parse_address(text: str) -> Address | None:
-    """None if it is no address. A zone (`fe80::1%eth0`) is no public address's."""
+    """Parses an IP address; None if it is none, or has a zone (`fe80::1%eth0`), which no public
+    address has."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -40,7 +41,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """A server on the internet. What is not surely public is not."""
+    """Whether the address is on the public internet. If unsure, False."""
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in each for each in _NOT_V4)
     inside = _v4_inside(address)
@@ -51,7 +52,7 @@ def is_public(address: Address) -> bool:
 
 
 def _v4_inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The address that a packet to this one would reach in the end."""
+    """The IPv4 address that a packet to this IPv6 address reaches in the end (mapped or NAT64)."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
@@ -79,13 +80,13 @@ class PublicUrl:
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def at(self, address: Address) -> str:
-        """The same, by the address that was looked up: nothing is looked up a second time."""
+        """The same URL with the resolved address, so that the name is not resolved a second time."""
         host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
 
 def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) -> PublicUrl:
-    """`ports` None: any."""
+    """Parses and checks a customer's URL. `ports` None: any."""
     if len(url) > URL_CHARACTERS_MAX:
         raise _refused(f"it has more than {URL_CHARACTERS_MAX:,} characters")
     if any(character <= " " or character == "\\" for character in url) or not url.isprintable():
@@ -108,7 +109,7 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
 
 
 def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:
-    """Where a redirect leads; never from https back to http."""
+    """The URL that a redirect leads to; never from https back to http."""
     found = parse_public_url(urljoin(target.url, location), ports=ports)
     if target.scheme == "https" and found.scheme == "http":
         raise _refused("it leads from https to http")
